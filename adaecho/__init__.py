@@ -1,0 +1,23 @@
+"""Data echoing and AdaScale for PyTorch.
+
+Two drop-ins, ``EchoLoader`` and ``AdaScale``, and a framework that reproduces "Faster Neural Network
+Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). Importing the package imports no torch
+until one of the two is touched.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adaecho.adascale import AdaScale as AdaScale
+    from adaecho.echo import EchoLoader as EchoLoader
+
+__all__ = ["AdaScale", "EchoLoader"]
+
+_ROOMS = {"AdaScale": "adaecho.adascale", "EchoLoader": "adaecho.echo"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'adaecho' has no attribute {name!r}")
+    return getattr(import_module(_ROOMS[name]), name)

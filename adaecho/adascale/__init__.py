@@ -1,0 +1,1 @@
+"""AdaScale: learning rates that follow the gradient variance."""

@@ -1,0 +1,1 @@
+"""EchoLoader: data echoing as a drop-in for torch.utils.data.DataLoader."""

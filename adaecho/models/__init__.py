@@ -1,0 +1,1 @@
+"""Models that no library offers in the paper's form."""

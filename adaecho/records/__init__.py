@@ -1,0 +1,1 @@
+"""Run folders, their mirrors, and the tables collected from them."""

@@ -1,0 +1,1 @@
+"""Loop, schedules, evaluation, checkpoints: one run from config to summary."""
