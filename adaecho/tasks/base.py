@@ -31,6 +31,7 @@ class Task:
         build_model: a freshly initialised model; torch's global generator is seeded by the caller.
         loss: mean loss over a batch on the model's device, a scalar with gradient.
         evaluate: metrics of a model (already in eval mode, on ``device``) on a whole split; reads all of it.
+        has_test_split: whether there is one beside the validation split; it is read once, when a run ends.
     """
 
     name: str
@@ -42,3 +43,4 @@ class Task:
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     evaluate: Evaluate
+    has_test_split: bool = False

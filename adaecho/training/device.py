@@ -1,0 +1,52 @@
+"""Which processor a run uses, and in which number format."""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from adaecho.config import Config
+from adaecho.errors import ConfigError
+
+
+def choose_device(config: Config) -> torch.device:
+    """The configured device; ``auto`` takes the first GPU where there is one.
+
+    Raises:
+        ConfigError: cuda is asked for and absent.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: torch finds no GPU here; use device=cpu or device=auto")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def choose_precision(config: Config, device: torch.device) -> str:
+    """``float32`` or ``bfloat16``; ``auto`` takes bfloat16 where the processor computes it in hardware.
+
+    On a CPU without such units autocast to bfloat16 is slower than float32.
+    """
+    if config.precision != "auto":
+        return config.precision
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if _cpu_computes_bfloat16() else "float32"
+
+
+def _cpu_computes_bfloat16() -> bool:
+    try:
+        flags = open("/proc/cpuinfo", encoding="ascii", errors="replace").read()  # noqa: SIM115
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Context in which forward passes run in ``precision``."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next counts the work that was queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

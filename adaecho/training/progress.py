@@ -1,0 +1,68 @@
+"""How far a run is, and whether it is over."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from adaecho.config import BUDGETS, Config
+from adaecho.tasks.base import Direction
+
+FINISHED = ("reached", "diverged", "budget_spent", "stopped_hopeless")
+
+
+@dataclass
+class Progress:
+    """Counts of a run up to its last step; the loader counts fresh examples.
+
+    Attributes:
+        steps: SGD updates.
+        evaluations: lines in metrics.jsonl.
+        next_evaluation: the multiple of ``evaluate.every_fresh_examples`` that falls due next.
+        best: the best evaluation so far by the target's metric, with where it was.
+        to_target: the cost read off at the first evaluation that met the target.
+    """
+
+    steps: int = 0
+    evaluations: int = 0
+    next_evaluation: int = 0
+    best: dict[str, Any] | None = None
+    to_target: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def is_better(direction: Direction, value: float, other: float) -> bool:
+    """Strictly better in the metric's direction."""
+    return value > other if direction == "max" else value < other
+
+
+def meets(direction: Direction, value: float, target: float | None) -> bool:
+    """Whether an evaluation meets the target: ``>=`` where more is better, ``<=`` where less is."""
+    if target is None:
+        return False
+    return value >= target if direction == "max" else value <= target
+
+
+def budget_spent(config: Config, *, steps: int, fresh_examples_ahead: int, train_time_s: float) -> bool:
+    """Whether taking one more batch would exceed a budget.
+
+    Args:
+        config: the three budgets; None is no limit.
+        steps: updates done.
+        fresh_examples_ahead: the count once the next batch has been taken.
+        train_time_s: seconds trained.
+    """
+    return (
+        (config.max_steps is not None and steps >= config.max_steps)
+        or (config.max_fresh_examples is not None and fresh_examples_ahead > config.max_fresh_examples)
+        or (config.max_train_time_s is not None and train_time_s >= config.max_train_time_s)
+    )
+
+
+def is_finished(summary: dict[str, Any] | None, config: Config) -> bool:
+    """Whether a run folder needs no more training under ``config``'s budgets."""
+    if summary is None or summary["status"] not in FINISHED:
+        return False
+    if summary["status"] != "budget_spent":
+        return True
+    return summary["budgets"] == {key: getattr(config, key) for key in BUDGETS}

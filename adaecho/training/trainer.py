@@ -1,0 +1,221 @@
+"""The training loop: step, evaluate, stop, checkpoint."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adaecho.config import Config
+from adaecho.echo import EchoLoader
+from adaecho.tasks.base import Task
+from adaecho.training.clock import Clocks
+from adaecho.training.device import autocast, choose_device, choose_precision
+from adaecho.training.progress import Progress, budget_spent, is_better, meets
+from adaecho.training.schedule import learning_rate
+
+# Reading the loss waits for the device, so divergence is looked for this often and at every evaluation.
+LOSS_CHECK_STEPS = 20
+
+Line = dict[str, Any]
+
+
+class Trainer:
+    """One run in memory: everything that a checkpoint holds, and the loop over it.
+
+    Args:
+        config: the run.
+        task: its workload.
+        record: called with the metrics of each evaluation.
+        interrupted: asked between steps; true ends the loop as ``preempted``.
+        checkpoint: called between steps, and decides itself whether it is time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        *,
+        record: Callable[[Line], None],
+        interrupted: Callable[[], bool],
+        checkpoint: Callable[["Trainer"], None],
+    ) -> None:
+        self.config, self.task = config, task
+        self._record, self._interrupted, self._checkpoint = record, interrupted, checkpoint
+        self.device = choose_device(config)
+        self.precision = choose_precision(config, self.device)
+        self.clocks = Clocks()
+        self.progress = Progress(next_evaluation=config.evaluate.every_fresh_examples)
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.model = task.build_model().to(self.device)
+        if config.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=config.optimizer.learning_rate,
+            momentum=config.optimizer.momentum,
+            nesterov=config.optimizer.nesterov,
+            weight_decay=config.optimizer.weight_decay,
+        )
+        self.loader = make_loader(config, task)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._loss_max = torch.zeros((), device=self.device)
+        self._losses = 0
+
+    def train(self) -> str:
+        """Run until a stop rule holds; returns the status that ended it."""
+        batches = iter(self.loader)
+        self.model.train()
+        self.clocks.start()
+        try:
+            while True:
+                # What the next batch costs decides first: an evaluation due at k fresh examples comes after
+                # every step that k fresh examples allow, so that no arm loses its last repeats.
+                ahead = self.loader.next_fresh_examples()
+                status = self._before_step(ahead)
+                if status is not None:
+                    return status
+                self._step(next(batches))
+        finally:
+            self.clocks.stop(self.device)
+
+    def _before_step(self, ahead: int) -> str | None:
+        """Evaluate if it is due and apply the stop rules; the status that ends the run, or None."""
+        every = self.config.evaluate.every_fresh_examples
+        if ahead > self.progress.next_evaluation:
+            crossed = (ahead - 1) // every * every
+            self.progress.next_evaluation = crossed + every
+            if self.progress.steps > 0:  # the first batch alone may read past several, filling the buffer
+                status = self._evaluate()
+                if status is not None:
+                    return status
+        if self.progress.steps % LOSS_CHECK_STEPS == 0 and self._has_diverged():
+            return "diverged"
+        steps, train_time_s = self.progress.steps, self.clocks.peek()
+        if budget_spent(self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=train_time_s):
+            return "budget_spent"
+        if self._interrupted():
+            return "preempted"
+        self._checkpoint(self)
+        return None
+
+    def _step(self, batch: dict[str, torch.Tensor]) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.precision):
+            loss = self.task.loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        loss = loss.detach()
+        self._loss_sum += loss
+        self._loss_max = torch.maximum(self._loss_max, loss)
+        self._losses += 1
+        self.progress.steps += 1
+
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return learning_rate(self.config.schedule, self.config.optimizer.learning_rate, self.progress.steps)
+
+    def _has_diverged(self) -> bool:
+        """Whether a loss since the last look was not finite or beyond ``max_loss``."""
+        return not self._loss_max.item() <= self.config.max_loss
+
+    def _evaluate(self) -> str | None:
+        """Measure the validation split and record it; ``reached``, ``diverged``, or None to go on."""
+        metrics = self.measure("validation")
+        if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
+            return "diverged"
+        line: Line = {
+            "fresh_examples": self.loader.fresh_examples,
+            "steps": self.progress.steps,
+            **metrics,
+            "train_loss": (self._loss_sum / max(self._losses, 1)).item(),
+            "learning_rate": self.learning_rate(),
+            "echo_factor": self.loader.factor,
+            "fresh_examples_in_buffer": self.loader.fresh_examples_in_buffer,
+            **self.times(),
+        }
+        self._loss_sum.zero_()
+        self._losses = 0
+        self.progress.evaluations += 1
+        self._judge(metrics[self.config.target.metric], line)
+        self._record(line)
+        return "reached" if self.progress.to_target is not None else None
+
+    def measure(self, split: Any) -> dict[str, float]:
+        """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
+        with self.loader.paused(), self.clocks.evaluating(self.device), torch.inference_mode():
+            self.model.eval()
+            with autocast(self.device, self.precision):
+                metrics = self.task.evaluate(self.model, split, device=self.device)
+            self.model.train()
+        return metrics
+
+    def _judge(self, value: float, line: Line) -> None:
+        direction = self.task.metrics[self.config.target.metric]
+        cost = {key: line[key] for key in ("fresh_examples", "steps", "train_time_s")}
+        best = self.progress.best
+        if best is None or is_better(direction, value, best["value"]):
+            self.progress.best = {"metric": self.config.target.metric, "value": value, **cost}
+        if meets(direction, value, self.config.target.value):
+            self.progress.to_target = {**cost, "scale_invariant_steps": None}
+
+    def times(self) -> dict[str, float]:
+        """The three clocks."""
+        return {
+            "train_time_s": self.clocks.train_time_s,
+            "eval_time_s": self.clocks.eval_time_s,
+            "wait_time_s": self.loader.wait_time_s,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what follows the last step: readable without executing pickled code."""
+        cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {
+            "device": self.device.type,
+            "precision": self.precision,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "progress": self.progress.state_dict(),
+            "clocks": {"train_time_s": self.clocks.train_time_s, "eval_time_s": self.clocks.eval_time_s},
+            "losses": {"sum": self._loss_sum, "max": self._loss_max, "count": self._losses},
+            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict``'s result."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loader.load_state_dict(state["loader"])
+        self.progress = Progress(**state["progress"])
+        self.clocks = Clocks(**state["clocks"])
+        self._loss_sum = state["losses"]["sum"].to(self.device)
+        self._loss_max = state["losses"]["max"].to(self.device)
+        self._losses = state["losses"]["count"]
+        torch.set_rng_state(state["rng"]["cpu"])
+        if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+
+
+def make_loader(config: Config, task: Task) -> EchoLoader:
+    """The task's training examples behind the configured echo stage."""
+    return EchoLoader(
+        task.source,
+        batch_size=config.batch_size,
+        echo=config.echo.variant,
+        factor=config.echo.factor,
+        shuffle_buffer=config.echo.shuffle_buffer,
+        batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
+        decode=task.decode,
+        augment=task.augment,
+        collate=task.collate,
+        num_workers=config.data.num_workers,
+        prefetch=config.data.prefetch,
+        seed=config.seed,
+        max_bad_examples=config.data.max_bad_examples,
+        max_factor=config.echo.max_factor,
+    )

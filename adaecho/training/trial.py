@@ -1,0 +1,187 @@
+"""One run from config to summary, in one folder, from wherever the folder stands."""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adaecho.config import BUDGETS, Config, to_plain
+from adaecho.errors import FolderError, UserError
+from adaecho.records.environment import environment
+from adaecho.records.folder import RunFolder
+from adaecho.records.tracking import Tracker, open_tracker
+from adaecho.tasks import build_task
+from adaecho.training import checkpoint
+from adaecho.training.interrupt import Interrupt
+from adaecho.training.progress import is_finished
+from adaecho.training.trainer import Line, Trainer
+
+Report = Callable[[Line], None]
+
+
+def run_trial(
+    config: Config,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    group: str | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
+
+    A finished run returns its summary unchanged. Diverging is an outcome like reaching the target; a signal ends
+    the run as ``preempted`` with a checkpoint, and the next call continues it.
+
+    Args:
+        config: a validated config.
+        folder: the run's own folder; made if absent.
+        overrides: what was typed, for the record.
+        group: the tracker's name for runs that belong together.
+        report: called with the metrics of each evaluation, e.g. to print them.
+
+    Raises:
+        UserError: config, data or folder can't be used as they are.
+        Exception: the run crashed; its status is ``failed`` and its traceback is in the folder.
+    """
+    run = RunFolder(folder)
+    plain = to_plain(config)
+    with run.lock():
+        run.start(plain, list(overrides), environment(), fresh=config.fresh)
+        summary = run.read_summary()
+        if is_finished(summary, config):
+            assert summary is not None
+            return summary
+        try:
+            return _Trial(config, run, group, report).run()
+        except (Exception, KeyboardInterrupt) as error:
+            _record_failure(run, config, error)
+            raise
+
+
+def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
+    """Leave status and traceback in the folder, as far as the disk still allows."""
+    status = "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
+    try:
+        run.write_traceback(traceback.format_exc())
+        earlier = run.read_summary() or _describe(config)
+        run.write_summary({**earlier, "status": status, "error": f"{type(error).__name__}: {error}"})
+    except FolderError:
+        if isinstance(error, UserError):  # e.g. the full disk that is being reported already
+            return
+        raise
+
+
+class _Trial:
+    """The trainer and the folder that records it."""
+
+    def __init__(self, config: Config, run: RunFolder, group: str | None, report: Report | None) -> None:
+        self.config, self.run_folder, self.report = config, run, report
+        self.group = group
+        self.tracker: Tracker | None = None
+        self.last_checkpoint = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        with Interrupt() as interrupt:
+            trainer = Trainer(
+                self.config,
+                build_task(self.config),
+                record=self.record,
+                interrupted=interrupt,
+                checkpoint=self.checkpoint_if_due,
+            )
+            with trainer.loader:
+                return self._train(trainer)
+
+    def _train(self, trainer: Trainer) -> dict[str, Any]:
+        self._resume(trainer)
+        plain = to_plain(self.config)
+        self.tracker = open_tracker(self.config.tracking, self.run_folder.path, plain, group=self.group)
+        self.run_folder.write_summary(self._summary(trainer, "running"))
+        status = trainer.train()
+        if status in ("preempted", "budget_spent"):
+            self._checkpoint(trainer)
+        summary = self._summary(trainer, status)
+        if status in ("reached", "budget_spent") and trainer.task.has_test_split:
+            summary["test"] = trainer.measure("test")
+            summary["eval_time_s"] = trainer.clocks.eval_time_s
+        self.run_folder.write_summary(summary)
+        self.tracker.finish(summary)
+        return summary
+
+    def _resume(self, trainer: Trainer) -> None:
+        state = checkpoint.load(self.run_folder.checkpoint_dir)
+        if state is not None:
+            for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
+                if state[key] != now:
+                    raise FolderError(
+                        f"{self.run_folder.path}: begun with {key}={state[key]}, and here it would go on with "
+                        f"{key}={now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
+                    )
+            trainer.load_state_dict(state["trainer"])
+        self.run_folder.truncate_metrics(trainer.progress.evaluations)
+
+    def checkpoint_if_due(self, trainer: Trainer) -> None:
+        if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
+            with trainer.loader.paused(), trainer.clocks.uncounted(trainer.device):
+                self._checkpoint(trainer)
+                self.run_folder.write_summary(self._summary(trainer, "running"))
+
+    def _checkpoint(self, trainer: Trainer) -> None:
+        state = {
+            "device": trainer.device.type,
+            "precision": trainer.precision,
+            "trainer": trainer.state_dict(),
+        }
+        checkpoint.save(self.run_folder.checkpoint_dir, state)
+        self.last_checkpoint = time.monotonic()
+
+    def record(self, line: Line) -> None:
+        self.run_folder.append_metrics(line)
+        if self.tracker is not None:
+            self.tracker.log(line, line["fresh_examples"])
+        if self.report is not None:
+            self.report(line)
+
+    def _summary(self, trainer: Trainer, status: str) -> dict[str, Any]:
+        loader, progress = trainer.loader, trainer.progress
+        return {
+            **_describe(self.config),
+            "status": status,
+            "device": trainer.device.type,
+            "precision": trainer.precision,
+            "to_target": progress.to_target,
+            "best": progress.best,
+            "fresh_examples": loader.fresh_examples,
+            "steps": progress.steps,
+            "fresh_examples_in_buffer": loader.fresh_examples_in_buffer,
+            "reread_examples": loader.reread_examples,
+            **trainer.times(),
+            "upstream_s_per_batch": loader.upstream_s_per_batch,
+            "downstream_s_per_step": loader.downstream_s_per_step,
+            "R": loader.R,
+        }
+
+
+def _describe(config: Config) -> dict[str, Any]:
+    """The part of a summary that is known before training."""
+    return {
+        "status": "running",
+        "task": config.task.name,
+        "echo": {
+            "variant": config.echo.variant,
+            "factor": config.echo.factor,
+            "shuffle_buffer": config.echo.shuffle_buffer,
+        },
+        "adascale": config.adascale.enabled,
+        "hyperparameters": {
+            "optimizer.learning_rate": config.optimizer.learning_rate,
+            "optimizer.momentum": config.optimizer.momentum,
+            "schedule.decay_steps": config.schedule.decay_steps,
+        },
+        "seed": config.seed,
+        "target": {"metric": config.target.metric, "value": config.target.value},
+        "budgets": {key: getattr(config, key) for key in BUDGETS},
+        "to_target": None,
+        "best": None,
+    }
