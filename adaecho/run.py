@@ -43,8 +43,8 @@ def main(composed: DictConfig) -> None:
 def cli() -> None:
     """``main`` with one message for what the user can mend, and a traceback for everything else.
 
-    Exits with 0 when a run has an outcome (diverging is one), 2 for the user's to mend, 1 for a crash, 130 when
-    interrupted.
+    Exits with 0 when a run has an outcome (diverging is one), 2 for the user's to mend, 1 for a crash,
+    130 when interrupted.
     """
     # Hydra would print its own abridged tracebacks and hide ours.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -106,12 +106,10 @@ def _headline(config: schema.Config) -> str:
 
 
 def _print_line(line: dict[str, Any]) -> None:
-    metrics = "  ".join(
-        f"{key} {line[key]:.4f}" for key in ("accuracy", "cross_entropy", "train_loss") if key in line
-    )
-    print(
-        f"fresh {line['fresh_examples']:>9,}  step {line['steps']:>7,}  {metrics}  {line['train_time_s']:.1f} s"
-    )
+    shown = [key for key in ("accuracy", "cross_entropy", "train_loss") if key in line]
+    metrics = "  ".join(f"{key} {line[key]:.4f}" for key in shown)
+    cost = f"fresh {line['fresh_examples']:>9,}  step {line['steps']:>7,}"
+    print(f"{cost}  {metrics}  {line['train_time_s']:.1f} s", flush=True)
 
 
 def _outcome(summary: dict[str, Any]) -> str:

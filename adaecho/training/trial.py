@@ -30,8 +30,8 @@ def run_trial(
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
 
-    A finished run returns its summary unchanged. Diverging is an outcome like reaching the target; a signal ends
-    the run as ``preempted`` with a checkpoint, and the next call continues it.
+    A finished run returns its summary unchanged. Diverging is an outcome like reaching the target; a signal
+    ends the run as ``preempted`` with a checkpoint, and the next call continues it.
 
     Args:
         config: a validated config.
@@ -115,10 +115,10 @@ class _Trial:
             for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
                 if state[key] != now:
                     raise FolderError(
-                        f"{self.run_folder.path}: begun with {key}={state[key]}, and here it would go on with "
-                        f"{key}={now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
+                        f"{self.run_folder.path}: begun with {key}={state[key]}, here it would go on with {key}="
+                        f"{now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
                     )
-            trainer.load_state_dict(state["trainer"])
+            trainer.load_state_dict(state)
         self.run_folder.truncate_metrics(trainer.progress.evaluations)
 
     def checkpoint_if_due(self, trainer: Trainer) -> None:
@@ -128,12 +128,7 @@ class _Trial:
                 self.run_folder.write_summary(self._summary(trainer, "running"))
 
     def _checkpoint(self, trainer: Trainer) -> None:
-        state = {
-            "device": trainer.device.type,
-            "precision": trainer.precision,
-            "trainer": trainer.state_dict(),
-        }
-        checkpoint.save(self.run_folder.checkpoint_dir, state)
+        checkpoint.save(self.run_folder.checkpoint_dir, trainer.state_dict())
         self.last_checkpoint = time.monotonic()
 
     def record(self, line: Line) -> None:
