@@ -115,7 +115,7 @@ class _Trial:
             for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
                 if state[key] != now:
                     raise FolderError(
-                        f"{self.run_folder.path}: begun with {key}={state[key]}, here it would go on with {key}="
+                        f"{self.run_folder.path}: begun with {key}={state[key]}, here it would go on with "
                         f"{now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
                     )
             trainer.load_state_dict(state)

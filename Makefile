@@ -1,0 +1,50 @@
+# One entry for everything; `make` lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart install dev lint format test figures clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: $(VENV)/installed ## the main job on real digits: does echoing save fresh examples? (2 minutes)
+	$(BIN)/python -m adaecho.run -m experiment=quickstart
+
+install: $(VENV)/installed ## make .venv with what runs and draws
+dev: $(VENV)/installed-dev ## the same, with linter, type checker and tests
+
+lint: $(VENV)/installed-dev ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(VENV)/installed-dev ## the test suite
+	$(BIN)/python -m pytest
+
+figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
+	$(BIN)/python -m adaecho.figures
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else \
+	  f"adaecho needs Python 3.11 to 3.13 and $(PYTHON) is {v[0]}.{v[1]}; try: make PYTHON=python3.12 quickstart")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing torch and the rest into $(VENV) (about 5 GB, some minutes) ..."
+	$(PIP) install -c constraints.txt -e '.[run,figures]'
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing torch, the rest and the developers' tools into $(VENV) (about 5 GB, some minutes) ..."
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/installed
