@@ -1,0 +1,36 @@
+"""What every test shares: composed configs, small and deterministic."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from adaecho import config as schema
+from adaecho.run import CONF
+
+Compose = Callable[..., schema.Config]
+
+
+@pytest.fixture
+def compose_config() -> Compose:
+    """``compose_config("task=digits", "echo=batch")`` is the validated config of that command, untracked."""
+
+    def composed(*overrides: str) -> schema.Config:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            return schema.from_plain(
+                schema.to_plain(compose("config", overrides=["tracking=none", *overrides]))
+            )
+
+    return composed
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths such as ``runs/`` never land in the checkout."""
+    monkeypatch.chdir(tmp_path)
+    root = str(Path(__file__).resolve().parent.parent)
+    monkeypatch.setenv("PYTHONPATH", root)
+    if root not in sys.path:
+        monkeypatch.syspath_prepend(root)

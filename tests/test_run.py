@@ -1,0 +1,162 @@
+"""The command as typed: what it prints, how it exits, and what bad input gets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adaecho.run import cli
+
+Command = Callable[..., tuple[int, str, str]]
+QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Type a command; returns exit code, standard output and standard error."""
+
+    def typed(*overrides: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["python -m adaecho.run", *overrides])
+        code = 0
+        try:
+            cli()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return typed
+
+
+def test_a_run_prints_where_it_is_and_how_it_ended(command: Command) -> None:
+    code, out, _ = command(*QUICK)
+    assert code == 0
+    assert out.splitlines()[0].endswith("run: digits, echo=none factor=1, to accuracy 0.97")
+    assert "budget_spent: " in out.splitlines()[-1]
+    assert "3 steps" in out.splitlines()[-1]
+
+
+def test_the_same_command_on_a_finished_run_prints_its_summary(command: Command) -> None:
+    assert command(*QUICK)[1].splitlines()[-1] == command(*QUICK)[1].splitlines()[-1]
+
+
+def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command) -> None:
+    same = ("max_steps=2", "tracking=none")
+    for overrides in ((), ("data.num_workers=1",), ("max_train_time_s=100",), ("data.prefetch=4",)):
+        assert command(*same, *overrides)[0] == 0
+    assert len(list(Path("runs/digits").iterdir())) == 1
+    assert command(*same, "seed=1")[0] == 0
+    assert len(list(Path("runs/digits").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (("echo.facto=2",), ("echo.facto", "Did you mean echo.factor")),
+        (("task=digit",), ("task/digit", "digits")),
+        (("grup=x",), ("grup",)),
+        (("seed=abc",), ("seed", "abc", "Integer")),
+        (("batch_size=1.5",), ("batch_size", "1.5")),
+        (("echo.factor=0.5", "echo=batch"), ("echo.factor=0.5", "echo.factor=1")),
+        (("echo.factor=much", "echo=batch"), ("echo.factor", "much", "number >= 1")),
+        (("echo.factor=2",), ("echo.factor=2", "echo=none")),
+        (("echo.factor=auto",), ("echo.factor=auto", "echo=none")),
+        (("target.metric=map",), ("target.metric", "map", "accuracy")),
+        (("optimizer.learning_rate=-1",), ("optimizer.learning_rate=-1",)),
+        (("optimizer.momentum=1",), ("optimizer.momentum=1", "[0, 1)")),
+        (("schedule.shape=linear_decay",), ("schedule.decay_steps", "linear_decay")),
+        (("max_steps=0",), ("max_steps=0", "null")),
+        (("task=cifar10", "data.path=absent/folder"), ("absent/folder",)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_bad_input_gets_one_message_and_starts_nothing(
+    command: Command, overrides: tuple[str, ...], needed: tuple[str, ...]
+) -> None:
+    code, out, err = command("tracking=none", "hydra.run.dir=run", *overrides)
+    assert code == 2
+    assert "Traceback" not in out + err
+    assert err.startswith("error: ")
+    for text in needed:
+        assert text in err
+    assert not (Path("run") / "metrics.jsonl").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_folder_that_cant_be_made_gets_one_message(command: Command) -> None:
+    code, _, err = command("tracking=none", "max_steps=1", "hydra.run.dir=/proc/adaecho/run")
+    assert code == 2
+    assert "/proc/adaecho" in err
+    assert "Traceback" not in err
+
+
+def _start(*overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "adaecho.run", "tracking=none", "hydra.run.dir=run", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(command: Command) -> None:
+    endless = ("target.value=null", "max_fresh_examples=null", "data.num_workers=0")
+    process = _start(*endless)
+    try:
+        _wait_for(Path("run/metrics.jsonl"), process)
+        code, _, err = command("tracking=none", "hydra.run.dir=run", *endless)
+        assert code == 2
+        assert str(process.pid) in err, "the message names the process that holds the folder"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "preempted" in out
+    stopped = json.loads(Path("run/summary.json").read_text())
+    assert stopped["status"] == "preempted"
+    more = stopped["steps"] + 5
+    assert command("tracking=none", "hydra.run.dir=run", "target.value=null", f"max_steps={more}")[0] == 0
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == more
+
+
+def test_a_crash_exits_with_1_and_shows_its_traceback(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adaecho.training import trainer
+
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(trainer.Trainer, "_step", crash)
+    with pytest.raises(ZeroDivisionError):  # which the interpreter prints, exiting with 1
+        command(*QUICK)
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    assert "a bug" in Path("run/traceback.txt").read_text()
+
+
+def test_printing_a_config_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['run', '--cfg', 'job']\n"
+        "from adaecho.run import cli; cli()\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "variant: none" in done.stdout

@@ -1,0 +1,65 @@
+from typing import Any
+
+import pytest
+
+from adaecho.config import BUDGETS, Config
+from adaecho.training.progress import budget_spent, is_better, is_finished, meets
+
+
+@pytest.mark.parametrize(
+    ("direction", "value", "target", "expected"),
+    [
+        ("max", 0.97, 0.97, True),
+        ("max", 0.9699, 0.97, False),
+        ("min", 3.9, 3.9, True),
+        ("min", 3.91, 3.9, False),
+        ("max", 1.0, None, False),
+        ("max", float("nan"), 0.5, False),
+        ("min", float("nan"), 0.5, False),
+    ],
+)
+def test_a_target_is_met_at_its_value(direction: Any, value: float, target: float, expected: bool) -> None:
+    assert meets(direction, value, target) is expected
+
+
+def test_better_is_strict_and_has_a_direction() -> None:
+    assert is_better("max", 0.5, 0.4)
+    assert not is_better("max", 0.4, 0.4)
+    assert is_better("min", 0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps", "ahead", "seconds", "expected"),
+    [
+        ({}, 10**9, 10**9, 1e9, False),
+        ({"max_steps": 10}, 9, 0, 0.0, False),
+        ({"max_steps": 10}, 10, 0, 0.0, True),
+        ({"max_fresh_examples": 128}, 1, 128, 0.0, False),  # the batch still fits: repeats of it too
+        ({"max_fresh_examples": 128}, 1, 129, 0.0, True),
+        ({"max_train_time_s": 2.0}, 1, 1, 1.9, False),
+        ({"max_train_time_s": 2.0}, 1, 1, 2.0, True),
+    ],
+)
+def test_a_budget_is_spent_when_one_more_batch_would_exceed_it(
+    budget: dict[str, Any], steps: int, ahead: int, seconds: float, expected: bool
+) -> None:
+    config = Config(**budget)
+    assert budget_spent(config, steps=steps, fresh_examples_ahead=ahead, train_time_s=seconds) is expected
+
+
+def test_a_spent_budget_is_final_until_it_is_raised() -> None:
+    summary = {"status": "budget_spent", "budgets": {**dict.fromkeys(BUDGETS), "max_steps": 10}}
+    assert is_finished(summary, Config(max_steps=10))
+    assert not is_finished(summary, Config(max_steps=20))
+    assert not is_finished(summary, Config())
+
+
+@pytest.mark.parametrize("status", ["reached", "diverged", "stopped_hopeless"])
+def test_an_outcome_is_final_whatever_the_budget(status: str) -> None:
+    assert is_finished({"status": status, "budgets": {}}, Config(max_steps=10**9))
+
+
+@pytest.mark.parametrize("status", ["running", "preempted", "failed"])
+def test_no_outcome_means_more_to_do(status: str) -> None:
+    assert not is_finished({"status": status, "budgets": dict.fromkeys(BUDGETS)}, Config())
+    assert not is_finished(None, Config())

@@ -1,0 +1,157 @@
+"""How a run ends, and what it leaves behind."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho.config import Config
+from adaecho.errors import FolderError
+from adaecho.training import trainer as trainer_module
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+FOLDER = Path("run")
+UNTIL_TARGET = ("optimizer.learning_rate=0.1",)
+
+
+def _lines(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: Compose) -> None:
+    summary = run_trial(compose_config("target.value=0.8"), FOLDER)
+    lines = _lines()
+    assert summary["status"] == "reached"
+    assert [line["accuracy"] >= 0.8 for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert summary["to_target"]["fresh_examples"] == lines[-1]["fresh_examples"] == summary["fresh_examples"]
+    assert summary["to_target"]["steps"] == lines[-1]["steps"]
+    assert summary["best"]["value"] == max(line["accuracy"] for line in lines)
+    assert json.loads((FOLDER / "summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize(
+    "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
+)
+def test_evaluations_fall_on_the_same_grid_for_every_arm(compose_config: Compose, echo: str) -> None:
+    every = 160
+    run_trial(compose_config(f"echo={echo}", "max_fresh_examples=1600", "target.value=null"), FOLDER)
+    lines = _lines()
+    cells = [math.ceil(line["fresh_examples"] / every) for line in lines]
+    assert cells == sorted(set(cells)), "one evaluation for each multiple"
+    assert cells[-1] == 1600 // every
+    # Batches of 32 divide 160: an arm that reads whole batches is measured on the multiple itself.
+    if echo in ("none", "batch"):
+        assert all(line["fresh_examples"] % every == 0 for line in lines)
+    assert all(line["fresh_examples"] <= 1600 for line in lines)
+
+
+def test_batch_echoing_takes_every_repeat_before_an_evaluation(compose_config: Compose) -> None:
+    config = compose_config(
+        "echo=batch", "echo.factor=3", "echo.shuffle_buffer=1", "max_fresh_examples=1600", "target.value=null"
+    )
+    summary = run_trial(config, FOLDER)
+    # A buffer of one holds one example more than was trained on.
+    assert all(line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in _lines())
+    assert summary["steps"] == 3 * ((1600 - 1) // 32)
+
+
+def test_a_step_budget_ends_the_run(compose_config: Compose) -> None:
+    summary = run_trial(compose_config("max_steps=7"), FOLDER)
+    assert (summary["status"], summary["steps"], summary["to_target"]) == ("budget_spent", 7, None)
+
+
+def test_a_fresh_budget_is_never_exceeded(compose_config: Compose) -> None:
+    summary = run_trial(compose_config("max_fresh_examples=1000", "target.value=null"), FOLDER)
+    assert summary["status"] == "budget_spent"
+    assert 1000 - 32 < summary["fresh_examples"] <= 1000
+
+
+def test_a_time_budget_ends_the_run(compose_config: Compose) -> None:
+    summary = run_trial(compose_config("max_train_time_s=0.05", "target.value=null"), FOLDER)
+    assert summary["status"] == "budget_spent"
+    assert summary["train_time_s"] >= 0.05
+
+
+def test_a_larger_budget_continues_and_equals_the_undisturbed_run(compose_config: Compose) -> None:
+    for steps in (30, 60):
+        run_trial(compose_config(f"max_steps={steps}", "target.value=null"), FOLDER)
+    whole = Path("whole")
+    run_trial(compose_config("max_steps=60", "target.value=null"), whole)
+    clocks = {"train_time_s", "eval_time_s", "wait_time_s"}
+    strip = [
+        [{k: v for k, v in line.items() if k not in clocks} for line in _lines(f)] for f in (FOLDER, whole)
+    ]
+    assert strip[0] == strip[1]
+    assert len(strip[0]) > 2
+
+
+def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_trial(compose_config("max_steps=5"), FOLDER)
+    monkeypatch.setattr(trainer_module.Trainer, "train", lambda _: pytest.fail("trained again"))
+    assert run_trial(compose_config("max_steps=5"), FOLDER) == first
+
+
+@pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)])
+def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str, ...]) -> None:
+    summary = run_trial(compose_config(*overrides), FOLDER)
+    assert summary["status"] == "diverged"
+    assert summary["steps"] <= 2 * trainer_module.LOSS_CHECK_STEPS
+    assert all(math.isfinite(v) for line in _lines() for v in line.values())
+    assert run_trial(compose_config(*overrides), FOLDER) == summary
+
+
+def test_a_crash_is_failed_with_its_traceback_and_can_be_run_again(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(_: Any, __: Any) -> None:
+        raise ZeroDivisionError("in the middle of a step")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module.Trainer, "_step", crash)
+        with pytest.raises(ZeroDivisionError):
+            run_trial(compose_config("max_steps=5"), FOLDER)
+    assert json.loads((FOLDER / "summary.json").read_text())["status"] == "failed"
+    assert "in the middle of a step" in (FOLDER / "traceback.txt").read_text()
+    assert run_trial(compose_config("max_steps=5"), FOLDER)["status"] == "budget_spent"
+
+
+def test_another_config_in_the_same_folder_is_refused_with_a_diff(compose_config: Compose) -> None:
+    run_trial(compose_config("max_steps=5"), FOLDER)
+    before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+    with pytest.raises(FolderError, match=r"batch_size.*32.*16"):
+        run_trial(compose_config("max_steps=5", "batch_size=16"), FOLDER)
+    assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
+
+
+def test_fresh_starts_anew_and_keeps_the_old_folder(compose_config: Compose) -> None:
+    run_trial(compose_config("max_steps=5"), FOLDER)
+    summary = run_trial(compose_config("max_steps=9", "batch_size=16", "fresh=true"), FOLDER)
+    assert summary["steps"] == 9
+    kept = [path for path in Path().glob("run*") if path != FOLDER]
+    assert [json.loads((path / "summary.json").read_text())["steps"] for path in kept] == [5]
+
+
+def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> None:
+    config = compose_config("max_steps=5", "precision=auto", "device=cpu")
+    run_trial(config, FOLDER)
+    state = torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)
+    state["precision"] = "elsewhere"
+    torch.save(state, FOLDER / "checkpoint" / "last.pt")
+    with pytest.raises(FolderError, match="precision=elsewhere"):
+        run_trial(compose_config("max_steps=9", "device=cpu"), FOLDER)
+
+
+def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
+    def weights(config: Config, folder: str) -> torch.Tensor:
+        run_trial(config, Path(folder))
+        state = torch.load(Path(folder) / "checkpoint" / "last.pt", weights_only=True)
+        return torch.cat([tensor.flatten().double() for tensor in state["model"].values()])
+
+    a, b = (weights(compose_config("max_steps=5", "seed=1"), name) for name in "ab")
+    c = weights(compose_config("max_steps=5", "seed=2"), "c")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
