@@ -1,0 +1,59 @@
+"""What every benchmark leaves: a JSON record that says on what, when and with which command it was measured."""
+
+import json
+import os
+import platform
+import sys
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def write(name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy")) -> Path:
+    """Write ``benchmarks/<name>.json`` and return its path.
+
+    Args:
+        name: the benchmark's file name without ending.
+        rows: the measurements; durations in seconds or as ratios, units in the keys.
+        packages: distributions whose versions matter, peers included.
+    """
+    path = FOLDER / f"{name}.json"
+    record = {
+        "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "date": date.today().isoformat(),
+        "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": _versions(packages),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a table in which numbers have four digits."""
+    keys = list(rows[0])
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]
+    for line in [keys, *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
