@@ -1,4 +1,4 @@
-"""What every benchmark leaves: a JSON record that says on what, when and with which command it was measured."""
+"""What every benchmark leaves: a JSON record of what was measured, on what, when, by which command."""
 
 import json
 import os
