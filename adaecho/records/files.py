@@ -1,0 +1,143 @@
+"""Files that are whole or absent, whenever the process is killed or the disk fills."""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from adaecho.errors import FolderError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOT_A_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+
+
+@contextmanager
+def folder_errors(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` inside into a ``FolderError`` that names ``path``, the reason and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(_explain(path, error)) from error
+
+
+def _explain(path: Path, error: OSError) -> str:
+    if error.errno in _FULL:
+        return (
+            f"{path}: the disk is full; nothing was half-written. Free some space and run the same command "
+            "again: it continues from the last checkpoint"
+        )
+    if error.errno in _NOT_WRITABLE:
+        return f"{path}: can't be written ({error.strerror}). Make it writable or choose another folder"
+    if error.errno in _NOT_A_FOLDER:
+        return f"{path}: a file stands where the run folder should be. Move it or choose another folder"
+    return f"{path}: {error.strerror or error}"
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that becomes ``path`` when the block ends without an error, else leaves no trace.
+
+    Args:
+        path: the file to write or replace; its folder must exist.
+        durable: also survive a power cut (two fsyncs). A kill of the process never needs it.
+
+    Raises:
+        FolderError: the disk is full or the folder can't be written; the old file is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with folder_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the file system can (some network ones refuse)."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``text`` atomically; see ``atomic_file``."""
+    with atomic_file(path, durable=durable) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Replace ``path`` by indented JSON atomically; see ``atomic_file`` and ``dumps``."""
+    write_text(path, dumps(value, indent=2) + "\n", durable=durable)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        FolderError: it can't be read or is no JSON.
+    """
+    with folder_errors(path):
+        text = path.read_text()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FolderError(
+            f"{path}: damaged, no JSON ({error}). Restore it, or start anew with fresh=true"
+        ) from error
+
+
+def append(path: Path, text: str) -> None:
+    """Add ``text`` to the end of ``path`` with one write; if that fails the file keeps its old length.
+
+    Raises:
+        FolderError: the disk is full or the file can't be written.
+    """
+    data = text.encode()
+    with folder_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            length = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, data) != len(data):  # a disk that fills takes a part
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.ftruncate(descriptor, length)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON: numbers of numpy and torch become plain, NaN and infinities (which JSON lacks) null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str | int | float | None) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,178 @@
+"""One writer per run folder: a lock file that says who holds it and beats while its holder lives."""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from adaecho.errors import FolderError
+from adaecho.records.files import folder_errors
+
+HEARTBEAT_S = 15.0
+# A network file system may show a file's times up to a minute late (NFS acregmax), so several beats.
+STALE_AFTER_S = 120.0
+# Creating the lock and writing who holds it are microseconds apart: an older lock without a holder was killed
+# in between.
+_UNNAMED_AFTER_S = 2.0
+
+
+class FolderLock:
+    """The right to write into a folder, held by a file ``lock`` in it.
+
+    The file names host, pid and process start, and its time of change is the heartbeat. A holder on this
+    host is looked up in the process table; one on another host counts as gone when its heartbeat is older
+    than ``STALE_AFTER_S`` by the file system's own clock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "lock"
+        self._token: str | None = None
+        self._stop = threading.Event()
+
+    def acquire(self) -> None:
+        """Take the lock, also from a holder that is gone.
+
+        Raises:
+            FolderError: a live process holds it (named by host and pid), or the folder can't be written.
+        """
+        with folder_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while not self._try_acquire():
+                time.sleep(0.05)
+        self._stop = threading.Event()
+        threading.Thread(target=self._beat, args=(self._stop,), name="folder-lock", daemon=True).start()
+
+    def release(self) -> None:
+        """Give the lock back; a lock that another process took over meanwhile stays with that process."""
+        self._stop.set()
+        if self.is_mine():
+            with suppress(OSError):
+                self.path.unlink()
+        self._token = None
+
+    def is_mine(self) -> bool:
+        """Whether this object holds the lock: a machine that slept too long may have lost it."""
+        return self._token is not None and (_read(self.path) or {}).get("token") == self._token
+
+    def _try_acquire(self) -> bool:
+        with _alone(self.folder):
+            if self.path.exists():
+                holder = _read(self.path)
+                if holder is None:
+                    if self._age_s() < _UNNAMED_AFTER_S:
+                        return False
+                elif self._is_alive(holder):
+                    raise FolderError(self._refusal(holder))
+                self.path.unlink(missing_ok=True)
+            token = uuid.uuid4().hex
+            try:
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                return False
+            try:
+                os.write(descriptor, json.dumps(_me(token)).encode())
+            except OSError:
+                self.path.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(descriptor)
+        self._token = token
+        return True
+
+    def _is_alive(self, holder: dict[str, Any]) -> bool:
+        if holder["host"] == socket.gethostname():
+            start = process_start(holder["pid"])
+            return start is not None and start == holder["process_start"]
+        return self._age_s() < STALE_AFTER_S
+
+    def _age_s(self) -> float:
+        """Age of the last heartbeat by the clock of the file system: hosts' own clocks disagree."""
+        probe = self.folder / f".clock.{os.getpid()}.tmp"
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - self.path.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _refusal(self, holder: dict[str, Any]) -> str:
+        return (
+            f"{self.folder}: process {holder['pid']} on host {holder['host']} is writing this folder since "
+            f"{holder['since']}. Wait for it, stop it, or choose another folder; if its host died, the lock "
+            f"frees itself {STALE_AFTER_S:.0f} s after the last heartbeat"
+        )
+
+    def _beat(self, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT_S):
+            if self.is_mine():
+                with suppress(OSError):
+                    os.utime(self.path)
+
+
+def process_start(pid: int) -> str | None:
+    """When a process of this host started, in a form that no reused pid shares; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None if Path("/proc/self/stat").exists() or not _answers(pid) else "unknown"
+    state, start = fields[0], fields[19]  # fields 3 and 22 of proc(5)
+    return None if state in "ZX" else f"{_boot_id()}:{start}"
+
+
+def _answers(pid: int) -> bool:
+    """Whether a process exists, where there is no /proc."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _me(token: str) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_start": process_start(os.getpid()),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "token": token,
+    }
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Who holds the lock; None where nobody does or the file does not say."""
+    with suppress(OSError, ValueError):
+        holder = json.loads(path.read_text())
+        if isinstance(holder, dict) and {"host", "pid", "process_start", "since"} <= holder.keys():
+            return holder
+    return None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process of this host at a time look at a lock and replace it.
+
+    Two processes that both found a stale lock would otherwise each remove what the other has just created.
+    Where a folder can't be locked like this (NFS), exclusive creation alone decides.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

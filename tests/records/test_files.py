@@ -1,0 +1,133 @@
+import errno
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaecho.errors import FolderError
+from adaecho.records import files
+from adaecho.records.folder import RunFolder
+
+
+@contextmanager
+def mounted(path, options):
+    """A tiny file system of its own, where the user may mount one."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "adaecho-test", str(path)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no mount command")
+    if result.returncode:
+        pytest.skip(f"may not mount a tmpfs: {result.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path):
+    """Leave not a single byte free."""
+    with (path / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    assert shutil.disk_usage(path).free == 0
+
+
+def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        run = RunFolder(disk / "run")
+        with run.lock():
+            run.append_metrics({"number": 0})
+            run.write_summary({"status": "running"})
+            fill(disk)
+            big = "x" * 100_000
+            with pytest.raises(FolderError, match=r"metrics\.jsonl: the disk is full"):
+                run.append_metrics({"big": big})
+            with pytest.raises(FolderError, match=r"summary\.json: the disk is full"):
+                run.write_summary({"status": "reached", "big": big})
+            with pytest.raises(FolderError, match="the disk is full"):
+                run.write_traceback(big)
+            assert run.read_metrics() == [{"number": 0}]
+            assert run.read_summary() == {"status": "running"}
+            assert not list(run.path.glob(".*.tmp"))
+            (disk / "filler").unlink()
+            run.append_metrics({"number": 1})
+            assert len(run.read_metrics()) == 2
+
+
+def test_a_run_does_not_start_on_a_full_disk(tmp_path):
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        (disk / "run").mkdir()
+        fill(disk)
+        with pytest.raises(FolderError, match="run: the disk is full"), RunFolder(disk / "run").lock():
+            pass
+        assert os.listdir(disk / "run") == []
+
+
+def test_a_read_only_folder_is_named(tmp_path):
+    with mounted(tmp_path / "disk", "ro") as disk:
+        run = RunFolder(disk / "run")
+        with (
+            pytest.raises(FolderError, match=r"disk/run: can't be written \(Read-only file system\)"),
+            run.lock(),
+        ):
+            pass
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(FolderError, match="a file stands where the run folder should be"):
+        RunFolder(tmp_path / "run").lock().__enter__()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_failing_flush_leaves_the_old_file(tmp_path, monkeypatch, code):
+    """What network disks do: take the data, then refuse to keep it."""
+    path = tmp_path / "summary.json"
+    files.write_json(path, {"status": "running"})
+
+    def refuse(_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(FolderError, match="the disk is full"):
+        files.write_json(path, {"status": "reached"})
+    assert files.read_json(path) == {"status": "running"}
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_partly_written_line_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    files.append(path, "one\n")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    with pytest.raises(FolderError, match="the disk is full"):
+        files.append(path, "two\n")
+    assert path.read_text() == "one\n"
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    files.write_text(path, "good")
+
+    def interrupted():
+        with files.atomic_file(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "good"
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_json_is_strict_and_takes_numbers_of_numpy():
+    value = {"a": np.float32(0.5), "b": (np.int64(3), True, None), 2: float("inf"), "path": Path("x/y")}
+    assert files.dumps(value) == '{"a": 0.5, "b": [3, true, null], "2": null, "path": "x/y"}'
+    with pytest.raises(TypeError):
+        files.dumps({"a": object()})

@@ -1,0 +1,149 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from adaecho.errors import FolderError
+from adaecho.records import lock
+from adaecho.records.lock import FolderLock, process_start
+
+HOLD = """
+import sys
+from pathlib import Path
+from adaecho.records.lock import FolderLock
+FolderLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def write_lock(folder, age_s=0.0, **changes):
+    holder = {"host": "elsewhere", "pid": 1, "process_start": "x", "since": "today", "token": "t", **changes}
+    path = folder / "lock"
+    path.write_text(json.dumps(holder))
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_a_second_live_process_is_refused_by_name_and_a_dead_one_is_not(tmp_path):
+    with hold(tmp_path) as process:
+        mine = FolderLock(tmp_path)
+        with pytest.raises(FolderError, match=f"process {process.pid} on host {socket.gethostname()}"):
+            mine.acquire()
+        assert not mine.is_mine()
+        process.kill()
+        # Not waited for: a dead child that its parent has not collected yet holds nothing.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        mine.acquire()
+        assert mine.is_mine()
+        mine.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_writer_in_this_process_is_refused(tmp_path):
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first.acquire()
+    with pytest.raises(FolderError, match=f"process {os.getpid()}"):
+        second.acquire()
+    second.release()
+    assert first.is_mine()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_a_reused_pid_is_not_the_holder(tmp_path):
+    write_lock(tmp_path, host=socket.gethostname(), pid=os.getpid(), process_start="another boot:17")
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    mine.release()
+
+
+def test_another_host_counts_as_alive_while_its_heart_beats(tmp_path):
+    write_lock(tmp_path, age_s=lock.STALE_AFTER_S - 30)
+    mine = FolderLock(tmp_path)
+    with pytest.raises(FolderError, match="process 1 on host elsewhere is writing this folder since today"):
+        mine.acquire()
+    write_lock(tmp_path, age_s=lock.STALE_AFTER_S + 30)
+    mine.acquire()
+    mine.release()
+
+
+def test_the_heart_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    os.utime(mine.path, (0, 0))
+    for _ in range(1000):
+        if mine.path.stat().st_mtime > 0:
+            break
+        time.sleep(0.01)
+    assert mine.path.stat().st_mtime > 0
+    mine.release()
+
+
+@pytest.mark.parametrize("torn", ["", '{"host": "els'])
+def test_a_lock_whose_writer_was_killed_before_it_signed_is_taken_over(tmp_path, torn):
+    (tmp_path / "lock").write_text(torn)
+    os.utime(tmp_path / "lock", (0, 0))
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    assert mine.is_mine()
+    mine.release()
+
+
+def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    write_lock(tmp_path)
+    assert not mine.is_mine()
+    mine.release()
+    assert json.loads((tmp_path / "lock").read_text())["host"] == "elsewhere"
+
+
+def test_of_many_that_find_a_stale_lock_one_wins(tmp_path):
+    for _ in range(20):
+        write_lock(tmp_path, host=socket.gethostname(), process_start="gone")
+        locks = [FolderLock(tmp_path) for _ in range(8)]
+        barrier, refused = threading.Barrier(8), []
+
+        def race(one, barrier=barrier, refused=refused):
+            barrier.wait()
+            try:
+                one.acquire()
+            except FolderError:
+                refused.append(one)
+
+        threads = [threading.Thread(target=race, args=(one,)) for one in locks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        holders = [one for one in locks if one.is_mine()]
+        assert len(holders) == 1
+        assert len(refused) == 7
+        holders[0].release()
+
+
+def test_process_start_tells_processes_apart():
+    assert process_start(os.getpid()) == process_start(os.getpid())
+    assert process_start(os.getpid()) != process_start(os.getppid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert process_start(child.pid) is None
