@@ -243,6 +243,6 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
         raise FolderError(
             f"{path}: holds a run with another config:\n  "
             + "\n  ".join(lines)
-            + "\nSet these back, choose another folder (hydra.run.dir=...), or start anew with fresh=true, which "
-            "keeps the old folder beside the new one"
+            + "\nSet these back, choose another folder (hydra.run.dir=...), or start anew with fresh=true "
+            "(the old folder is kept beside the new one)"
         )
