@@ -1,0 +1,83 @@
+"""Augmentation keyed to (seed, fresh serial, echo index), one example at a time or vectorised."""
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaecho.echo import keys
+from adaecho.echo.examples import Stack, stack
+from adaecho.echo.pool import Examples
+
+
+class Augmentation:
+    """A user's augmentation, whichever of three kinds it is.
+
+    * ``augment.block(arrays, keys)``: arrays [n, ...] in the form of an example, keys uint64 [n]; returns
+      the same form. Draw with ``adaecho.echo.keys``. It is used wherever it exists.
+    * ``augment(example, rng)``: ``rng`` is a NumPy generator of this example and repeat.
+    * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
+      for each example and given back afterwards. Slower, and only in the thread that owns them.
+
+    Raises:
+        ValueError: it is not callable or takes another number of arguments.
+    """
+
+    def __init__(self, augment: Any, seed: int) -> None:
+        self._augment, self._seed = augment, seed
+        self._block = getattr(augment, "block", None)
+        self.uses_global_generators = self._block is None and _num_arguments(augment) == 1
+
+    def __call__(self, items: keys.Items, examples: Examples) -> Examples:
+        """The augmented examples of these items."""
+        drawn = keys.item_keys(self._seed, items)
+        if self._block is not None:
+            stacked = examples if isinstance(examples, Stack) else stack(examples)
+            if stacked is None:
+                raise ValueError(
+                    "augment.block needs examples of one shape and numeric type, and these differ; "
+                    "make decode give them one shape, or give an augment(example, rng) without block"
+                )
+            return stacked.with_tree(self._block(stacked.tree(), drawn))
+        singles = examples.examples() if isinstance(examples, Stack) else examples
+        if not self.uses_global_generators:
+            pairs = zip(singles, drawn, strict=True)
+            return [self._augment(example, keys.generator(key)) for example, key in pairs]
+        with _global_generators_kept():
+            return [self._seeded(example, int(key)) for example, key in zip(singles, drawn, strict=True)]
+
+    def _seeded(self, example: Any, key: int) -> Any:
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(key >> 1)
+        return self._augment(example)
+
+
+def _num_arguments(augment: Callable[..., Any]) -> int:
+    if not callable(augment):
+        raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block")
+    try:
+        parameters = inspect.signature(augment).parameters.values()
+    except ValueError:
+        return 1  # written in C without a signature: a plain function of the example
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(required) > 2:
+        raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
+    named_rng = any(p.name == "rng" for p in parameters)
+    return 2 if len(required) == 2 or named_rng else 1
+
+
+@contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(torch_state)

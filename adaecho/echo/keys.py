@@ -1,0 +1,79 @@
+"""Randomness as a function of (seed, fresh serial, echo index, purpose), never of call order.
+
+A counter-based generator: every draw is a hash of what it is for, so results are the same for any number
+of workers and after any resume, and nothing global is touched. The hash is the finaliser of SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), which is vectorised
+over NumPy arrays of keys.
+
+An *item* is one use of one fresh example: its serial number and its echo index (0 for the first use),
+packed into one int64 as ``serial << ECHO_BITS | echo``.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+Items = NDArray[np.int64]
+
+ECHO_BITS = 16
+MAX_ECHOES = 1 << ECHO_BITS
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_PURPOSE = np.uint64(0xD1342543DE82EF95)
+
+
+def _hash(values: Keys) -> Keys:
+    values = values ^ (values >> np.uint64(30))
+    values *= _MIX_1
+    values ^= values >> np.uint64(27)
+    values *= _MIX_2
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def item_keys(seed: int, items: Items) -> Keys:
+    """The key of each item under a seed.
+
+    Args:
+        seed: any integer; its lowest 64 bits count.
+        items: packed (serial, echo index) pairs, shape [n].
+    """
+    base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
+    keys: Keys = items.astype(np.uint64)
+    keys *= _GOLDEN
+    keys += base
+    return _hash(_hash(keys) ^ base)
+
+
+def bits(keys: Keys, purpose: int) -> Keys:
+    """64 random bits per key; another purpose gives independent ones.
+
+    Args:
+        keys: shape [n].
+        purpose: number of the draw within one augmentation, 0 <= purpose < 2**32.
+    """
+    offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE
+    return _hash(keys + offset)
+
+
+def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
+    """One number in [0, 1) per key, with 53 random bits."""
+    drawn: NDArray[np.float64] = (bits(keys, purpose) >> np.uint64(11)).astype(np.float64)
+    return drawn * 2.0**-53
+
+
+def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
+    """One integer in [low, high) per key; the bias is below (high - low) * 2**-53."""
+    if high <= low:
+        raise ValueError(f"integers: no integer lies in [{low}, {high})")
+    drawn: NDArray[np.int64] = (uniform(keys, purpose) * (high - low)).astype(np.int64)
+    return drawn + low if low else drawn
+
+
+def generator(key: Any) -> np.random.Generator:
+    """A NumPy generator for one key, for code that wants to draw at will."""
+    return np.random.Generator(np.random.Philox(key=int(key)))

@@ -1,0 +1,163 @@
+"""Where examples come from: arrays in memory, anything indexable with a length, or anything that iterates."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adaecho.echo.examples import Rows, Stack, flatten
+
+ORDERS = ("permutation", "stored")
+
+
+class Permutation:
+    """Rows of a source of fixed length by serial: the passes follow one another without a seam.
+
+    Args:
+        length: examples in the source.
+        order: "permutation" draws a new one for every pass from (seed, pass); "stored" keeps the source's.
+        seed: of the permutations.
+    """
+
+    def __init__(self, length: int, order: str, seed: int) -> None:
+        self.length = length
+        self._order, self._seed = order, seed
+        self._dtype = np.uint32 if length <= 1 << 32 else np.int64
+        self._kept: dict[int, NDArray[Any]] = {}
+
+    def rows(self, serials: NDArray[np.int64]) -> Rows:
+        """The row of each serial."""
+        if self._order == "stored":
+            return serials % self.length
+        passes, positions = np.divmod(serials, self.length)
+        if not len(passes):
+            return positions
+        if passes[0] == passes[-1]:  # serials rise
+            return self._pass(int(passes[0]))[positions].astype(np.int64)
+        rows = np.empty(len(serials), dtype=np.int64)
+        for number in np.unique(passes):
+            chosen = passes == number
+            rows[chosen] = self._pass(int(number))[positions[chosen]]
+        return rows
+
+    def _pass(self, number: int) -> NDArray[Any]:
+        if number not in self._kept:
+            if len(self._kept) > 1:
+                del self._kept[min(self._kept)]
+            rng = np.random.Generator(np.random.Philox(key=[self._seed & 0xFFFFFFFFFFFFFFFF, number]))
+            self._kept[number] = rng.permutation(np.arange(self.length, dtype=self._dtype))
+        return self._kept[number]
+
+
+class ArraySource:
+    """Arrays (or CPU tensors) with one leading length, alone or in a dict or tuple."""
+
+    def __init__(self, arrays: Stack) -> None:
+        self.arrays = arrays
+        self.length = len(arrays)
+        # Rows of a memory map are read from storage when they are used, all others lie in memory.
+        self.resident = not any(_is_memory_map(array) for array in arrays.arrays)
+
+    def read(self, rows: Rows) -> Stack:
+        """A copy of some rows."""
+        return self.arrays.take(rows)
+
+    def origin(self, row: int) -> str:
+        """What to call an example in a message."""
+        return f"row {row} of the source"
+
+
+class MapSource:
+    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``, or ``__getitems__`` for many rows."""
+
+    resident = False
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.length = len(dataset)
+
+    def read_one(self, row: int) -> Any:
+        """One example."""
+        return self._dataset[row]
+
+    def origin(self, row: int) -> str:
+        """What to call an example in a message."""
+        return f"example {row} of {type(self._dataset).__name__}"
+
+
+class IterableSource:
+    """Examples one after another; a pass is one iteration.
+
+    Args:
+        source: an iterable that can be iterated again for the next pass, or a factory of iterators. Its
+            ``set_epoch`` is called with the number of the pass where it has one.
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
+        self._source = source
+
+    def open(self, number: int) -> Iterator[Any]:
+        """The iterator of one pass."""
+        set_epoch = getattr(self._source, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(number)
+        if isinstance(self._source, Iterable):
+            return iter(self._source)
+        return iter(self._source())
+
+    def origin(self, serial: int) -> str:
+        """What to call an example in a message."""
+        name = getattr(self._source, "__name__", type(self._source).__name__)
+        return f"example {serial} (counted from 0 over all passes) of {name}"
+
+
+def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
+    """What kind of source an object is.
+
+    Raises:
+        ValueError: it is neither indexable with a length nor iterable, or is empty.
+    """
+    arrays = _as_arrays(getattr(source, "tensors", source))
+    found: ArraySource | MapSource | IterableSource
+    if arrays is not None:
+        found = ArraySource(arrays)
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        found = MapSource(source)
+    elif isinstance(source, Iterable) or callable(source):
+        return IterableSource(source)
+    else:
+        raise ValueError(
+            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; "
+            "give arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
+        )
+    if not found.length:
+        raise ValueError("source: it holds no examples (length 0)")
+    return found
+
+
+def _as_arrays(source: Any) -> Stack | None:
+    if isinstance(source, dict):
+        fields = list(source.values())
+    elif isinstance(source, tuple):
+        fields = list(source)
+    elif isinstance(source, np.ndarray | torch.Tensor):
+        fields = [source]
+    else:
+        return None
+    if not fields or not all(isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields):
+        return None
+    if len({len(field) for field in fields}) > 1:
+        lengths = ", ".join(str(len(field)) for field in fields)
+        raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
+    flat = flatten(source)
+    return None if flat is None else Stack(*flat)
+
+
+def _is_memory_map(array: Any) -> bool:
+    while array is not None:
+        if isinstance(array, np.memmap):
+            return True
+        array = getattr(array, "base", None)
+    return False

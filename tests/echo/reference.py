@@ -1,0 +1,127 @@
+"""A slow echo pipeline, one example at a time in plain Python, written from the definitions alone.
+
+It shares no code with the loader: the hash is on Python integers, the buffer is a list, the echo a loop.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+REPEATS, SLOT, DRAIN = (1 << 20), (1 << 20) + 1, (1 << 20) + 2
+
+
+def splitmix_hash(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def key(seed: int, serial: int, echo: int) -> int:
+    base = splitmix_hash(((seed & MASK) + GOLDEN) & MASK)
+    item = (serial << 16) | echo
+    return splitmix_hash(splitmix_hash((item * GOLDEN + base) & MASK) ^ base)
+
+
+def bits(drawn: int, purpose: int) -> int:
+    return splitmix_hash((drawn + (purpose + 1) * 0xD1342543DE82EF95) & MASK)
+
+
+def uniform(drawn: int, purpose: int) -> float:
+    return (bits(drawn, purpose) >> 11) / 2**53
+
+
+def repeats(seed: int, serial: int, factor: float) -> int:
+    whole = math.floor(factor)
+    return whole + (uniform(key(seed, serial, 0), REPEATS) < factor - whole)
+
+
+def fresh_serials(rank: int, world: int, start: int, end: int | None) -> Iterator[int]:
+    serial = start + (rank - start) % world
+    while end is None or serial < end:
+        yield serial
+        serial += world
+
+
+def row_of(serial: int, length: int, seed: int, order: str) -> int:
+    number, position = divmod(serial, length)
+    if order == "stored":
+        return position
+    rng = np.random.Generator(np.random.Philox(key=[seed & MASK, number]))
+    return int(rng.permutation(np.arange(length, dtype=np.uint32))[position])
+
+
+def echoed(things: Iterator[tuple[int, Any]], seed: int, factor: float) -> Iterator[tuple[int, int, Any]]:
+    for serial, thing in things:
+        for echo in range(repeats(seed, serial, factor)):
+            yield serial, echo, thing
+
+
+def shuffled(items: Iterator[tuple[int, int, Any]], seed: int, size: int) -> Iterator[tuple[int, int, Any]]:
+    buffer: list[tuple[int, int, Any]] = []
+    for item in items:
+        if len(buffer) < size:
+            buffer.append(item)
+            continue
+        if not size:
+            yield item
+            continue
+        slot = int(uniform(key(seed, item[0], item[1]), SLOT) * size)
+        leaving, buffer[slot] = buffer[slot], item
+        yield leaving
+    yield from sorted(buffer, key=lambda item: bits(key(seed, item[0], item[1]), DRAIN))
+
+
+def batches(
+    examples: list[Any],
+    *,
+    batch_size: int,
+    echo: str,
+    factor: float = 1.0,
+    shuffle_buffer: int = 0,
+    batch_shuffle_buffer: int = 0,
+    augment: Callable[[Any, int], Any],
+    order: str = "permutation",
+    seed: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    passes: int | None = None,
+    first_pass: int = 0,
+) -> Iterator[tuple[list[Any], int]]:
+    """Batches as lists of examples, each with the number of fresh examples read when it was complete."""
+    reads = 0
+
+    def read() -> Iterator[tuple[int, Any]]:
+        nonlocal reads
+        length = len(examples)
+        end = None if passes is None else (first_pass + passes) * length
+        for serial in fresh_serials(rank, world, first_pass * length, end):
+            reads += 1
+            example = examples[row_of(serial, length, seed, order)]
+            if echo == "example_after_augmentation":
+                example = augment(example, key(seed, serial, 0))
+            yield serial, example
+
+    def batch(items: Iterator[tuple[int, int, Any]]) -> Iterator[list[Any]]:
+        made = []
+        for serial, repeat, example in items:
+            if echo != "example_after_augmentation":
+                example = augment(example, key(seed, serial, repeat))
+            made.append(example)
+            if len(made) == batch_size:
+                yield made
+                made = []
+        if made:
+            yield made
+
+    example_factor = factor if echo.startswith("example") else 1.0
+    made = batch(shuffled(echoed(read(), seed, example_factor), seed, shuffle_buffer))
+    if echo == "batch":
+        numbered = ((rank + world * number, one) for number, one in enumerate(made))
+        repeated = shuffled(echoed(numbered, seed + 1, factor), seed + 1, batch_shuffle_buffer)
+        made = (one for _, _, one in repeated)
+    for one in made:
+        yield one, reads
