@@ -157,7 +157,8 @@ class Config:
 
 # Keys that can't change what a run computes up to a given step: they may differ when a run is resumed.
 # Budgets are here too: a larger one continues the run.
-BUDGETS = ("max_steps", "max_fresh_examples", "max_train_time_s")
+COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see RunFolder.start
+BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
 _NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", *BUDGETS)
 _NOT_IDENTITY_DATA = ("num_workers", "prefetch")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from adaecho.config import BUDGETS, identity
+from adaecho.config import COUNTED_BUDGETS, identity
 from adaecho.errors import FolderError
 from adaecho.records.compare import differences, smaller_budgets
 from adaecho.records.files import append, dumps, folder_errors, read_json, write_json, write_text
@@ -238,7 +238,7 @@ class RunFolder:
 
 
 def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]) -> None:
-    lines = differences(identity(recorded), identity(config)) + smaller_budgets(recorded, config, BUDGETS)
+    lines = differences(identity(recorded), identity(config)) + smaller_budgets(recorded, config, COUNTED_BUDGETS)
     if lines:
         raise FolderError(
             f"{path}: holds a run with another config:\n  "
