@@ -124,6 +124,19 @@ def append(path: Path, text: str) -> None:
             os.close(descriptor)
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that end in a newline; a torn last one is left out. None where the file is missing.
+
+    Raises:
+        FolderError: it can't be read.
+    """
+    if not path.exists():
+        return []
+    with folder_errors(path):
+        lines = path.read_bytes().splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """Strict JSON: numbers of numpy and torch become plain, NaN and infinities (which JSON lacks) null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)

@@ -24,7 +24,7 @@ import yaml  # type: ignore[import-untyped]
 from adaecho.config import COUNTED_BUDGETS, identity
 from adaecho.errors import FolderError
 from adaecho.records.compare import differences, smaller_budgets
-from adaecho.records.files import append, dumps, folder_errors, read_json, write_json, write_text
+from adaecho.records.files import append, dumps, folder_errors, read_json, whole_lines, write_json, write_text
 from adaecho.records.lock import FolderLock
 
 # The parser and emitter in C where PyYAML has them: a trial may last a second.
@@ -110,7 +110,7 @@ class RunFolder:
             FolderError: the file has fewer whole lines.
         """
         self._check_writer()
-        lines = self._whole_lines()
+        lines = whole_lines(self._metrics)
         if len(lines) < num_lines:
             raise FolderError(
                 f"{self._metrics}: {len(lines)} lines, but the checkpoint was written after {num_lines}. "
@@ -127,7 +127,7 @@ class RunFolder:
             FolderError: a line within the file is damaged; names it.
         """
         metrics = []
-        for number, line in enumerate(self._whole_lines(), start=1):
+        for number, line in enumerate(whole_lines(self._metrics), start=1):
             try:
                 metrics.append(json.loads(line))
             except ValueError as error:
@@ -227,14 +227,6 @@ class RunFolder:
         header = f"# overrides: {json.dumps(list(overrides))}\n"
         text = yaml.dump(config, Dumper=_Dumper, sort_keys=False)
         write_text(self.path / "config.yaml", header + text, durable=False)
-
-    def _whole_lines(self) -> list[bytes]:
-        """The lines of ``metrics.jsonl`` that end in a newline."""
-        if not self._metrics.exists():
-            return []
-        with folder_errors(self._metrics):
-            lines = self._metrics.read_bytes().splitlines(keepends=True)
-        return [line for line in lines if line.endswith(b"\n")]
 
 
 def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]) -> None:

@@ -52,11 +52,12 @@ def run_trial(
         if is_finished(summary, config):
             assert summary is not None
             return summary
-        try:
-            return _Trial(config, run, group, report).run()
-        except (Exception, KeyboardInterrupt) as error:
-            _record_failure(run, config, error)
-            raise
+        with open_tracker(config.tracking, folder, group=group) as tracker:
+            try:
+                return _Trial(config, run, tracker, report).run()
+            except (Exception, KeyboardInterrupt) as error:
+                _record_failure(run, config, error)
+                raise
 
 
 def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
@@ -75,10 +76,9 @@ def _record_failure(run: RunFolder, config: Config, error: BaseException) -> Non
 class _Trial:
     """The trainer and the folder that records it."""
 
-    def __init__(self, config: Config, run: RunFolder, group: str | None, report: Report | None) -> None:
+    def __init__(self, config: Config, run: RunFolder, tracker: Tracker, report: Report | None) -> None:
         self.config, self.run_folder, self.report = config, run, report
-        self.group = group
-        self.tracker: Tracker | None = None
+        self.tracker = tracker
         self.last_checkpoint = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -95,8 +95,6 @@ class _Trial:
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)
-        plain = to_plain(self.config)
-        self.tracker = open_tracker(self.config.tracking, self.run_folder.path, plain, group=self.group)
         self.run_folder.write_summary(self._summary(trainer, "running"))
         status = trainer.train()
         if status in ("preempted", "budget_spent"):
@@ -106,7 +104,6 @@ class _Trial:
             summary["test"] = trainer.measure("test")
             summary["eval_time_s"] = trainer.clocks.eval_time_s
         self.run_folder.write_summary(summary)
-        self.tracker.finish(summary)
         return summary
 
     def _resume(self, trainer: Trainer) -> None:
@@ -133,8 +130,7 @@ class _Trial:
 
     def record(self, line: Line) -> None:
         self.run_folder.append_metrics(line)
-        if self.tracker is not None:
-            self.tracker.log(line, line["fresh_examples"])
+        self.tracker.update()
         if self.report is not None:
             self.report(line)
 

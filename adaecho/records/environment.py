@@ -1,0 +1,99 @@
+"""Where a run was made: code, versions, machine, job."""
+
+import functools
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# What can change a result or a time; wandb, matplotlib and the rest can't.
+_PACKAGES = (
+    "adaecho",
+    "torch",
+    "torchvision",
+    "numpy",
+    "opencv-python-headless",
+    "hydra-core",
+    "optuna",
+    "scipy",
+)
+
+
+def environment() -> dict[str, Any]:
+    """What ``environment.json`` records; found once per process, in some milliseconds.
+
+    Returns:
+        ``git`` {sha, dirty} of the checkout this package runs from, or null in an installed one; versions of
+        ``python`` and ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` this process may
+        use, ``gpus`` by name; ``slurm`` {variable: value}, empty outside of a job.
+    """
+    return {**_fixed(), "slurm": _slurm()}
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    return {
+        "git": _git(Path(__file__).resolve().parents[2]),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": _gpus(),
+    }
+
+
+def _git(root: Path) -> dict[str, Any] | None:
+    """Commit, and whether tracked files differ from it; None without a checkout or without git."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        sha = _run_git(root, "rev-parse", "HEAD")
+        status = _run_git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"sha": sha, "dirty": bool(status)}
+
+
+def _run_git(root: Path, *arguments: str) -> str:
+    # Without optional locks a status never disturbs a commit that somebody is making.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+    return result.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs torch sees; none where torch isn't loaded, as importing it costs seconds."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _slurm() -> dict[str, str]:
+    names = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", "NODELIST", "CLUSTER_NAME")
+    return {name.lower(): os.environ[f"SLURM_{name}"] for name in names if f"SLURM_{name}" in os.environ}
