@@ -230,7 +230,9 @@ class RunFolder:
 
 
 def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]) -> None:
-    lines = differences(identity(recorded), identity(config)) + smaller_budgets(recorded, config, COUNTED_BUDGETS)
+    lines = differences(identity(recorded), identity(config)) + smaller_budgets(
+        recorded, config, COUNTED_BUDGETS
+    )
     if lines:
         raise FolderError(
             f"{path}: holds a run with another config:\n  "
