@@ -1,0 +1,98 @@
+"""From trials to arms: the paper's protocol (section 3) as a pure function over rows.
+
+A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them. Its keys::
+
+    experiment, task, arm, echo_variant, echo_factor     what was compared
+    repeat, index                                        which search of the arm, which point of the search
+    status                                               reached, budget_spent, diverged, failed, ...
+    counted                                              whether it is among the search's non-divergent budget
+    seed, hyperparameters                                the point: {key: value}
+    target_metric, target_value
+    to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
+    best_value, fresh_examples, steps, train_time_s                        at the end of the run
+"""
+
+from statistics import fmean
+from typing import Any
+
+Row = dict[str, Any]
+COSTS = ("fresh_examples", "steps", "train_time_s")
+
+
+def outcome(rows: list[Row]) -> list[Row]:
+    """One dict per arm, in the order of first appearance.
+
+    Each search is represented by its best counted trial; the costs of these are averaged over the searches
+    that reached the target, and their extremes kept (the bars and error bars of the paper's Fig. 3).
+
+    Returns:
+        Per arm: ``arm``, ``echo_variant``, ``echo_factor``; ``searches`` and how many of them ``reached`` the
+        target; ``trials`` that count, and how many of these ``missed`` the target; how many others
+        ``diverged`` (replaced, not counted) or ``failed``; ``fresh_examples``, ``steps`` and
+        ``train_time_s`` to the target as {mean, min, max}, null if no search reached it;
+        ``ratio_to_baseline``, of mean fresh examples, null without a baseline that reached the target.
+    """
+    best = best_trials(rows)
+    arms = [_arm(rows_of_arm, best) for rows_of_arm in _by_arm(rows).values()]
+    baseline = _baseline(arms)
+    for arm in arms:
+        comparable = baseline and baseline["fresh_examples"] and arm["fresh_examples"]
+        arm["ratio_to_baseline"] = (
+            arm["fresh_examples"]["mean"] / baseline["fresh_examples"]["mean"]
+            if comparable and baseline
+            else None
+        )
+    return arms
+
+
+def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
+    """The counted trial of each (arm, repeat) with fewest fresh examples to the target, ties by index.
+
+    A search that never reached the target has no entry.
+    """
+    best: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        if not row["counted"] or row["to_target_fresh_examples"] is None:
+            continue
+        key = (row["arm"], row["repeat"])
+        if key not in best or _cost(row) < _cost(best[key]):
+            best[key] = row
+    return best
+
+
+def _cost(row: Row) -> tuple[int, int]:
+    return row["to_target_fresh_examples"], row["index"]
+
+
+def _by_arm(rows: list[Row]) -> dict[str, list[Row]]:
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        arms.setdefault(row["arm"], []).append(row)
+    return arms
+
+
+def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
+    first = rows[0]
+    reached = [row for (arm, _), row in best.items() if arm == first["arm"]]
+    counted = [row for row in rows if row["counted"]]
+    return {
+        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor")},
+        "searches": len({row["repeat"] for row in rows}),
+        "reached": len(reached),
+        "trials": len(counted),
+        "diverged": sum(row["status"] == "diverged" for row in rows),
+        "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
+        "failed": sum(row["status"] == "failed" for row in rows),
+        **{cost: _spread([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
+    }
+
+
+def _spread(costs: list[float]) -> dict[str, float] | None:
+    return {"mean": fmean(costs), "min": min(costs), "max": max(costs)} if costs else None
+
+
+def _baseline(arms: list[Row]) -> Row | None:
+    """The arm called baseline, else the only one without echoing."""
+    named = [arm for arm in arms if arm["arm"] == "baseline"]
+    plain = [arm for arm in arms if arm["echo_variant"] == "none"]
+    return named[0] if named else plain[0] if len(plain) == 1 else None

@@ -1,0 +1,139 @@
+import random
+from itertools import groupby
+
+import pytest
+
+from adaecho.records.outcome import best_trials, outcome
+
+
+def trial(arm, repeat, index, cost, *, status=None, counted=True, factor=1, variant="none", time_s=1.0):
+    """A trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
+    return {
+        "arm": arm,
+        "echo_variant": variant,
+        "echo_factor": factor,
+        "repeat": repeat,
+        "index": index,
+        "status": status or ("budget_spent" if cost is None else "reached"),
+        "counted": counted,
+        "to_target_fresh_examples": cost,
+        "to_target_steps": None if cost is None else cost // 32 * factor,
+        "to_target_train_time_s": None if cost is None else time_s,
+    }
+
+
+def test_two_arms_by_hand():
+    rows = [
+        trial("baseline", 0, 0, 6400, time_s=2.0),
+        trial("baseline", 0, 1, 3200, time_s=4.0),
+        trial("baseline", 1, 0, None),
+        trial("baseline", 1, 1, 9600, time_s=6.0),
+        trial("batch_e2", 0, 0, 1600, factor=2, variant="batch"),
+        trial("batch_e2", 1, 0, 4800, factor=2, variant="batch"),
+    ]
+    baseline, batch = outcome(rows)
+    assert baseline == {
+        "arm": "baseline",
+        "echo_variant": "none",
+        "echo_factor": 1,
+        "searches": 2,
+        "reached": 2,
+        "trials": 4,
+        "diverged": 0,
+        "missed": 1,
+        "failed": 0,
+        "fresh_examples": {"mean": 6400, "min": 3200, "max": 9600},
+        "steps": {"mean": 200, "min": 100, "max": 300},
+        "train_time_s": {"mean": 5.0, "min": 4.0, "max": 6.0},
+        "ratio_to_baseline": 1.0,
+    }
+    assert batch["fresh_examples"] == {"mean": 3200, "min": 1600, "max": 4800}
+    assert batch["steps"] == {"mean": 200, "min": 100, "max": 300}
+    assert batch["ratio_to_baseline"] == 0.5
+
+
+def test_a_tie_goes_to_the_lower_index_whatever_the_order():
+    rows = [
+        trial("a", 0, 2, 320, time_s=9.0),
+        trial("a", 0, 1, 320, time_s=5.0),
+        trial("a", 0, 0, 640, time_s=1.0),
+    ]
+    for order in (rows, rows[::-1]):
+        assert best_trials(order)["a", 0]["index"] == 1
+        assert outcome(order)[0]["train_time_s"]["mean"] == 5.0
+
+
+def test_the_fastest_trial_does_not_win_over_the_one_with_fewest_fresh_examples():
+    rows = [trial("a", 0, 0, 320, time_s=9.0), trial("a", 0, 1, 480, time_s=1.0)]
+    assert outcome(rows)[0]["train_time_s"] == {"mean": 9.0, "min": 9.0, "max": 9.0}
+
+
+def test_a_search_that_missed_the_target_lowers_reached_and_leaves_the_mean_to_the_others():
+    rows = [trial("a", 0, 0, 320), trial("a", 1, 0, None), trial("a", 1, 1, None)]
+    (arm,) = outcome(rows)
+    assert (arm["searches"], arm["reached"], arm["missed"]) == (2, 1, 2)
+    assert arm["fresh_examples"] == {"mean": 320, "min": 320, "max": 320}
+
+
+def test_an_arm_that_never_reached_has_no_costs_and_no_ratio():
+    rows = [trial("baseline", 0, 0, 320), trial("b", 0, 0, None, factor=4, variant="batch")]
+    arm = outcome(rows)[1]
+    assert arm["fresh_examples"] is arm["steps"] is arm["train_time_s"] is arm["ratio_to_baseline"] is None
+    assert arm["reached"] == 0
+
+
+def test_without_a_baseline_that_reached_there_is_no_ratio():
+    rows = [trial("baseline", 0, 0, None), trial("b", 0, 0, 160, variant="batch")]
+    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == [None, None]
+
+
+def test_diverged_failed_and_surplus_trials_do_not_count():
+    rows = [
+        trial("a", 0, 0, None, status="diverged", counted=False),
+        trial("a", 0, 1, 640),
+        trial("a", 0, 2, None, status="failed", counted=False),
+        trial("a", 0, 3, 160, counted=False),  # beyond the budget of the search
+        trial("a", 0, 4, None, status="running", counted=False),
+    ]
+    (arm,) = outcome(rows)
+    assert (arm["trials"], arm["diverged"], arm["failed"], arm["missed"]) == (1, 1, 1, 0)
+    assert arm["fresh_examples"]["mean"] == 640
+
+
+@pytest.mark.parametrize(
+    ("names", "ratios"),
+    [
+        (("plain", "batch_e2"), [1.0, 2.0]),  # the only arm without echoing
+        (("plain", "baseline"), [0.5, 1.0]),  # the one that is called so
+        (("plain", "other"), [None, None]),  # two without echoing, neither called so
+    ],
+)
+def test_which_arm_is_the_baseline(names, ratios):
+    variants = ["none", "batch" if names[1] == "batch_e2" else "none"]
+    rows = [
+        trial(name, 0, 0, cost, variant=variant)
+        for name, cost, variant in zip(names, (320, 640), variants, strict=True)
+    ]
+    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == ratios
+
+
+def test_no_rows_no_arms():
+    assert outcome([]) == []
+
+
+def test_against_a_slow_version_on_random_rows():
+    draw = random.Random(5)
+    rows = [
+        trial(arm, repeat, index, draw.choice([None, 160, 320, 480]), counted=draw.random() < 0.8)
+        for arm in ("x", "y", "z")
+        for repeat in range(5)
+        for index in range(6)
+    ]
+    shuffled = draw.sample(rows, len(rows))
+    found = {arm["arm"]: arm["fresh_examples"] for arm in outcome(shuffled)}
+    for name, group in groupby(rows, key=lambda row: row["arm"]):
+        costs = []
+        for _, search in groupby(group, key=lambda row: row["repeat"]):
+            reached = [r["to_target_fresh_examples"] for r in search if r["counted"]]
+            costs += sorted(cost for cost in reached if cost is not None)[:1]
+        assert found[name] == {"mean": sum(costs) / len(costs), "min": min(costs), "max": max(costs)}
