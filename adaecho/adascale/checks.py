@@ -1,0 +1,132 @@
+"""What AdaScale can't take, said before training starts."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adaecho.adascale.statistics import Settings
+
+
+def check_parameters(parameters: Iterable[Tensor]) -> None:
+    """Refuse sharded parameters and parameters on several devices.
+
+    Raises:
+        ValueError: FSDP, FSDP2 or DTensor parameters, or more than one device.
+    """
+    devices = set()
+    for parameter in parameters:
+        devices.add(parameter.device)
+        # FSDP marks its flat parameters and those it shards; FSDP2 and tensor parallelism use DTensor.
+        if hasattr(parameter, "_local_tensor") or getattr(parameter, "_fsdp_flattened", False):
+            raise ValueError(
+                "AdaScale: a parameter is sharded (FSDP, FSDP2 or DTensor), so no rank sees the gradient of "
+                "one micro-batch whose norm the gain needs. Use DistributedDataParallel, with "
+                "torch.distributed.optim.ZeroRedundancyOptimizer to shard the optimizer's state"
+            )
+    if len(devices) > 1:
+        names = sorted(str(device) for device in devices)
+        raise ValueError(
+            f"AdaScale: parameters on several devices ({', '.join(names)}); one process drives one"
+        )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step can't be scaled from outside.
+
+    Raises:
+        ValueError: ZeroRedundancyOptimizer steps inside DDP's hooks.
+    """
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise ValueError(
+            "AdaScale: ZeroRedundancyOptimizer(overlap_with_ddp=True) updates parameters during backward, "
+            "before the gain is known; use overlap_with_ddp=False"
+        )
+
+
+def checked_world_size(world_size: int | None) -> int:
+    """The number of ranks to average over; ``torch.distributed``'s where none is given.
+
+    Raises:
+        ValueError: it is neither 1 nor the number of ranks there are.
+    """
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if world_size not in (None, 1, ranks):
+        raise ValueError(
+            f"AdaScale: world_size={world_size}, but torch.distributed has {ranks} rank(s); leave it out, or "
+            "give 1 for statistics of this rank alone"
+        )
+    return ranks if world_size is None else world_size
+
+
+def checked_scale(scale: float) -> float:
+    """S.
+
+    Raises:
+        ValueError: not a finite number >= 1.
+    """
+    if not (math.isfinite(scale) and scale >= 1):
+        raise ValueError(f"AdaScale: scale={scale}: a step averages over at least one base batch, so >= 1")
+    return float(scale)
+
+
+def checked_smoothing(smoothing: float) -> float:
+    """theta.
+
+    Raises:
+        ValueError: outside [0, 1).
+    """
+    if not 0 <= smoothing < 1:
+        raise ValueError(
+            f"AdaScale: smoothing={smoothing}: must be in [0, 1); 0 uses each step's estimate alone"
+        )
+    return float(smoothing)
+
+
+def checked_num_gradients(num_gradients: int) -> int:
+    """Backward passes per step.
+
+    Raises:
+        ValueError: not a whole number >= 1.
+    """
+    if num_gradients != int(num_gradients) or num_gradients < 1:
+        raise ValueError(
+            f"AdaScale: num_gradients_to_accumulate={num_gradients}: a whole number >= 1 of backward passes"
+        )
+    return int(num_gradients)
+
+
+def default_smoothing(num_gradients: int, scale: float) -> float:
+    """theta of AdaScale, appendix B.3, with one gradient per base batch: averages span 1000 base batches."""
+    return max(1 - (num_gradients if num_gradients > 1 else scale) / 1000, 0.0)
+
+
+def checked_settings(
+    world_size: int | None,
+    scale: float | None,
+    smoothing: float | None,
+    num_gradients_to_accumulate: int,
+    is_scaled_loss: bool,
+    debias_ewma: bool,
+    grad_scaler: torch.amp.GradScaler | None,
+) -> Settings:
+    """AdaScale's arguments with their defaults filled in.
+
+    Raises:
+        ValueError: one of them can't be.
+    """
+    ranks = checked_world_size(world_size)
+    num_passes = checked_num_gradients(num_gradients_to_accumulate)
+    num_gradients = ranks * num_passes
+    if scale is None and num_gradients == 1:
+        raise ValueError(
+            "AdaScale: one process without gradient accumulation has one gradient a step. Give scale= (how "
+            "many base batches it averages over; the variance is then taken across steps), or "
+            "num_gradients_to_accumulate >= 2"
+        )
+    scale = checked_scale(num_gradients if scale is None else scale)
+    theta = default_smoothing(num_gradients, scale) if smoothing is None else checked_smoothing(smoothing)
+    return Settings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler)

@@ -1,0 +1,144 @@
+"""Gradients as they pass through the backward pass, before anything reduces, rescales or clips them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from adaecho.adascale.squares import statistics_dtype, sum_of_squares
+
+# Gradients are squared in lots of this many bytes: few kernel launches, and no more than this of a
+# micro-batch's gradient is kept alive beyond its use.
+_LOT_BYTES = 16 << 20
+
+
+class GradientCollector:
+    """Sums |g_i|^2 per parameter group over the backward passes of one step.
+
+    A hook on each parameter sees its gradient of one micro-batch before it is accumulated and before
+    DistributedDataParallel reduces it. Passes are counted by how often a parameter was seen, so parameters
+    that are unused in some of them do not matter.
+
+    Args:
+        groups: the parameters of each group; those that require no gradient are left alone.
+        num_passes: backward passes in a step.
+        on_last_pass: called at the end of the last one, when ``.grad`` is accumulated and reduced.
+    """
+
+    def __init__(
+        self, groups: Sequence[Sequence[Tensor]], num_passes: int, on_last_pass: Callable[[], None]
+    ) -> None:
+        self.num_passes = num_passes
+        self.passes = 0
+        self._on_last_pass = on_last_pass
+        self._handles: dict[Tensor, RemovableHandle] = {}
+        self.groups: list[list[Tensor]] = []  # those watched
+        self._callback_queued = False
+        self.hook(groups)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all backward passes of a step have been seen."""
+        return self.passes == self.num_passes
+
+    def hook(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Watch every parameter of ``groups`` that requires a gradient and is not watched yet."""
+        for index, parameters in enumerate(groups):
+            if index == len(self.groups):
+                self.groups.append([])
+            for parameter in parameters:
+                if parameter.requires_grad and parameter not in self._handles:
+                    handle = parameter.register_hook(self._hook_for(parameter, index))  # type: ignore[no-untyped-call]
+                    self._handles[parameter] = handle
+                    self.groups[index].append(parameter)
+        self.reset()
+
+    def unhook(self) -> None:
+        """Stop watching."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self.groups = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the passes seen so far."""
+        self.passes = 0
+        self._seen: dict[Tensor, int] = {}
+        self._sums: list[Tensor | None] = [None] * len(self.groups)
+        self._lot: list[list[Tensor]] = [[] for _ in self.groups]
+        self._lot_bytes = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are; one device for all."""
+        return next(iter(self._handles)).device
+
+    def sums_of_squares(self) -> Tensor:
+        """sum_i |g_i|^2 of this rank per group, [num_groups] in float64, in the units of the loss."""
+        return self._stacked(self._sums)
+
+    def squares_of_accumulated(self) -> Tensor:
+        """|G|^2 of the accumulated ``.grad`` per group, [num_groups] in float64, in the units of the loss."""
+        gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
+        return self._stacked([sum_of_squares(group) if group else None for group in gradients])
+
+    def _stacked(self, sums: Sequence[Tensor | None]) -> Tensor:
+        zero = torch.zeros((), dtype=statistics_dtype(self.device), device=self.device)
+        return torch.stack([zero if value is None else value for value in sums])
+
+    def _hook_for(self, parameter: Tensor, group: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            self._count(parameter)
+            # A detached alias, not the gradient itself: holding that would make autograd copy it into .grad.
+            self._lot[group].append(gradient.detach())
+            self._lot_bytes += gradient.nbytes
+            if self._lot_bytes > _LOT_BYTES:
+                self._square_lot()
+
+        return hook
+
+    def _count(self, parameter: Tensor) -> None:
+        seen = self._seen.get(parameter, 0)
+        if seen == self.num_passes:
+            # One pass too many. Right after a step that was given up (GradScaler skips on overflow) .grad is
+            # gone and a new step begins; otherwise the gradient of two steps is being mixed.
+            passes = self.passes
+            self.reset()
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"AdaScale: backward pass {passes + 1} of a step that has num_gradients_to_accumulate="
+                    f"{self.num_passes}. Call step() or optimizer.zero_grad() after {self.num_passes}, or "
+                    "set_num_gradients_to_accumulate(). (A parameter used in several reentrant activation "
+                    "checkpoints looks the same: use_reentrant=False there.)"
+                )
+            seen = 0
+        self._seen[parameter] = seen + 1
+        self.passes = max(self.passes, seen + 1)
+        if not self._callback_queued:
+            self._callback_queued = True
+            _call_after_backward(self._after_gradients)
+
+    @torch.no_grad()
+    def _square_lot(self) -> None:
+        for group, gradients in enumerate(self._lot):
+            if gradients:
+                square = sum_of_squares(gradients)
+                before = self._sums[group]
+                self._sums[group] = square if before is None else before + square
+                gradients.clear()
+        self._lot_bytes = 0
+
+    def _after_gradients(self) -> None:
+        self._callback_queued = False
+        self._square_lot()
+        if self.complete:
+            # Callbacks run in the order they were queued; DDP queued its own (which waits for the
+            # reduction) during the pass, so this one runs after it.
+            _call_after_backward(self._on_last_pass)
+
+
+def _call_after_backward(callback: Callable[[], None]) -> None:
+    # torch's own FSDP and DDP use the same door; there is no public one.
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

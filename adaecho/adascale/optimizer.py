@@ -1,0 +1,330 @@
+"""AdaScale around a torch optimizer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adaecho.adascale import checkpoint, checks
+from adaecho.adascale.progress import Progress
+from adaecho.adascale.statistics import GradientStatistics, Sample
+from adaecho.adascale.update import scaled_learning_rates, step_on_device, steps_on_device
+
+
+class AdaScale(Optimizer):
+    """AdaScale SGD (Johnson et al., ICML 2020, arXiv 2007.05105) around ``torch.optim.SGD``.
+
+    A step that averages S base batches multiplies the learning rate by the gain r in [1, S] instead of S, and
+    counts as r steps of the base schedule. A schedule tuned for the base batch is used as it is, read at
+    floor(tau), tau being the sum of the gains so far (``scale_invariant_steps``)::
+
+        optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=4)
+        while not optimizer.done(total_steps):              # T of the base schedule
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(math.floor(optimizer.scale_invariant_steps))
+            optimizer.zero_grad()
+            for micro_batch in micro_batches:               # 4 backward passes
+                (loss(micro_batch) / 4).backward()
+            optimizer.step()                                # lr * gain, for this step only
+
+    or with a torch scheduler, whose unit is then one base step, after each ``step()``::
+
+            for _ in range(optimizer.schedule_increment()):
+                scheduler.step()
+
+    Supported is SGD, with and without momentum; other optimizers are wrapped alike, but the theory does not
+    cover them. Statistics are of the gradients as backward leaves them (after DistributedDataParallel's
+    averaging), so clipping and unscaling before ``step()`` leave the gain alone. They are kept per parameter
+    group: each group's learning rate is multiplied by its own gain; tau counts the pooled one.
+
+    ``step()`` reads one small tensor back from the device. With ``SGD(fused=True)``, no dampening and the
+    learning rate a tensor on the device it reads nothing: the gain, the decision to skip and tau stay there.
+
+    Args:
+        optimizer: the optimizer to drive; torch's ``ZeroRedundancyOptimizer`` too.
+        world_size: ranks whose gradients are averaged; default ``torch.distributed``'s, else 1.
+        scale: S, how many base batches a step averages over, >= 1, not necessarily whole; default one per
+            micro-batch, ``world_size * num_gradients_to_accumulate``. Needed where that is 1: the variance is
+            then taken from the difference between the gradients of consecutive steps, on fresh batches only
+            (``mark_repeated_batch``).
+        smoothing: theta of the moving averages, in [0, 1); default ``max(1 - n / 1000, 0)`` with n the
+            micro-batches of a step over all ranks (S where n is 1). An average spans about 1000 / n steps.
+        num_gradients_to_accumulate: backward passes per step and rank, >= 1.
+        is_scaled_loss: whether each pass's loss is divided by that number, so that ``.grad`` adds up to a
+            mean. If not, call ``scale_grad_by_num_grads_to_accum()`` before ``step()``.
+        debias_ewma: exponential averages divided by the sum of their weights; False: the paper's plain mean
+            of the first 1 / (1 - theta) samples, then exponential (appendix B.3).
+        grad_scaler: the ``torch.amp.GradScaler`` in use, so that statistics are taken in unscaled units.
+
+    Raises:
+        ValueError: an argument can't be, or parameters are sharded (FSDP, FSDP2, DTensor).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        world_size: int | None = None,
+        scale: float | None = None,
+        smoothing: float | None = None,
+        num_gradients_to_accumulate: int = 1,
+        is_scaled_loss: bool = True,
+        debias_ewma: bool = True,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        # Optimizer.__init__ is left out: groups, state and step hooks are the wrapped optimizer's own.
+        checks.check_optimizer(optimizer)
+        self._optimizer = optimizer
+        self._settings = checks.checked_settings(
+            world_size,
+            scale,
+            smoothing,
+            num_gradients_to_accumulate,
+            is_scaled_loss,
+            debias_ewma,
+            grad_scaler,
+        )
+        checks.check_parameters(self._parameters())
+        self._statistics = GradientStatistics(self._groups(), self._settings)
+        self._progress = Progress()
+
+    # Looked up each time: load_state_dict makes new group dicts, and schedulers must find those.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's groups; ``lr`` is the base learning rate."""
+        return self._optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state."""
+        return self._optimizer.state
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # not constructed yet
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    # Gain and progress
+
+    @property
+    def scale(self) -> float:
+        """S: how many base batches one step averages over."""
+        return self._settings.scale
+
+    @property
+    def smoothing(self) -> float:
+        """theta of the moving averages."""
+        return self._settings.smoothing
+
+    def gain(self, pg_idx: int | None = None) -> float:
+        """The gain in [1, S] of one parameter group, or pooled over all; waits for the device.
+
+        Between the last backward pass and ``step()`` it includes the coming step. 1 before the first one.
+        """
+        return float(self._statistics.gains()[-1 if pg_idx is None else pg_idx])
+
+    def grad_var_avg(self, pg_idx: int | None = None) -> float:
+        """Averaged sigma^2, the summed variance of one base-batch gradient's elements; waits."""
+        variance = self._statistics.current_averages.variance
+        return float(variance.sum() if pg_idx is None else variance[pg_idx])
+
+    def grad_sqr_avg(self, pg_idx: int | None = None) -> float:
+        """Averaged mu^2, the squared norm of the expected gradient; waits."""
+        square = self._statistics.current_averages.square
+        return float(square.sum() if pg_idx is None else square[pg_idx])
+
+    @property
+    def scale_invariant_steps(self) -> float:
+        """tau: how many steps of the base schedule the steps so far amount to; never waits.
+
+        Where ``step()`` stays on a CUDA device, this is tau as of one step earlier, always.
+        Assign to it to continue a count that was kept elsewhere.
+        """
+        return self._progress.reported
+
+    @scale_invariant_steps.setter
+    def scale_invariant_steps(self, tau: float) -> None:
+        self._progress.set_tau(tau)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps not taken because a gradient was not finite; waits."""
+        return self._progress.skipped_steps
+
+    def schedule_increment(self) -> int:
+        """Whole steps of the base schedule completed since the last call, for integer schedulers."""
+        return self._progress.schedule_increment()
+
+    def done(self, total_steps: float) -> bool:
+        """Whether tau >= ``total_steps``, the base schedule's number of steps (Algorithm 2); waits."""
+        return self._progress.tau >= total_steps
+
+    # Settings that may change between steps
+
+    def set_scale(self, scale: float, update_estimate: bool = True) -> None:  # noqa: ARG002
+        """Change S between steps, as when ranks come and go.
+
+        Args:
+            scale: the new S, >= 1.
+            update_estimate: accepted for FairScale's callers. The estimates stay as they are either way: the
+                variance of one base batch does not depend on how many of them make a step.
+        """
+        self._refuse_within_accumulation("set_scale()")
+        self._settings.scale = checks.checked_scale(scale)
+
+    def set_num_gradients_to_accumulate(
+        self, num_gradients_to_accumulate: int, update_smoothing: bool = True
+    ) -> None:
+        """Change the backward passes per step, between steps; S is changed by ``set_scale``.
+
+        Args:
+            num_gradients_to_accumulate: passes per step and rank, >= 1.
+            update_smoothing: whether theta becomes the default for the new number.
+        """
+        self._refuse_within_accumulation("set_num_gradients_to_accumulate()")
+        num_passes = checks.checked_num_gradients(num_gradients_to_accumulate)
+        self._settings.num_passes = self._statistics.collector.num_passes = num_passes
+        self._statistics.begin(self._groups())
+        if update_smoothing:
+            self._settings.smoothing = checks.default_smoothing(self._settings.num_gradients, self.scale)
+
+    def mark_repeated_batch(self) -> None:
+        """Say, before backward, that the coming step repeats an earlier batch (batch echoing).
+
+        Only the estimate across steps needs to know: it takes no sample there, since the noise of two passes
+        over one batch is the same noise.
+        """
+        self._statistics.repeated_batch = True
+
+    # The optimizer's methods
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step with each group's learning rate multiplied by its gain, then restored.
+
+        Not taken, on any rank, if a gradient was not finite; averages and tau then stay as they were.
+
+        Raises:
+            RuntimeError: not ``num_gradients_to_accumulate`` backward passes since the last step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        sample = self._statistics.sample
+        if sample is None:
+            self._refuse_within_accumulation("step()")
+            self._refuse_unseen_gradients()
+            self._optimizer.step()
+        else:
+            self._take_step(sample)
+            self._statistics.begin(self._groups())
+        return loss
+
+    def scale_grad_by_num_grads_to_accum(self) -> None:
+        """Divide ``.grad`` by the passes per step: before ``step()``, where the losses were not divided.
+
+        Raises:
+            RuntimeError: they were (``is_scaled_loss=True``).
+        """
+        if self._settings.is_scaled_loss:
+            raise RuntimeError("AdaScale: is_scaled_loss=True says that the losses were divided already")
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        torch._foreach_div_(gradients, float(self._settings.num_passes))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, and forget the backward passes since the last step."""
+        self._optimizer.zero_grad(set_to_none)
+        self._statistics.begin(self._groups())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, between steps; its averages start with its first gradient."""
+        self._refuse_within_accumulation("add_param_group()")
+        self._optimizer.add_param_group(param_group)
+        checks.check_parameters(self._parameters())
+        self._statistics.add_group()
+        self._statistics.begin(self._groups())
+
+    def unhook(self) -> None:
+        """Take the hooks off the parameters for good, so that nothing here keeps them alive."""
+        self._statistics.collector.unhook()
+
+    def __del__(self) -> None:
+        if "_statistics" in self.__dict__:
+            self.unhook()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state and, under "adascale", tensors and plain numbers of our own.
+
+        ``torch.load(weights_only=True)`` reads it. It holds no settings: construct the optimizer as before.
+
+        Raises:
+            RuntimeError: within gradient accumulation, which a checkpoint can't hold.
+        """
+        self._refuse_within_accumulation("state_dict()")
+        own = self._statistics.state_dict(self._parameters())
+        return {
+            **self._optimizer.state_dict(),
+            checkpoint.KEY: {**own, "progress": self._progress.state_dict()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint of AdaScale, of FairScale's, or of the bare optimizer (averages anew).
+
+        Schedulers stay connected. A FairScale checkpoint holds numpy arrays, so ``torch.load`` needs
+        ``weights_only=False`` for it, and no tau: assign ``scale_invariant_steps``.
+
+        Raises:
+            ValueError: groups or kind of averaging differ from the checkpoint's.
+        """
+        self._refuse_within_accumulation("load_state_dict()")
+        optimizer_state, own = checkpoint.split(
+            state_dict, len(self.param_groups), self._settings.debias_ewma
+        )
+        self._statistics.load_state_dict(own, self._parameters())
+        self._progress.load_state_dict(own["progress"])
+        self._optimizer.load_state_dict(optimizer_state)
+        self._statistics.begin(self._groups())
+
+    def _groups(self) -> list[list[Tensor]]:
+        return [group["params"] for group in self.param_groups]
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._groups() for parameter in group]
+
+    def _take_step(self, sample: Sample) -> None:
+        gains = self._statistics.gains()
+        if self._step_supports_amp_scaling:
+            found_inf, grad_scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
+            step_on_device(self._optimizer, gains[:-1].unbind(), sample.finite, found_inf, grad_scale)
+            self._progress.advance(gains[-1], sample.finite)
+            self._statistics.commit(sample, keep_gradient=True)
+            return
+        host = torch.cat([gains, sample.finite[None].to(gains.dtype)]).cpu()  # the one synchronisation
+        taken = host[-1] > 0
+        if taken:
+            with scaled_learning_rates(self._optimizer, host[:-2].tolist()):
+                self._optimizer.step()
+        self._progress.advance(host[-2], taken)
+        self._statistics.commit(sample, keep_gradient=bool(taken))
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # GradScaler asks: it hands a step that stays on the device its verdict, instead of reading it.
+        return steps_on_device(self._optimizer, self._statistics.collector.device)
+
+    def _refuse_within_accumulation(self, what: str) -> None:
+        passes, num_passes = self._statistics.collector.passes, self._settings.num_passes
+        if 0 < passes < num_passes:
+            raise RuntimeError(
+                f"AdaScale: {what} after {passes} of num_gradients_to_accumulate={num_passes} backward "
+                f"passes; make {num_passes} of them for each step(), and call it after step() or zero_grad()"
+            )
+
+    def _refuse_unseen_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self._parameters()):
+            raise RuntimeError(
+                "AdaScale: step() with gradients that no backward pass brought (set by hand, or after "
+                "unhook()), so their gain is unknown; step the wrapped optimizer instead"
+            )

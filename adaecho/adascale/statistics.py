@@ -1,0 +1,142 @@
+"""The gain's statistics: from gradients to samples to averages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adaecho.adascale import checkpoint, difference
+from adaecho.adascale.averages import Averages, updated
+from adaecho.adascale.collector import GradientCollector
+from adaecho.adascale.estimators import estimate_across_gradients, gain_ratio
+
+
+@dataclass
+class Settings:
+    """What AdaScale's arguments say; see there. ``num_passes`` is num_gradients_to_accumulate."""
+
+    world_size: int
+    num_passes: int
+    scale: float
+    smoothing: float
+    is_scaled_loss: bool
+    debias_ewma: bool
+    grad_scaler: torch.amp.GradScaler | None
+
+    @property
+    def num_gradients(self) -> int:
+        """Micro-batches of one step over all ranks."""
+        return self.world_size * self.num_passes
+
+
+class Sample(NamedTuple):
+    """What a finished accumulation makes of the statistics, once its step is taken."""
+
+    averages: Averages
+    gradient: difference.StepGradient
+    finite: Tensor  # bool scalar: whether the step may be taken
+
+
+class GradientStatistics:
+    """Averages of sigma^2 and mu^2 per parameter group, fed by hooks on the parameters.
+
+    Nothing is committed at the end of backward: a step may still be given up.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
+        self.settings = settings
+        self.averages = Averages.empty(len(groups), torch.device("cpu"))
+        self.repeated_batch = False
+        self._gradient: difference.StepGradient = {}  # of the last step; only where a step has one gradient
+        self._sample: Sample | None = None
+        self.collector = GradientCollector(groups, settings.num_passes, self._take_sample)
+
+    @property
+    def sample(self) -> Sample | None:
+        """The coming step's sample, once all its backward passes are through."""
+        return self._sample if self.collector.complete else None
+
+    @property
+    def current_averages(self) -> Averages:
+        """The averages, the coming step's sample included where there is one."""
+        return self.averages if self.sample is None else self.sample.averages
+
+    def gains(self) -> Tensor:
+        """The gain of each group, then the pooled one: float64 [num_groups + 1]."""
+        variance, square = (
+            torch.cat([average, average.sum(0, keepdim=True)])
+            for average in (self.current_averages.variance, self.current_averages.square)
+        )
+        return gain_ratio(variance, square, self.settings.scale)
+
+    def commit(self, sample: Sample, keep_gradient: bool) -> None:
+        """Take in ``sample``, whose step was taken (or skipped: then it left the averages alone)."""
+        self.averages = sample.averages
+        if keep_gradient:
+            self._gradient = sample.gradient
+        self.repeated_batch = False
+
+    def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Begin a step: forget passes, and watch parameters that are new or have been unfrozen."""
+        self._sample = None
+        self.collector.hook(groups)
+
+    def add_group(self) -> None:
+        """Make room for one more group."""
+        self.averages = self.averages.with_group()
+
+    def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+        return checkpoint.packed(self.averages, self.settings.debias_ewma, self._gradient, parameters)
+
+    def load_state_dict(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
+        """Continue from ``state_dict()``."""
+        num_groups = len(self.averages.weight)
+        self.averages = checkpoint.unpacked_averages(state, num_groups, self.settings.debias_ewma)
+        self._gradient = checkpoint.unpacked_gradient(state, parameters)
+
+    @torch.no_grad()
+    def _take_sample(self) -> None:
+        # At the end of the last backward pass: after DDP's reduction, before anyone can touch .grad.
+        sums = self.collector.sums_of_squares()
+        if self.settings.world_size > 1:
+            dist.all_reduce(sums)
+        averages = self.averages.to(sums.device)
+        across = self._across_gradients if self.settings.num_gradients > 1 else self._across_steps
+        self._sample = across(averages, sums)
+
+    def _across_gradients(self, averages: Averages, sums: Tensor) -> Sample:
+        settings = self.settings
+        squares = self.collector.squares_of_accumulated()
+        # If losses are divided by c, a pass brings g_i / c and .grad is G; else g_i, and .grad is c G.
+        divided = settings.num_passes if settings.is_scaled_loss else 1
+        summed = 1 if settings.is_scaled_loss else settings.num_passes
+        loss_scale = self._loss_scale(sums)
+        estimate = estimate_across_gradients(
+            sums * (divided / loss_scale) ** 2,
+            squares / (summed * loss_scale) ** 2,
+            settings.num_gradients,
+            settings.scale,
+        )
+        averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma)
+        return Sample(averages, {}, torch.isfinite(sums + squares).all())
+
+    def _across_steps(self, averages: Averages, sums: Tensor) -> Sample:
+        finite = torch.isfinite(sums).all()
+        if self.repeated_batch:
+            return Sample(averages, self._gradient, finite)
+        groups = self.collector.groups
+        gradient = difference.copied(groups, 1 / self._loss_scale(sums))
+        if self._gradient:
+            estimate = difference.estimate(self._gradient, gradient, groups, self.settings.scale)
+            averages = updated(averages, estimate, self.settings.smoothing, self.settings.debias_ewma)
+        return Sample(averages, gradient, finite)
+
+    def _loss_scale(self, like: Tensor) -> Tensor:
+        one = torch.ones((), device=like.device)
+        # scale(1) is GradScaler's public way to its scale that does not wait for the device.
+        scaler = self.settings.grad_scaler
+        return (one if scaler is None else scaler.scale(one)).to(like.dtype)

@@ -1,0 +1,71 @@
+"""One step of the wrapped optimizer at scaled learning rates."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+@contextmanager
+def scaled_learning_rates(optimizer: Optimizer, factors: Sequence[float | Tensor]) -> Iterator[None]:
+    """Each group's ``lr`` times its factor within, and the very same objects as before afterwards."""
+    base = [group["lr"] for group in optimizer.param_groups]
+    for group, lr, factor in zip(optimizer.param_groups, base, factors, strict=True):
+        group["lr"] = lr * factor
+    try:
+        yield
+    finally:
+        for group, lr in zip(optimizer.param_groups, base, strict=True):
+            group["lr"] = lr
+
+
+def steps_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Whether a step can be scaled, and skipped, without the host knowing: fused, with ``lr`` on the device.
+
+    Not with dampening, whose first step must be known to be the first (see ``_start_momentum``).
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+        isinstance(group["lr"], Tensor) and group["lr"].device == device and not group.get("dampening")
+        for group in optimizer.param_groups
+    )
+
+
+def step_on_device(
+    optimizer: Optimizer,
+    gains: Sequence[Tensor],
+    finite: Tensor,
+    found_inf: Tensor | None,
+    grad_scale: Tensor | None,
+) -> None:
+    """Step at ``lr * gain`` if ``finite`` and not ``found_inf``, decided by the fused kernel.
+
+    Args:
+        optimizer: a fused one, for which ``steps_on_device`` holds.
+        gains: one scalar per group.
+        finite: bool scalar.
+        found_inf: GradScaler's verdict, > 0 for overflow.
+        grad_scale: GradScaler's scale where gradients are still scaled.
+    """
+    _start_momentum(optimizer)
+    skip = (~finite).float()
+    optimizer.found_inf = skip if found_inf is None else torch.maximum(skip, found_inf.float())  # type: ignore[attr-defined]
+    optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
+    factors = [gain.to(group["lr"].dtype) for gain, group in zip(gains, optimizer.param_groups, strict=True)]
+    try:
+        with scaled_learning_rates(optimizer, factors):
+            optimizer.step()
+    finally:
+        del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
+
+
+def _start_momentum(optimizer: Optimizer) -> None:
+    # Fused SGD allocates momentum without filling it and relies on its first kernel to do so, which a skipped
+    # step does not: the next one would use what was in memory. Zeros give the same first step.
+    for group in optimizer.param_groups:
+        if not group.get("momentum"):
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)

@@ -1,0 +1,66 @@
+"""Moving averages against their textbook forms."""
+
+import pytest
+import torch
+
+from adaecho.adascale.averages import Averages, updated
+from adaecho.adascale.estimators import Estimate
+
+
+def run(samples, smoothing, debias):
+    averages = Averages.empty(1, torch.device("cpu"))
+    for sample in samples:
+        value = torch.tensor([sample], dtype=torch.float64)
+        averages = updated(averages, Estimate(value, 2 * value), smoothing, debias)
+        yield averages.variance.item(), averages.square.item()
+
+
+def debiased(samples, smoothing):
+    biased = 0.0
+    for count, sample in enumerate(samples, 1):
+        biased = smoothing * biased + (1 - smoothing) * sample
+        yield biased / (1 - smoothing**count)
+
+
+def mean_then_exponential(samples, smoothing):
+    average = 0.0
+    for count, sample in enumerate(samples, 1):
+        if count < 1 / (1 - smoothing):
+            average = sum(samples[:count]) / count
+        else:
+            average = smoothing * average + (1 - smoothing) * sample
+        yield average
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9, 0.996])
+@pytest.mark.parametrize(("debias", "slow"), [(True, debiased), (False, mean_then_exponential)])
+def test_averages_match_the_slow_form(smoothing, debias, slow):
+    samples = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
+    expected = list(slow(samples, smoothing))
+    got = list(run(samples, smoothing, debias))
+    assert [variance for variance, _ in got] == pytest.approx(expected)
+    assert [square for _, square in got] == pytest.approx([2 * value for value in expected])
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_sample_that_is_not_finite_leaves_no_trace(debias, bad):
+    before, after = list(run([1.0, 3.0, bad], 0.9, debias))[1:]
+    assert after == before
+    assert list(run([1.0, bad, 3.0], 0.9, debias))[-1] == before
+
+
+def test_one_bad_group_discards_the_whole_sample():
+    averages = Averages.empty(2, torch.device("cpu"))
+    sample = torch.tensor([1.0, float("nan")], dtype=torch.float64)
+    assert updated(averages, Estimate(sample, sample), 0.9, debias=True).weight.tolist() == [0.0, 0.0]
+
+
+def test_a_group_added_later_has_its_own_weight():
+    averages = Averages.empty(1, torch.device("cpu"))
+    one = torch.ones(1, dtype=torch.float64)
+    for _ in range(5):
+        averages = updated(averages, Estimate(one, one), 0.9, debias=True)
+    two = torch.tensor([1.0, 7.0], dtype=torch.float64)
+    averages = updated(averages.with_group(), Estimate(two, two), 0.9, debias=True)
+    torch.testing.assert_close(averages.variance, two)
