@@ -1,0 +1,75 @@
+"""Handwritten digits: 1,797 real 8x8 images that scikit-learn carries in its package.
+
+They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (UCI
+repository, 1998): pixel values 0 to 16. There is no test split beside the validation split.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from adaecho.config import Config
+from adaecho.errors import DataError
+from adaecho.models.normalise import Normalise
+from adaecho.models.small_conv import small_conv
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.images import (
+    CLASSIFICATION_METRICS,
+    Images,
+    PadCropFlip,
+    classification_metrics,
+    mean_cross_entropy,
+)
+from adaecho.tasks.split import hold_out
+
+NUM_CLASSES = 10
+BRIGHTEST = 16.0
+
+
+def build(config: Config) -> Task:
+    """The digits task.
+
+    Raises:
+        DataError: scikit-learn's file is absent, or the validation split would leave nothing to train on.
+    """
+    source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
+
+    def build_model() -> nn.Module:
+        normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
+        return nn.Sequential(normalise, small_conv(NUM_CLASSES))
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        assert split == "validation", "digits has no test split"
+        return classification_metrics(model, validation, batch_size=config.evaluate.batch_size, device=device)
+
+    return Task(
+        name="digits",
+        metrics=CLASSIFICATION_METRICS,
+        source=source,
+        decode=None,
+        augment=PadCropFlip(padding=1, flip=False),
+        collate=None,
+        build_model=build_model,
+        loss=mean_cross_entropy,
+        evaluate=evaluate,
+    )
+
+
+def read_digits() -> Images:
+    """All images, uint8 [1797, 8, 8, 1], and their labels, int64 [1797].
+
+    Raises:
+        DataError: scikit-learn, or the file in it, is absent.
+    """
+    # The file itself: importing scikit-learn takes longer than a hundred training steps.
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("task digits reads its images from scikit-learn: pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise DataError(f"{path}: missing from this scikit-learn; reinstall it (pip install scikit-learn)")
+    table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    return {"image": table[:, :-1].reshape(-1, 8, 8, 1), "label": table[:, -1].astype(np.int64)}

@@ -1,0 +1,86 @@
+"""The digits task: the real images, the fixed split, a model that learns them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from adaecho.errors import ConfigError, DataError
+from adaecho.tasks import build_task, digits
+from tests.conftest import Compose
+
+
+def test_images_and_labels_are_scikit_learns() -> None:
+    bunch, examples = load_digits(), digits.read_digits()
+    np.testing.assert_array_equal(examples["image"][..., 0], bunch.images)
+    np.testing.assert_array_equal(examples["label"], bunch.target)
+    assert examples["image"].dtype == np.uint8
+    assert examples["label"].dtype == np.int64
+
+
+def test_it_trains_on_all_but_the_validation_split(compose_config: Compose) -> None:
+    task = build_task(compose_config("task=digits"))
+    assert task.source["image"].shape == (1797 - 360, 8, 8, 1)
+    assert len(task.source["label"]) == 1797 - 360
+    assert not task.has_test_split
+
+
+def test_evaluate_reads_the_whole_validation_split_and_reports_every_metric(compose_config: Compose) -> None:
+    task = build_task(compose_config("task=digits", "data.validation_examples=1796"))
+    examples = digits.read_digits()
+    model = task.build_model().eval()
+    metrics = task.evaluate(model, "validation", device=torch.device("cpu"))
+    assert metrics.keys() == task.metrics.keys()
+    with torch.no_grad():
+        right = model(torch.from_numpy(examples["image"])).argmax(1).numpy() == examples["label"]
+    held_in = (model(torch.from_numpy(task.source["image"])).argmax(1).numpy() == task.source["label"]).sum()
+    assert metrics["accuracy"] == pytest.approx((right.sum() - held_in) / 1796)
+
+
+def test_the_model_learns_fresh_batches(compose_config: Compose) -> None:
+    task = build_task(compose_config("task=digits"))
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    for rows in np.random.default_rng(0).permutation(1437)[:1408].reshape(44, 32):
+        batch = {name: torch.from_numpy(array[rows]) for name, array in task.source.items()}
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    with torch.inference_mode():
+        accuracy = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]
+    assert accuracy > 0.85, "one pass over real digits; chance is 0.1"
+
+
+def test_equal_seeds_give_equal_models(compose_config: Compose) -> None:
+    task = build_task(compose_config("task=digits"))
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(task.build_model().state_dict())
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)  # noqa: ARG005
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        digits.read_digits()
+
+
+def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits"):
+        build_task(compose_config("task.name=mnist"))
+
+
+def test_an_unknown_target_metric_names_those_the_task_has(compose_config: Compose) -> None:
+    message = r"target\.metric=bleu: task digits reports accuracy, cross_entropy"
+    with pytest.raises(ConfigError, match=message):
+        build_task(compose_config("target.metric=bleu"))
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, adaecho.tasks; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

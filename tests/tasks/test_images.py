@@ -1,0 +1,121 @@
+"""Pad-crop-flip against a pixel-by-pixel version; metrics against their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from adaecho.echo import keys as keyed
+from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, mean_cross_entropy
+
+
+def _examples(number: int, side: int, channels: int) -> Images:
+    rng = np.random.default_rng(1)
+    return {
+        "image": rng.integers(0, 256, (number, side, side, channels), dtype=np.uint8),
+        "label": np.arange(number),
+    }
+
+
+def _keys(number: int, seed: int = 0) -> keyed.Keys:
+    return keyed.item_keys(seed, np.arange(number))
+
+
+def _slow_crop(image: NDArray[np.uint8], padding: int, top: int, left: int, flip: bool) -> NDArray[np.uint8]:
+    side = len(image)
+    crop = np.zeros_like(image)
+    for y in range(side):
+        for x in range(side):
+            source_y, source_x = y + top - padding, (side - 1 - x if flip else x) + left - padding
+            if 0 <= source_y < side and 0 <= source_x < side:
+                crop[y, x] = image[source_y, source_x]
+    return crop
+
+
+@pytest.mark.parametrize(
+    ("padding", "flip", "side", "channels"), [(1, False, 8, 1), (4, True, 32, 3), (0, True, 5, 2)]
+)
+def test_block_equals_a_pixel_by_pixel_version(padding: int, flip: bool, side: int, channels: int) -> None:
+    number = 40
+    examples, keys = _examples(number, side, channels), _keys(number)
+    result = PadCropFlip(padding, flip).block(examples, keys)
+    top = keyed.integers(keys, 0, 0, 2 * padding + 1)
+    left = keyed.integers(keys, 1, 0, 2 * padding + 1)
+    flipped = keyed.integers(keys, 2, 0, 2) * flip
+    slow = [
+        _slow_crop(examples["image"][i], padding, top[i], left[i], bool(flipped[i])) for i in range(number)
+    ]
+    np.testing.assert_array_equal(result["image"], slow)
+    np.testing.assert_array_equal(result["label"], examples["label"])
+
+
+def test_a_result_depends_on_its_own_key_alone() -> None:
+    augment, examples, keys = PadCropFlip(4, True), _examples(30, 32, 3), _keys(30)
+    before = examples["image"].copy()
+    whole = augment.block(examples, keys)["image"]
+    order = np.random.default_rng(0).permutation(30)
+    shuffled = augment.block({name: array[order] for name, array in examples.items()}, keys[order])["image"]
+    np.testing.assert_array_equal(shuffled, whole[order])
+    np.testing.assert_array_equal(examples["image"], before, err_msg="the input must stay as it was")
+
+
+def test_block_takes_no_examples() -> None:
+    assert PadCropFlip(4, True).block(_examples(0, 32, 3), _keys(0))["image"].shape == (0, 32, 32, 3)
+
+
+def test_every_place_and_both_directions_are_equally_likely() -> None:
+    number = 18_000
+    pixel = np.zeros((number, 3, 3, 1), np.uint8)
+    pixel[:, 1, 1] = 1  # the middle lands wherever the crop puts it
+    moved = PadCropFlip(1, True).block({"image": pixel}, _keys(number))["image"][..., 0]
+    share = moved.reshape(number, 9).mean(axis=0)
+    assert np.abs(share - 1 / 9).max() < 5 * math.sqrt(1 / 9 * 8 / 9 / number)
+    marked = np.zeros((number, 3, 3, 1), np.uint8)
+    marked[:, :, 0] = 1
+    left_column = PadCropFlip(0, True).block({"image": marked}, _keys(number))["image"][:, 0, 0, 0]
+    assert abs(left_column.mean() - 0.5) < 5 * 0.5 / math.sqrt(number)
+
+
+def test_one_example_with_a_generator_is_one_of_the_crops() -> None:
+    example = {"image": _examples(1, 8, 3)["image"][0], "label": 7}
+    augment = PadCropFlip(1, True)
+    crops = {
+        _slow_crop(example["image"], 1, top, left, flip).tobytes()
+        for top in range(3)
+        for left in range(3)
+        for flip in (False, True)
+    }
+    rng = np.random.default_rng(0)
+    results = [augment(example, rng) for _ in range(300)]
+    assert {result["image"].tobytes() for result in results} == crops
+    assert all(result["label"] == 7 for result in results)
+
+
+class _Table(nn.Module):
+    """Logits looked up by the first pixel."""
+
+    def __init__(self, logits: list[list[float]]) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits[images[:, 0, 0, 0].long()]
+
+
+def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
+    # Probability of the right class: 1/2 for pixel 0, 3/4 for pixel 1 with label 1, 1/4 with label 0.
+    model = _Table([[0.0, 0.0], [0.0, math.log(3.0)]])
+    split = {
+        "image": np.array([0, 1, 1, 1, 1], np.uint8).reshape(5, 1, 1, 1),
+        "label": np.array([0, 1, 1, 0, 1]),
+    }
+    expected = -(math.log(1 / 2) + 3 * math.log(3 / 4) + math.log(1 / 4)) / 5
+    for batch_size in (1, 2, 5, 100):
+        metrics = classification_metrics(model, split, batch_size=batch_size, device=torch.device("cpu"))
+        assert metrics["accuracy"] == pytest.approx(4 / 5)
+        assert metrics["cross_entropy"] == pytest.approx(expected, rel=1e-6)
+    batch = {name: torch.from_numpy(array) for name, array in split.items()}
+    assert mean_cross_entropy(model, batch).item() == pytest.approx(expected, rel=1e-6)
