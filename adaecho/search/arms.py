@@ -1,0 +1,219 @@
+"""From what was typed to arms: comma lists and ``search.arms`` composed through Hydra, each with its axes."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from adaecho.config import SearchConfig, from_plain, to_plain
+from adaecho.errors import ConfigError
+from adaecho.search import axes
+from adaecho.search.axes import Axis
+from adaecho.search.design import Arm, stable_hash, with_value
+
+Compose = Callable[[Sequence[str]], dict[str, Any]]
+_MAX_NAME = 80
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The task overrides of a sweep, sorted by what they are.
+
+    Attributes:
+        fixed: the same for all arms.
+        choices: one list of alternatives per comma list; arms are all combinations.
+        intervals: axes that were typed, by key.
+    """
+
+    fixed: tuple[str, ...]
+    choices: tuple[tuple[str, ...], ...]
+    intervals: dict[str, IntervalSweep]
+
+
+def composer(config_loader: ConfigLoader, master: DictConfig, fixed: Sequence[str]) -> Compose:
+    """A function from task overrides to the plain config that Hydra composes of them, each only once.
+
+    Args:
+        config_loader: Hydra's.
+        master: the sweep's config; Hydra has composed it of the ``fixed`` overrides.
+    """
+    known = {tuple(fixed): to_plain(master)}
+
+    def compose(overrides: Sequence[str]) -> dict[str, Any]:
+        key = tuple(overrides)
+        if key not in known:
+            known[key] = to_plain(config_loader.load_sweep_config(master, list(key)))
+        return known[key]
+
+    return compose
+
+
+def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = None) -> Typed:
+    """Sort overrides into fixed ones, comma lists (also ``choice``, ``range``, ``glob``) and intervals."""
+    fixed, choices, intervals = [], [], {}
+    for override in OverridesParser.create(config_loader).parse_overrides(list(arguments)):
+        key = override.get_key_element()
+        if override.is_discrete_sweep():
+            if key.startswith("search."):
+                raise ConfigError(f"{key}: a sweep has one search; run one command per value instead")
+            choices.append(tuple(f"{key}={value}" for value in override.sweep_string_iterator()))
+        elif override.is_interval_sweep():
+            interval = override.value()
+            assert isinstance(interval, IntervalSweep)
+            intervals[key] = interval
+        else:
+            fixed.append(_as_typed(override))
+    return Typed(tuple(fixed), tuple(choices), intervals)
+
+
+def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchConfig]:
+    """Every arm of the sweep, each once, and the search settings they share.
+
+    Raises:
+        ConfigError: an arm doesn't compose or isn't valid (names it), an axis can't be, two arms would read
+            different fresh budgets, or an arm sets what the command line sets.
+    """
+    arms: dict[int, Arm] = {}
+    search: SearchConfig | None = None
+    for combination in itertools.product(*typed.choices):
+        base = _composed("", typed, compose, combination)
+        search = search or from_plain(base).search
+        for name, extra in (base["search"]["arms"] or {"": []}).items():
+            arm = _build_arm(name, typed, combination, extra, compose)
+            arms.setdefault(stable_hash(arm.to_plain()), arm)
+    assert search is not None
+    _check_corners(list(arms.values()))
+    _check_budgets(list(arms.values()))
+    return tuple(_unique_names(list(arms.values()))), search
+
+
+def _build_arm(
+    name: str, typed: Typed, combination: Sequence[str], extra: Sequence[str], compose: Compose
+) -> Arm:
+    _check_conflict(name, [*typed.fixed, *combination], extra)
+    overrides = [*typed.fixed, *combination, *extra]
+    config = _composed(name, typed, compose, [*combination, *extra])
+    chosen = {_key(override) for override in overrides}
+    if "seed" in chosen:
+        raise ConfigError(
+            "seed: the seeds of a search follow from search.seed, repeat and index; set search.seed or "
+            "search.repeats, or use hydra/sweeper=basic for plain runs over seeds"
+        )
+    return Arm(
+        name=_arm_name(name, combination, config),
+        overrides=tuple(overrides),
+        config=_scale_step_cap(config, fixed_by_arm="max_steps" in {_key(override) for override in extra}),
+        axes=_axes_of(config, chosen, typed.intervals),
+    )
+
+
+def _composed(name: str, typed: Typed, compose: Compose, varied: Sequence[str]) -> dict[str, Any]:
+    try:
+        return compose([*typed.fixed, *varied])
+    except (HydraException, OmegaConfBaseException) as error:
+        reason, _, _ = str(error.__cause__ or error).partition("\nConfig search path")
+        arm = f"arm {name}: " if name else ""
+        raise ConfigError(f"{arm}{' '.join(varied)} doesn't compose: {reason.strip()}") from error
+
+
+def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, IntervalSweep]) -> tuple[Axis, ...]:
+    """The task's axes and the typed ones, which win; a key that was set by hand is not searched."""
+    factor = config["echo"]["factor"]
+    found = {
+        key: axes.parse(key, text, factor)
+        for key, text in config["search"]["axes"].items()
+        if key not in chosen and key not in typed
+    }
+    found |= {key: axes.from_interval(key, interval, factor) for key, interval in typed.items()}
+    return tuple(found[key] for key in sorted(found))
+
+
+def _check_corners(arms: list[Arm]) -> None:
+    """Every arm must be a valid config, at both ends of its axes, before anything runs."""
+    seen: set[tuple[Axis, ...]] = set()
+    for arm in arms:
+        for u in (0.0,) if arm.axes in seen else (0.0, 1.0):
+            config = arm.config
+            for axis in arm.axes:
+                config = with_value(config, axis.key, axis.value(u))
+            try:
+                from_plain(config)
+            except ConfigError as error:
+                raise ConfigError(f"arm {arm.name}: {error}") from error
+        seen.add(arm.axes)
+
+
+def _scale_step_cap(config: dict[str, Any], fixed_by_arm: bool) -> dict[str, Any]:
+    """An echoed arm may take e times the steps for the same fresh examples (paper, section 4)."""
+    steps, factor = config["max_steps"], config["echo"]["factor"]
+    if steps is None or fixed_by_arm or not isinstance(factor, int | float):
+        return config
+    return {**config, "max_steps": round(steps * factor)}
+
+
+def _check_budgets(arms: list[Arm]) -> None:
+    first: dict[str, Arm] = {}
+    for arm in arms:
+        reference = first.setdefault(arm.config["task"]["name"], arm)
+        mine, theirs = (one.config["max_fresh_examples"] for one in (arm, reference))
+        if mine != theirs:
+            raise ConfigError(
+                f"max_fresh_examples: {mine} in arm {arm.name}, {theirs} in arm {reference.name}; arms are "
+                "compared at equal budgets of fresh examples: set it once, for the task"
+            )
+
+
+def _check_conflict(name: str, typed: Sequence[str], extra: Sequence[str]) -> None:
+    both = {_key(override) for override in typed} & {_key(override) for override in extra}
+    if both:
+        key = sorted(both)[0]
+        raise ConfigError(
+            f"{key}: set on the command line and by arm {name} of the experiment; keep one of the two"
+        )
+
+
+def _arm_name(name: str, combination: Sequence[str], config: dict[str, Any]) -> str:
+    """The experiment's name and what the comma lists chose; without either, what is echoed."""
+    parts = [name] if name else []
+    parts += [f"{_key(override).rpartition('.')[2]}-{_value(override)}" for override in combination]
+    if not parts:
+        variant, factor = config["echo"]["variant"], config["echo"]["factor"]
+        parts = [variant if variant == "none" else f"{variant}_e{factor}"]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(parts)).strip("-.")
+
+
+def _unique_names(arms: list[Arm]) -> list[Arm]:
+    """Names that are folders: not too long, and no two alike."""
+    taken = [arm.name for arm in arms]
+    return [
+        replace(arm, name=f"{arm.name[:_MAX_NAME]}-{_digest(arm)}")
+        if len(arm.name) > _MAX_NAME or taken.count(arm.name) > 1
+        else arm
+        for arm in arms
+    ]
+
+
+def _digest(arm: Arm) -> str:
+    return hashlib.sha256(repr(arm.overrides).encode()).hexdigest()[:8]
+
+
+def _as_typed(override: Override) -> str:
+    assert override.input_line is not None
+    return override.input_line
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _value(override: str) -> str:
+    return override.partition("=")[2]

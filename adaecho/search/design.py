@@ -1,0 +1,160 @@
+"""The design of a sweep: which arms, and for each its points by index, fixed before anything runs.
+
+A point is a function of (search seed, content of the arm, repeat, index) alone: scrambled Sobol points, as
+scipy implements them, whose seed is a hash of the first three. Nothing depends on the order of arms or of
+events, so workers need no coordination and a sequence can be extended when a trial diverges.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaecho.config import BUDGETS, identity
+from adaecho.search.axes import Axis
+
+# Where a trial runs, not what it computes: these leave an arm's points as they are.
+_NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration under comparison: a resolved config, and the axes along which it is tuned.
+
+    Attributes:
+        name: its folder below the sweep's.
+        overrides: what composed it, on top of the defaults.
+        config: the plain resolved config; the values at the axes' keys are replaced in each trial.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    config: dict[str, Any]
+    axes: tuple[Axis, ...] = ()
+
+    def content(self) -> dict[str, Any]:
+        """What decides the arm's points: its identity without seed, axes' own values, and where it runs."""
+        kept = {key: value for key, value in identity(self.config).items() if key not in _NOT_CONTENT}
+        kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
+        for axis in self.axes:
+            kept = with_value(kept, axis.key, None)
+        return {"config": kept, "axes": {axis.key: axis.to_plain() for axis in self.axes}}
+
+    def to_plain(self) -> dict[str, Any]:
+        """What the arm computes: two arms that agree in this are one."""
+        return {
+            "config": {**identity(self.config), **{key: self.config[key] for key in BUDGETS}},
+            "axes": {axis.key: axis.to_plain() for axis in self.axes},
+        }
+
+
+@dataclass(frozen=True)
+class TrialId:
+    """Names a trial; also its folder, ``<arm>/<repeat>/<index>``."""
+
+    arm: str
+    repeat: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/{self.repeat}/{self.index}"
+
+
+@dataclass(frozen=True)
+class Design:
+    """All searches of a sweep: every arm, ``repeats`` times, ``trials`` non-divergent points each.
+
+    Attributes:
+        seed: of the whole study (search.seed).
+        max_diverged: how many diverged trials of a search are replaced by further points.
+    """
+
+    arms: tuple[Arm, ...]
+    seed: int
+    trials: int
+    repeats: int
+    max_diverged: int
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def searches(self) -> list[tuple[Arm, int]]:
+        """Every (arm, repeat), repeat by repeat so that early results cover all arms."""
+        return [(arm, repeat) for repeat in range(self.repeats) for arm in self.arms]
+
+    def point(self, arm: Arm, repeat: int, index: int) -> dict[str, float | int]:
+        """The hyper-parameters of a trial: config key to value."""
+        if not arm.axes:
+            return {}
+        key, rows = (arm.name, repeat), self._cache.get((arm.name, repeat), ())
+        if index >= len(rows):
+            wanted = max(index + 1, self.trials, 2 * len(rows))
+            rows = self._cache[key] = sobol(
+                stable_hash(self.seed, arm.content(), repeat), len(arm.axes), wanted
+            )
+        return {axis.key: axis.value(u) for axis, u in zip(arm.axes, rows[index], strict=True)}
+
+    def trial_config(self, arm: Arm, repeat: int, index: int) -> dict[str, Any]:
+        """The plain config of a trial: the arm's, with its point and its seed."""
+        config = arm.config
+        for key, value in self.point(arm, repeat, index).items():
+            config = with_value(config, key, value)
+        return {**config, "seed": trial_seed(self.seed, repeat, index), "fresh": False}
+
+    def trial_overrides(self, arm: Arm, repeat: int, index: int) -> list[str]:
+        """The overrides that compose a trial's config by hand: the arm's, its point, its seed."""
+        point = [f"{key}={value!r}" for key, value in self.point(arm, repeat, index).items()]
+        return [*arm.overrides, *point, f"seed={trial_seed(self.seed, repeat, index)}"]
+
+    def to_plain(self) -> dict[str, Any]:
+        """The record ``design.json``: what must stay equal when the sweep is continued, and the points."""
+        return {
+            "search": {
+                "seed": self.seed,
+                "trials": self.trials,
+                "repeats": self.repeats,
+                "max_diverged": self.max_diverged,
+            },
+            "arms": {arm.name: self._arm_to_plain(arm) for arm in self.arms},
+        }
+
+    def _arm_to_plain(self, arm: Arm) -> dict[str, Any]:
+        points = [
+            [list(self.point(arm, repeat, index).values()) for index in range(self.trials)]
+            for repeat in range(self.repeats)
+        ]
+        return {"overrides": list(arm.overrides), **arm.to_plain(), "points": points if arm.axes else []}
+
+
+def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
+    """The first ``count`` points in [0, 1)^dimensions of the scrambled Sobol sequence of this seed."""
+    from scipy.stats import qmc  # takes a second or two: the workers start meanwhile
+
+    engine = qmc.Sobol(dimensions, scramble=True, rng=seed)
+    # A whole power of two, because that is how the sequence is balanced; a prefix of it is the same sequence.
+    rows: list[list[float]] = engine.random_base2(max(count - 1, 0).bit_length()).tolist()
+    return rows[:count]
+
+
+def trial_seed(search_seed: int, repeat: int, index: int) -> int:
+    """The seed of a trial, in [0, 2^31): the same for all arms, so that they are compared pairwise."""
+    return stable_hash(search_seed, repeat, index) % 2**31
+
+
+def stable_hash(*parts: Any) -> int:
+    """A 64-bit hash of plain values that is the same in every process."""
+    digest = hashlib.sha256(json.dumps(_canonical(parts), sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def _canonical(value: Any) -> Any:
+    """Equal values in one spelling: echo.factor=2 and echo.factor=2.0 are one arm."""
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of a plain config with one dotted key replaced; untouched parts are shared."""
+    name, _, rest = key.partition(".")
+    return {**config, name: with_value(config[name], rest, value) if rest else value}

@@ -1,0 +1,121 @@
+"""What a sweep shows while it works: a live table on a terminal, one line per trial elsewhere."""
+
+import time
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from adaecho.search.design import TrialId
+from adaecho.search.state import Search, SweepState
+
+
+class Progress:
+    """Follows a sweep; ``show`` as often as wanted, ``ended`` once per trial.
+
+    Args:
+        state: of the sweep; read again at each call.
+        num_parallel: how many trials run at once, for the time left.
+        console: where to; a terminal gets the live table.
+    """
+
+    def __init__(self, state: SweepState, num_parallel: int, console: Console | None = None) -> None:
+        self._state, self._num_parallel = state, num_parallel
+        self._console = console or Console()
+        self._started = time.monotonic()
+        self._durations_s: dict[str, list[float]] = {}
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> "Progress":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self.show([])
+            self._live.stop()
+
+    def show(self, running: Iterable[TrialId]) -> None:
+        """Redraw the live table."""
+        if self._live is not None:
+            footer = Text(f"{_clock(time.monotonic() - self._started)} so far, {self._time_left()}")
+            self._live.update(Group(arm_table(self._state, list(running)), footer), refresh=True)
+
+    def ended(self, trial: TrialId, duration_s: float, note: str = "") -> None:
+        """A trial has ended as the state now says."""
+        self._durations_s.setdefault(trial.arm, []).append(duration_s)
+        if self._live is None:
+            searches = self._state.searches.values()
+            total = sum(search.num_wanted() for search in searches)
+            done = sum(search.num_finished() for search in searches)
+            outcome = note or describe(self._state.search(trial), trial.index)
+            self._console.print(
+                f"{done}/{total}  {trial}: {outcome}; {self._time_left()}", soft_wrap=True, highlight=False
+            )
+
+    def _time_left(self) -> str:
+        known = [duration for durations in self._durations_s.values() for duration in durations]
+        if not known:
+            return "time left not known yet"
+        left_s = 0.0
+        for search in self._state.searches.values():
+            durations = self._durations_s.get(search.arm.name, known)
+            left_s += sum(1 for _ in search.missing()) * sum(durations) / len(durations)
+        return f"about {_clock(left_s / self._num_parallel)} left"
+
+
+def arm_table(state: SweepState, running: list[TrialId]) -> Table:
+    """Arms against trials done, running, diverged, missed, failed, and the best so far."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("arm", overflow="fold")
+    for heading in ("done", "running", "diverged", "missed", "failed", "best"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    arms: dict[str, list[Search]] = {}
+    for search in state.searches.values():
+        arms.setdefault(search.arm.name, []).append(search)
+    for name, searches in arms.items():
+        bests = [best for search in searches if (best := search.best()) is not None]
+        total = sum(search.num_wanted() for search in searches)
+        counts = [
+            sum(trial.arm == name for trial in running),
+            *(
+                sum(search.count(status) for search in searches)
+                for status in ("diverged", "budget_spent", "failed")
+            ),
+        ]
+        table.add_row(
+            name,
+            f"{sum(search.num_finished() for search in searches)}/{total}",
+            *(str(count) if count else "-" for count in counts),
+            f"{min(bests):,}" if bests else "-",
+        )
+    return table
+
+
+def describe(search: Search, index: int) -> str:
+    """How a trial ended, in a few words."""
+    summary = search.summaries.get(index, {})
+    status = str(summary.get("status", "not begun"))
+    if status == "reached":
+        return f"reached after {summary['to_target']['fresh_examples']:,} fresh examples"
+    if status in ("budget_spent", "stopped_hopeless"):
+        best = summary.get("best")
+        text = (
+            f"missed the target ({status})" if summary.get("target", {}).get("value") is not None else status
+        )
+        return f"{text}, best {best['metric']} {best['value']:.4g}" if best else text
+    return status
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,119 @@
+"""Where a sweep stands, read from its run folders alone: what is finished, and which trials come next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from adaecho.records.folder import RunFolder
+from adaecho.search.design import Arm, Design, TrialId
+
+FINISHED = frozenset({"reached", "budget_spent", "diverged", "stopped_hopeless"})
+
+
+@dataclass
+class Search:
+    """One quasi-random search: the trials of one arm and repeat.
+
+    It is complete when its first ``trials`` non-divergent points, by index, have ended. Every diverged trial
+    calls for one more point, until ``max_diverged`` have been replaced; a failed one calls for none.
+
+    Attributes:
+        summaries: last known summary by index; without an entry a trial has not begun.
+    """
+
+    arm: Arm
+    repeat: int
+    trials: int
+    max_diverged: int
+    summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def status(self, index: int) -> str | None:
+        """Of a trial; None before it began."""
+        return self.summaries.get(index, {}).get("status")
+
+    def num_wanted(self) -> int:
+        """How many points, from index 0 on, the search needs as far as is known; grows as trials diverge."""
+        wanted, diverged = self.trials, -1
+        while diverged < (found := self.count("diverged", below=wanted)) and diverged < self.max_diverged:
+            diverged = found
+            wanted = self.trials + min(diverged, self.max_diverged)
+        return wanted
+
+    def missing(self) -> Iterator[int]:
+        """Indices that have not ended, in order; failed ones among them."""
+        return (index for index in range(self.num_wanted()) if self.status(index) not in FINISHED)
+
+    def count(self, status: str, below: int | None = None) -> int:
+        """How many trials of the search have this status."""
+        below = self.num_wanted() if below is None else below
+        return sum(self.status(index) == status for index in range(below))
+
+    def num_finished(self) -> int:
+        """How many of the wanted trials have ended, diverged ones among them."""
+        return sum(self.status(index) in FINISHED for index in range(self.num_wanted()))
+
+    def is_complete(self) -> bool:
+        """Whether it has its ``trials`` non-divergent trials."""
+        return self.num_finished() - self.count("diverged") == self.trials
+
+    def counted(self) -> set[int]:
+        """Indices of the first ``trials`` non-divergent trials; one that has not ended keeps its place."""
+        places = (index for index in range(self.num_wanted()) if self.status(index) != "diverged")
+        return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
+
+    def best(self) -> int | None:
+        """Fewest fresh examples to the target among its ended trials; None if none reached it."""
+        costs = [
+            summary["to_target"]["fresh_examples"]
+            for summary in self.summaries.values()
+            if summary["status"] in FINISHED and summary.get("to_target")
+        ]
+        return min(costs, default=None)
+
+
+class SweepState:
+    """All searches of a design, with what their folders say."""
+
+    def __init__(self, design: Design, folder: Path) -> None:
+        self.design, self.folder = design, folder
+        self.searches = {(arm.name, repeat): self._read(arm, repeat) for arm, repeat in design.searches()}
+
+    def trial_folder(self, trial: TrialId) -> Path:
+        """The run folder of a trial."""
+        return self.folder / trial.arm / str(trial.repeat) / str(trial.index)
+
+    def search(self, trial: TrialId) -> Search:
+        """The search that a trial belongs to."""
+        return self.searches[trial.arm, trial.repeat]
+
+    def reread(self, trial: TrialId) -> dict[str, Any]:
+        """Take over what the trial's folder says now; its summary, empty before it began."""
+        summary = RunFolder(self.trial_folder(trial)).read_summary()
+        if summary is not None:
+            self.search(trial).summaries[trial.index] = summary
+        return summary or {}
+
+    def missing(self) -> list[TrialId]:
+        """What is left to run: repeat by repeat, index by index, so that early results cover all arms."""
+        trials = [
+            (repeat, index, position, TrialId(name, repeat, index))
+            for position, ((name, repeat), search) in enumerate(self.searches.items())
+            for index in search.missing()
+        ]
+        return [trial for *_, trial in sorted(trials, key=lambda item: item[:3])]
+
+    def _read(self, arm: Arm, repeat: int) -> Search:
+        searched = bool(arm.axes)
+        search = Search(
+            arm,
+            repeat,
+            trials=self.design.trials if searched else 1,
+            max_diverged=self.design.max_diverged if searched else 0,
+        )
+        root = self.folder / arm.name / str(repeat)
+        for folder in root.iterdir() if root.is_dir() else ():
+            if folder.name.isdigit() and (summary := RunFolder(folder).read_summary()) is not None:
+                search.summaries[int(folder.name)] = summary
+        return search

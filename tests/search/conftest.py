@@ -1,0 +1,65 @@
+"""Designs of a few cheap arms, and sweeps whose trials are ``stub.run_trial``."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from adaecho.run import CONF
+from adaecho.search import sweeper
+from adaecho.search.design import Arm, Design
+from adaecho.search.pool import Pool
+from tests.search.stub import RUNNER
+
+Command = Callable[..., Path]
+BuildArms = Callable[..., tuple[Arm, ...]]
+
+
+def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any]) -> Any:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config("config", ["tracking=none", *overrides], RunMode.MULTIRUN)
+        return use(config, hydra.config_loader, list(config.hydra.overrides.task))
+
+
+@functools.cache  # composing takes a third of a second
+def _arms(*overrides: str) -> tuple[Arm, ...]:
+    return _composed(
+        overrides, lambda config, loader, arguments: sweeper.build_design(config, loader, arguments).arms
+    )
+
+
+@pytest.fixture
+def arms_of() -> BuildArms:
+    """``arms_of("echo=none,batch")`` are the arms of that sweep."""
+    return _arms
+
+
+def launch(overrides: Sequence[str]) -> None:
+    """Run a sweep with stub trials in ``./sweep``."""
+    sweeper.Pool = functools.partial(Pool, runner=RUNNER)  # type: ignore[assignment,misc]
+    _composed([*overrides, "hydra.sweep.dir=sweep"], sweeper.sweep)
+
+
+@pytest.fixture
+def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder."""
+    monkeypatch.setattr(sweeper, "Pool", functools.partial(Pool, runner=RUNNER))
+
+    def run(*overrides: str, folder: str = "sweep") -> Path:
+        _composed([*overrides, f"hydra.sweep.dir={folder}"], sweeper.sweep)
+        return Path(folder)
+
+    return run
+
+
+@pytest.fixture
+def design(arms_of: BuildArms) -> Design:
+    """Two arms, two searches of three trials each."""
+    return Design(arms_of("echo=none,batch"), seed=0, trials=3, repeats=2, max_diverged=6)

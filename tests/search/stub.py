@@ -1,0 +1,82 @@
+"""A trial that trains nothing: its outcome follows from its learning rate, a file says how it misbehaves."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adaecho.config import Config, to_plain
+from adaecho.errors import DataError
+from adaecho.records.folder import RunFolder
+from adaecho.search.state import FINISHED
+
+RUNNER = "tests.search.stub:run_trial"
+DIVERGES_ABOVE = 0.3
+
+
+def run_trial(
+    config: Config,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    group: str | None = None,
+    report: Any = None,  # noqa: ARG001
+) -> dict[str, Any]:
+    """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
+    run = RunFolder(folder)
+    with run.lock():
+        run.start(to_plain(config), list(overrides), {})
+        summary = run.read_summary()
+        if summary is not None and summary["status"] in FINISHED:
+            return summary
+        with (folder / "begun.log").open("a") as log:
+            log.write(f"{os.getpid()} {group}\n")
+        _misbehave(folder)
+        summary = _summary(config)
+        run.write_summary(summary)
+        return summary
+
+
+def _misbehave(folder: Path) -> None:
+    path = folder.parents[2] / "control.json"
+    if not path.exists():
+        return
+    control = json.loads(path.read_text())
+    name = "/".join(folder.parts[-3:])
+    time.sleep(control.get("sleep_s", 0))
+    if name in control.get("users_error", ()):
+        raise DataError(f"{name}: no such data")
+    attempts = len((folder / "begun.log").read_text().splitlines())
+    if attempts <= control.get("fails", {}).get(name, 0):
+        raise RuntimeError(f"{name} failed on purpose")
+    if attempts <= control.get("dies", {}).get(name, 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(control.get("hangs_s", {}).get(name, 0))
+
+
+def _summary(config: Config) -> dict[str, Any]:
+    rate = config.optimizer.learning_rate
+    diverged = rate > DIVERGES_ABOVE
+    cost = {"fresh_examples": round(100 / rate), "steps": round(10 / rate), "train_time_s": 0.1}
+    return {
+        "status": "diverged" if diverged else "reached",
+        "task": config.task.name,
+        "echo": {
+            "variant": config.echo.variant,
+            "factor": config.echo.factor,
+            "shuffle_buffer": config.echo.shuffle_buffer,
+        },
+        "adascale": config.adascale.enabled,
+        "hyperparameters": {
+            "optimizer.learning_rate": rate,
+            "optimizer.momentum": config.optimizer.momentum,
+        },
+        "seed": config.seed,
+        "target": {"metric": config.target.metric, "value": config.target.value},
+        "to_target": None if diverged else cost,
+        "best": None if diverged else {"metric": config.target.metric, "value": 0.98, **cost},
+        **cost,
+    }

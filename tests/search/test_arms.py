@@ -1,0 +1,112 @@
+import pytest
+
+from adaecho.errors import ConfigError
+from adaecho.search.arms import parse_typed
+from tests.search.conftest import BuildArms
+
+
+def test_comma_lists_are_arms_in_all_combinations(arms_of: BuildArms) -> None:
+    arms = arms_of("echo=batch,example_before_augmentation", "echo.factor=2,4")
+    factors = [(arm.config["echo"]["variant"], arm.config["echo"]["factor"]) for arm in arms]
+    assert factors == [
+        ("batch", 2),
+        ("batch", 4),
+        ("example_before_augmentation", 2),
+        ("example_before_augmentation", 4),
+    ]
+    assert arms[1].name == "echo-batch_factor-4"
+
+
+def test_choice_and_range_are_comma_lists(arms_of: BuildArms) -> None:
+    assert len(arms_of("echo=batch", "echo.factor=choice(1,2)")) == 2
+    assert [arm.config["batch_size"] for arm in arms_of("batch_size=range(8,24,8)")] == [8, 16]
+
+
+def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
+    arms = arms_of("experiment=quickstart")
+    assert [arm.name for arm in arms][:3] == ["baseline", "batch_e2", "batch_e4"]
+    assert arms[2].config["echo"]["factor"] == 4
+    assert [axis.key for axis in arms[0].axes] == ["optimizer.learning_rate", "optimizer.momentum"]
+
+
+def test_named_arms_and_comma_lists_multiply(arms_of: BuildArms) -> None:
+    arms = arms_of(
+        "+search.arms.a=['echo.shuffle_buffer=9']", "+search.arms.b=['echo=batch']", "batch_size=16,32"
+    )
+    assert [arm.name for arm in arms] == [
+        "a_batch_size-16",
+        "b_batch_size-16",
+        "a_batch_size-32",
+        "b_batch_size-32",
+    ]
+
+
+def test_duplicate_arms_are_one(arms_of: BuildArms) -> None:
+    assert len(arms_of("echo=batch", "echo.factor=2,4,2,2.0")) == 2
+    assert len(arms_of("search.workers=1", "data.prefetch=1,2")) == 1
+
+
+def test_an_arm_without_a_name_is_called_after_its_echo(arms_of: BuildArms) -> None:
+    assert [arm.name for arm in arms_of("echo=batch", "echo.factor=3")] == ["batch_e3"]
+    assert [arm.name for arm in arms_of()] == ["none"]
+
+
+def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
+    arms = arms_of("data.path=/a/b,/a-b,'c,d'")
+    assert len({arm.name for arm in arms}) == 3
+    assert all("/" not in arm.name and "," not in arm.name for arm in arms)
+
+
+def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: BuildArms) -> None:
+    (arm,) = arms_of("optimizer.learning_rate=tag(log,interval(0.1,0.2))", "optimizer.momentum=0.8")
+    assert [(axis.key, axis.low, axis.high, axis.scale) for axis in arm.axes] == [
+        ("optimizer.learning_rate", 0.1, 0.2, "log")
+    ]
+    assert arm.config["optimizer"]["momentum"] == 0.8
+
+
+def test_a_comma_list_over_an_axis_makes_arms_of_it(arms_of: BuildArms) -> None:
+    arms = arms_of("optimizer.learning_rate=0.1,0.2")
+    assert [[axis.key for axis in arm.axes] for arm in arms] == [["optimizer.momentum"]] * 2
+
+
+def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms) -> None:
+    base, echoed = arms_of("task=cifar10", "echo=batch", "echo.factor=1,4", "max_steps=1000")
+    assert (base.config["max_steps"], echoed.config["max_steps"]) == (1000, 4000)
+    decay = [next(axis for axis in arm.axes if axis.key == "schedule.decay_steps") for arm in (base, echoed)]
+    assert [(axis.low, axis.high) for axis in decay] == [(10_000, 150_000), (40_000, 600_000)]
+    assert base.config["max_fresh_examples"] == echoed.config["max_fresh_examples"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["echo=batch,loud"], "echo=loud doesn't compose"),
+        (["batch_size=8,many"], "batch_size=many doesn't compose"),
+        (["echo.factor=1,2"], "echo.factor=2: echo=none repeats nothing"),
+        (
+            ["echo=batch", "echo.factor=auto", "schedule.decay_steps=tag(times_factor,interval(1,9))"],
+            "scale with",
+        ),
+        (["max_fresh_examples=1000,2000"], "equal budgets"),
+        (["search.trials=1,2"], "one search"),
+        (["search.trials=0"], "search.trials=0"),
+        (["seed=1,2"], "hydra/sweeper=basic"),
+        (["experiment=quickstart", "echo=batch"], "keep one of the two"),
+        (["optimizer.momentum=interval(0.5,1.5)"], "optimizer.momentum=1.5"),
+    ],
+)
+def test_arms_that_cannot_be_are_refused(arms_of: BuildArms, overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        arms_of(*overrides)
+
+
+def test_an_arm_of_an_experiment_that_does_not_compose_is_named(arms_of: BuildArms) -> None:
+    with pytest.raises(ConfigError, match="arm broken: echo=loud doesn't compose"):
+        arms_of("+search.arms.broken=['echo=loud']")
+
+
+def test_fixed_overrides_keep_their_spelling() -> None:
+    typed = parse_typed(["echo=batch", "data.path='a b'", "~tracking.entity"])
+    assert typed.fixed == ("echo=batch", "data.path='a b'", "~tracking.entity")
+    assert typed.choices == ()

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from adaecho.records.files import write_json
+from adaecho.search.design import Design, TrialId
+from adaecho.search.state import Search, SweepState
+
+
+def _search(design: Design, statuses: dict[int, str], trials: int = 3, max_diverged: int = 6) -> Search:
+    summaries: dict[int, dict[str, Any]] = {index: {"status": status} for index, status in statuses.items()}
+    return Search(design.arms[0], 0, trials, max_diverged, summaries)
+
+
+def test_a_search_needs_one_more_point_per_diverged_trial(design: Design) -> None:
+    assert list(_search(design, {}).missing()) == [0, 1, 2]
+    assert list(_search(design, {0: "diverged", 2: "reached"}).missing()) == [1, 3]
+    complete = _search(design, {0: "diverged", 1: "reached", 2: "diverged", 3: "budget_spent", 4: "reached"})
+    assert list(complete.missing()) == []
+    assert complete.is_complete()
+    assert complete.counted() == {1, 3, 4}
+
+
+def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
+    diverging = {0, 3}
+    for order in permutations(range(3)):
+        search = _search(design, {})
+        for place in order:
+            while (left := list(search.missing())) and place < len(left):
+                index = left[place]
+                search.summaries[index] = {"status": "diverged" if index in diverging else "reached"}
+        while left := list(search.missing()):
+            search.summaries[left[-1]] = {"status": "diverged" if left[-1] in diverging else "reached"}
+        assert sorted(search.summaries) == [0, 1, 2, 3, 4]
+        assert search.counted() == {1, 2, 4}
+
+
+def test_replacement_ends_at_max_diverged(design: Design) -> None:
+    search = _search(design, dict.fromkeys(range(10), "diverged"), max_diverged=2)
+    assert search.num_wanted() == 5
+    assert list(search.missing()) == []
+    assert not search.is_complete()
+    unforgiving = _search(design, {0: "diverged"}, max_diverged=0)
+    assert list(unforgiving.missing()) == [1, 2]
+
+
+def test_further_trials_are_not_counted(design: Design) -> None:
+    search = _search(design, dict.fromkeys(range(5), "reached"))
+    assert search.counted() == {0, 1, 2}
+
+
+def test_failed_running_and_preempted_trials_are_missing_and_keep_their_place(design: Design) -> None:
+    search = _search(design, {0: "failed", 1: "running", 2: "preempted", 3: "reached"})
+    assert list(search.missing()) == [0, 1, 2]
+    assert search.counted() == set()
+    assert not search.is_complete()
+
+
+def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Path) -> None:
+    fixed = replace(design.arms[0], axes=())
+    state = SweepState(replace(design, arms=(fixed,)), tmp_path)
+    assert state.missing() == [TrialId(fixed.name, 0, 0), TrialId(fixed.name, 1, 0)]
+
+
+def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design, tmp_path: Path) -> None:
+    first, second = (arm.name for arm in design.arms)
+    missing = SweepState(design, tmp_path).missing()
+    assert missing[:3] == [TrialId(first, 0, 0), TrialId(second, 0, 0), TrialId(first, 0, 1)]
+    assert len(missing) == len(set(missing)) == 12
+
+
+def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> None:
+    trial = TrialId(design.arms[1].name, 1, 2)
+    folder = SweepState(design, tmp_path).trial_folder(trial)
+    folder.mkdir(parents=True)
+    (folder.parent / "notes.old-1").mkdir()
+    write_json(folder / "summary.json", {"status": "reached", "to_target": {"fresh_examples": 320}})
+    state = SweepState(design, tmp_path)
+    assert trial not in state.missing()
+    assert state.search(trial).best() == 320

@@ -1,0 +1,243 @@
+"""Whole sweeps, with real worker processes whose trials train nothing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho.errors import FolderError, UserError
+from adaecho.records.files import write_json
+from adaecho.search.pool import Pool, WorkerError
+from tests.search.conftest import Command
+from tests.search.stub import DIVERGES_ABOVE, RUNNER
+
+ONE_ARM = ("search.trials=4", "search.workers=2")
+
+
+def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        str(path.parent.relative_to(folder)): json.loads(path.read_text())
+        for path in sorted(folder.glob("*/*/*/summary.json"))
+    }
+
+
+def _begun(folder: Path) -> dict[str, int]:
+    """How often each trial was begun."""
+    return {
+        str(path.parent.relative_to(folder)): len(path.read_text().splitlines())
+        for path in folder.glob("*/*/*/begun.log")
+    }
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM, "search.repeats=2", "echo=none,batch")
+    summaries = _summaries(folder)
+    diverged = [name for name, summary in summaries.items() if summary["status"] == "diverged"]
+    assert diverged, "the seed must make some trial diverge, or this test shows nothing"
+    assert len(summaries) == 16 + len(diverged)
+    for name, summary in summaries.items():
+        rate = summary["hyperparameters"]["optimizer.learning_rate"]
+        assert (rate > DIVERGES_ABOVE) == (name in diverged)
+    rows = json.loads((folder / "trials.json").read_text())
+    assert len(rows) == len(summaries)
+    assert sum(row["counted"] for row in rows) == 16
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert [arm["arm"] for arm in outcome] == ["echo-none", "echo-batch"]
+    design = json.loads((folder / "design.json").read_text())
+    trial = summaries["echo-batch/1/2"]["hyperparameters"]
+    point = design["arms"]["echo-batch"]["points"][1][2]
+    assert point == [trial["optimizer.learning_rate"], trial["optimizer.momentum"]]
+
+
+def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM)
+    before = _summaries(folder)
+    for name, status in (("none/0/0", "running"), ("none/0/2", "preempted")):
+        path = folder / name / "summary.json"
+        path.write_text(
+            path.read_text().replace('"reached"', f'"{status}"').replace('"diverged"', f'"{status}"')
+        )
+    (folder / "none/0/1/summary.json").unlink()
+    run_sweep(*ONE_ARM)
+    assert _summaries(folder) == before
+    begun = _begun(folder)
+    assert {name for name, times in begun.items() if times == 2} == {"none/0/0", "none/0/1", "none/0/2"}
+    run_sweep(*ONE_ARM)
+    assert _begun(folder) == begun
+
+
+def test_a_sweep_can_grow(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM)
+    before = _summaries(folder)
+    run_sweep("search.trials=6", "search.repeats=2")
+    after = _summaries(folder)
+    assert {name: after[name] for name in before} == before
+    assert len([name for name in after if name.startswith("none/1/")]) >= 6
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("search.seed=1", "search.seed: 0 in the folder, 1 now"),
+        ("search.trials=3", "trials: 4 in the folder, 3 now (a budget can only grow)"),
+        (
+            "optimizer.learning_rate=interval(0.1,0.2)",
+            "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1",
+        ),
+        ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
+        ("max_fresh_examples=500", "none.config.max_fresh_examples: 40000 in the folder, 500 now"),
+        ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
+    ],
+)
+def test_another_design_in_the_folder_is_refused_with_a_diff(
+    run_sweep: Command, tmp_path: Path, override: str, line: str
+) -> None:
+    once = _finished_sweep(run_sweep, tmp_path)
+    with pytest.raises(FolderError, match=re.escape(line)) as refusal:
+        run_sweep(*ONE_ARM, override, folder=str(once))
+    assert "fresh=true" in str(refusal.value)
+
+
+_finished: list[Path] = []
+
+
+def _finished_sweep(run_sweep: Command, tmp_path: Path) -> Path:
+    if not _finished:
+        _finished.append(run_sweep(*ONE_ARM, folder=str(tmp_path / "finished")))
+    return _finished[0]
+
+
+def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command) -> None:
+    run_sweep(*ONE_ARM)
+    run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
+    assert len(_summaries(Path("sweep.old-1"))) >= 4
+    assert json.loads(Path("sweep/design.json").read_text())["search"]["seed"] == 1
+
+
+def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
+    run_sweep: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sweep").mkdir()
+    control = {"fails": {"none/0/0": 2, "none/0/1": 9}, "dies": {"none/0/2": 1, "none/0/3": 9}}
+    write_json(Path("sweep/control.json"), control)
+    folder = run_sweep(*ONE_ARM)
+    statuses = {name: summary["status"] for name, summary in _summaries(folder).items()}
+    assert statuses["none/0/0"] in ("reached", "diverged")
+    assert statuses["none/0/2"] in ("reached", "diverged")
+    assert statuses["none/0/1"] == statuses["none/0/3"] == "failed"
+    assert {name: times for name, times in _begun(folder).items() if times > 1} == {
+        "none/0/0": 3,
+        "none/0/1": 3,
+        "none/0/2": 2,
+        "none/0/3": 3,
+    }
+    shown = capsys.readouterr().out
+    assert "search none/0 is incomplete: 2 of its trials failed" in shown
+    assert "its process died (SIGKILL" in json.loads((folder / "none/0/3/summary.json").read_text())["error"]
+    (folder / "control.json").unlink()
+    run_sweep(*ONE_ARM)
+    assert "failed" not in {summary["status"] for summary in _summaries(folder).values()}
+
+
+def test_what_only_the_user_can_mend_stops_the_sweep(run_sweep: Command) -> None:
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"users_error": ["none/0/1"]})
+    with pytest.raises(UserError, match="trial none/0/1: none/0/1: no such data"):
+        run_sweep(*ONE_ARM, "search.workers=1")
+    assert _begun(Path("sweep"))["none/0/1"] == 1
+
+
+def test_without_axes_every_arm_runs_once_per_repeat(run_sweep: Command) -> None:
+    fixed = ("optimizer.learning_rate=0.5", "optimizer.momentum=0.9")  # diverges: not replaced
+    folder = run_sweep(*fixed, "search.trials=4", "search.repeats=2", "echo=none,batch")
+    assert sorted(_summaries(folder)) == [
+        "echo-batch/0/0",
+        "echo-batch/1/0",
+        "echo-none/0/0",
+        "echo-none/1/0",
+    ]
+
+
+def test_a_worker_that_cannot_start_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkerError, match="No module named 'no_such_module'"),
+        Pool(1, threads=1, log_folder=tmp_path, runner="no_such_module:run") as pool,
+    ):
+        pool.wait(60)
+
+
+def _launch(*overrides: str) -> subprocess.Popen[str]:
+    """The sweep in a process of its own, in the current folder."""
+    code = "import sys\nfrom tests.search.conftest import launch\nlaunch(sys.argv[1:])\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _wait_for_trials(folder: Path, number: int) -> list[int]:
+    """Until that many trials have begun; the pids of their workers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        logs = [path.read_text() for path in folder.glob("*/*/*/begun.log")]
+        if len(logs) >= number and all(logs):
+            return sorted({int(log.split()[0]) for log in logs})
+        time.sleep(0.05)
+    raise AssertionError(f"fewer than {number} trials began")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
+    run_sweep: Command, number: signal.Signals
+) -> None:
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/2": 600, "none/0/3": 600}})
+    launcher = _launch(*ONE_ARM)
+    workers = _wait_for_trials(Path("sweep"), 4)
+    os.kill(launcher.pid, number)
+    launcher.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(map(_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, workers))
+    Path("sweep/control.json").unlink()
+    folder = run_sweep(*ONE_ARM)
+    assert {summary["status"] for summary in _summaries(folder).values()} <= {"reached", "diverged"}
+    assert _begun(folder)["none/0/0"] == 1
+
+
+def test_a_second_launcher_is_refused(run_sweep: Command) -> None:
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/0": 600}})
+    launcher = _launch(*ONE_ARM)
+    try:
+        _wait_for_trials(Path("sweep"), 1)
+        with pytest.raises(FolderError, match=f"process {launcher.pid}"):
+            run_sweep(*ONE_ARM)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
+def test_workers_end_with_their_launcher_and_log_what_trials_print(tmp_path: Path) -> None:
+    with Pool(2, threads=1, log_folder=tmp_path, runner=RUNNER) as pool:
+        pids = [worker._process.pid for worker in pool._workers]
+    assert not any(map(_alive, pids))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["worker-0.log", "worker-1.log"]
