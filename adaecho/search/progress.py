@@ -74,7 +74,7 @@ class Progress:
 
 def arm_table(state: SweepState, running: list[TrialId]) -> Table:
     """Arms against trials done, running, diverged, missed, failed, and the best so far."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("arm", overflow="fold")
     for heading in ("done", "running", "diverged", "missed", "failed", "best"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -1,6 +1,7 @@
 """Which processor a run uses, and in which number format."""
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
@@ -35,7 +36,7 @@ def choose_precision(config: Config, device: torch.device) -> str:
 
 def _cpu_computes_bfloat16() -> bool:
     try:
-        flags = open("/proc/cpuinfo", encoding="ascii", errors="replace").read()  # noqa: SIM115
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -29,6 +29,8 @@ class Trainer:
         record: called with the metrics of each evaluation.
         interrupted: asked between steps; true ends the loop as ``preempted``.
         checkpoint: called between steps, and decides itself whether it is time.
+        is_hopeless: asked with the fresh examples so far after each evaluation that missed the target; true
+            ends the loop as ``stopped_hopeless``.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Trainer:
         record: Callable[[Line], None],
         interrupted: Callable[[], bool],
         checkpoint: Callable[["Trainer"], None],
+        is_hopeless: Callable[[int], bool] | None = None,
     ) -> None:
         self.config, self.task = config, task
+        self._is_hopeless = is_hopeless
         self._record, self._interrupted, self._checkpoint = record, interrupted, checkpoint
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
@@ -124,7 +128,7 @@ class Trainer:
         return not self._loss_max.item() <= self.config.max_loss
 
     def _evaluate(self) -> str | None:
-        """Measure the validation split and record it; ``reached``, ``diverged``, or None to go on."""
+        """Measure the validation split and record it; the status that ends the run, or None to go on."""
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return "diverged"
@@ -143,7 +147,10 @@ class Trainer:
         self.progress.evaluations += 1
         self._judge(metrics[self.config.target.metric], line)
         self._record(line)
-        return "reached" if self.progress.to_target is not None else None
+        if self.progress.to_target is not None:
+            return "reached"
+        hopeless = self._is_hopeless is not None and self._is_hopeless(self.loader.fresh_examples)
+        return "stopped_hopeless" if hopeless else None
 
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""

@@ -27,6 +27,7 @@ def run_trial(
     *,
     group: str | None = None,
     report: Report | None = None,
+    is_hopeless: Callable[[int], bool] | None = None,
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
 
@@ -39,6 +40,7 @@ def run_trial(
         overrides: what was typed, for the record.
         group: the tracker's name for runs that belong together.
         report: called with the metrics of each evaluation, e.g. to print them.
+        is_hopeless: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
 
     Raises:
         UserError: config, data or folder can't be used as they are.
@@ -54,7 +56,7 @@ def run_trial(
             return summary
         with open_tracker(config.tracking, folder, group=group) as tracker:
             try:
-                return _Trial(config, run, tracker, report).run()
+                return _Trial(config, run, tracker, report, is_hopeless).run()
             except (Exception, KeyboardInterrupt) as error:
                 _record_failure(run, config, error)
                 raise
@@ -76,9 +78,16 @@ def _record_failure(run: RunFolder, config: Config, error: BaseException) -> Non
 class _Trial:
     """The trainer and the folder that records it."""
 
-    def __init__(self, config: Config, run: RunFolder, tracker: Tracker, report: Report | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        tracker: Tracker,
+        report: Report | None,
+        is_hopeless: Callable[[int], bool] | None,
+    ) -> None:
         self.config, self.run_folder, self.report = config, run, report
-        self.tracker = tracker
+        self.tracker, self.is_hopeless = tracker, is_hopeless
         self.last_checkpoint = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -89,17 +98,20 @@ class _Trial:
                 record=self.record,
                 interrupted=interrupt,
                 checkpoint=self.checkpoint_if_due,
+                is_hopeless=self.is_hopeless,
             )
             with trainer.loader:
-                return self._train(trainer)
+                return self._train(trainer, interrupt)
 
-    def _train(self, trainer: Trainer) -> dict[str, Any]:
+    def _train(self, trainer: Trainer, interrupt: Interrupt) -> dict[str, Any]:
         self._resume(trainer)
         self.run_folder.write_summary(self._summary(trainer, "running"))
         status = trainer.train()
         if status in ("preempted", "budget_spent"):
             self._checkpoint(trainer)
         summary = self._summary(trainer, status)
+        if status == "preempted" and interrupt.signal is not None:
+            summary["signal"] = interrupt.signal.name
         if status in ("reached", "budget_spent") and trainer.task.has_test_split:
             summary["test"] = trainer.measure("test")
             summary["eval_time_s"] = trainer.clocks.eval_time_s

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# A one-node Slurm on this machine, from Debian's packages, for trying and testing. Needs root, e.g. in a container.
+#
+#   scripts/local_slurm.sh up      # install what is missing, start, wait until the node is idle
+#   scripts/local_slurm.sh down    # stop its daemons and remove their state
+#
+# SLURM_LOCAL_CPUS (default 8) is how many CPUs the node claims to have, whatever it has.
+set -euo pipefail
+
+STATE=/var/lib/adaecho-slurm
+CPUS=${SLURM_LOCAL_CPUS:-8}
+WAIT_S=60
+
+install_packages() {
+    command -v slurmctld >/dev/null && command -v munged >/dev/null && return
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -qq update
+    apt-get -qq install --yes --no-install-recommends slurm-wlm munge >/dev/null
+}
+
+write_config() {
+    mkdir -p "$STATE/ctld" "$STATE/d" /etc/slurm
+    cat >/etc/slurm/slurm.conf <<CONF
+ClusterName=local
+SlurmctldHost=$(hostname -s)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+# The node claims more CPUs than the machine may have, which slurmd must be told to believe.
+SlurmdParameters=config_overrides
+JobRequeue=1
+ReturnToService=2
+MaxArraySize=1001
+KillWait=5
+StateSaveLocation=$STATE/ctld
+SlurmdSpoolDir=$STATE/d
+SlurmctldPidFile=$STATE/slurmctld.pid
+SlurmdPidFile=$STATE/slurmd.pid
+SlurmctldLogFile=$STATE/slurmctld.log
+SlurmdLogFile=$STATE/slurmd.log
+NodeName=$(hostname -s) CPUs=$CPUS RealMemory=$((CPUS * 4096)) State=UNKNOWN
+PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+CONF
+}
+
+start_munge() {
+    [ -f /etc/munge/munge.key ] || mungekey --create
+    mkdir -p /run/munge /var/lib/munge /var/log/munge
+    chown -R munge: /etc/munge /run/munge /var/lib/munge /var/log/munge
+    chmod 0755 /run/munge
+    pgrep -x munged >/dev/null || su -s /bin/sh munge -c munged
+}
+
+up() {
+    install_packages
+    write_config
+    start_munge
+    pgrep -x slurmctld >/dev/null || slurmctld
+    pgrep -x slurmd >/dev/null || slurmd
+    for ((second = 0; second < WAIT_S; second++)); do
+        case "$(sinfo --noheader --format=%T 2>/dev/null || true)" in
+            idle | mixed | allocated) sinfo && return ;;
+        esac
+        sleep 1
+    done
+    echo "slurm did not come up in $WAIT_S s; the ends of its logs:" >&2
+    tail -n 20 "$STATE"/*.log >&2
+    exit 1
+}
+
+down() {
+    scancel --user=root --quiet 2>/dev/null || true
+    for daemon in slurmd slurmctld; do
+        [ ! -f "$STATE/$daemon.pid" ] || kill "$(cat "$STATE/$daemon.pid")" 2>/dev/null || true
+    done
+    pkill -x munged || true
+    rm -rf "$STATE"
+}
+
+case "${1:-}" in
+    up | down) "$1" ;;
+    *) sed -n '2,7s/^# \{0,1\}//p' "$0" && exit 2 ;;
+esac
