@@ -75,10 +75,9 @@ up() {
 
 down() {
     scancel --user=root --quiet 2>/dev/null || true
-    for daemon in slurmd slurmctld; do
-        [ ! -f "$STATE/$daemon.pid" ] || kill "$(cat "$STATE/$daemon.pid")" 2>/dev/null || true
+    for pid_file in "$STATE/slurmd.pid" "$STATE/slurmctld.pid" /run/munge/munged.pid; do
+        [ ! -f "$pid_file" ] || kill "$(cat "$pid_file")" 2>/dev/null || true
     done
-    pkill -x munged || true
     rm -rf "$STATE"
 }
 
