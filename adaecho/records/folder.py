@@ -31,6 +31,8 @@ from adaecho.records.lock import FolderLock
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
+_OVERRIDES = "# overrides: "
+
 
 class RunFolder:
     """Reads a run's records, and writes them while ``lock`` is held.
@@ -174,6 +176,13 @@ class RunFolder:
                 f"{path}: damaged ({error}). Restore it, or start anew with fresh=true"
             ) from error
 
+    def read_overrides(self) -> list[str]:
+        """What was typed for the run, from the first line of ``config.yaml``."""
+        path = self.path / "config.yaml"
+        with folder_errors(path):
+            first = path.read_text().splitlines()[0]
+        return list(json.loads(first.removeprefix(_OVERRIDES))) if first.startswith(_OVERRIDES) else []
+
     def write_traceback(self, traceback: str) -> None:
         """Add a crash to ``traceback.txt``; those of earlier attempts stay."""
         self._check_writer()
@@ -224,7 +233,7 @@ class RunFolder:
             earlier = last.pop("earlier", [])
             environment = {**environment, "earlier": earlier if environment == last else [*earlier, last]}
         write_json(path, environment, durable=False)
-        header = f"# overrides: {json.dumps(list(overrides))}\n"
+        header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"
         text = yaml.dump(config, Dumper=_Dumper, sort_keys=False)
         write_text(self.path / "config.yaml", header + text, durable=False)
 

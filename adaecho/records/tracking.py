@@ -2,7 +2,7 @@
 
 Importing W&B and opening a first run costs seconds of processor time, its background service is known to
 hang, and a crash of either must not cost a training run. So this side only says, over a pipe that never
-blocks, which folder to mirror; ``wandb_mirror`` reads the folder (the truth) at the lowest priority. One such
+blocks, which folder to mirror; ``wandb_mirror`` reads the folder (the truth) at a low priority. One such
 process serves all trials of a persistent worker: after the first, one costs it some hundredths of a second.
 """
 
@@ -152,7 +152,7 @@ class _Mirror:
         with suppress(OSError):
             # Not only the end of the pipe: processes forked from this one hold it open.
             os.write(process.stdin.fileno(), b"\n")
-            process.stdin.close()
+        process.stdin.close()
         try:
             if process.wait(FINISH_WAIT_S) != 0:
                 _warn(f"its mirror ended with {process.returncode}")

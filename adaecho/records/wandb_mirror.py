@@ -135,7 +135,7 @@ def _serve() -> None:
 
 def main() -> None:
     """Serve; at the first trouble say so once and leave the rest of the runs alone."""
-    os.nice(19)
+    os.nice(10)
     try:
         import wandb  # noqa: F401  # here, so that it is ready when the first run ends
 

@@ -1,0 +1,94 @@
+"""``python -m adaecho.figures``: every figure and the report from the committed tables; no GPU, no network.
+
+A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept.
+The same tables give the same bytes.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from adaecho.errors import DataError, UserError
+from adaecho.figures.curves import draw_curves
+from adaecho.figures.fig3 import draw_fig3
+from adaecho.figures.report import Section, html_report, markdown_report
+from adaecho.figures.style import target_words
+from adaecho.records.outcome import outcome
+
+_FORMATS = ("png", "svg")
+
+
+def draw_all(results: Path, into: Path) -> list[Path]:
+    """Draw every table under ``results`` and write ``report.md`` and ``report.html``; returns what was
+    written.
+
+    Raises:
+        DataError: there are no tables, or one can't be read.
+    """
+    tables = sorted(results.glob("*/*/trials.json"))
+    if not tables:
+        raise DataError(
+            f"{results}: no <experiment>/<task>/trials.json in it; "
+            "`python -m adaecho.records.collect` makes them"
+        )
+    written: list[Path] = []
+    sections = []
+    for table in tables:
+        figures, section = _draw(table, into)
+        written += figures
+        sections.append(section)
+    for name, text in (("report.md", markdown_report(sections)), ("report.html", html_report(sections))):
+        (into / name).write_text(text)
+        written.append(into / name)
+    return written
+
+
+def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
+    rows = _read(table)
+    if not rows:
+        raise DataError(f"{table}: an empty table; collect it again, or remove it")
+    first, arms = rows[0], outcome(rows)
+    goal = target_words(first["target_metric"], first["target_value"])
+    stem = f"{table.parts[-3]}_{table.parts[-2]}"
+    title = f"{first['task']}: fresh examples to {goal}"
+    curves = _read(table.with_name("curves.json")) if table.with_name("curves.json").exists() else []
+    written = []
+    for form in _FORMATS:
+        path = into / f"{stem}.{form}"
+        draw_fig3(arms, path, title)
+        written.append(path)
+        if curves:
+            path = into / f"{stem}_curves.{form}"
+            name = f"{first['task']}: best trial of each search, up to the target"
+            draw_curves(curves, path, name, first["target_metric"], first["target_value"])
+            written.append(path)
+    origin = _read(table.with_name("origin.json")) if table.with_name("origin.json").exists() else {}
+    pictures = [path.name for path in written if path.suffix == ".png"]
+    return written, Section(f"{table.parts[-3]}, {title}", arms, pictures, origin.get("commands", []))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); restore it from git, or collect it again") from error
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m adaecho.figures", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
+    parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
+    options = parser.parse_args(arguments)
+    try:
+        for path in draw_all(options.results, options.into or options.results / "figures"):
+            print(path)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The paper's Fig. 3: how many fresh examples each arm needs to reach the target."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from adaecho.figures.style import (
+    INK,
+    MUTED,
+    VARIANTS,
+    count_formatter,
+    count_scale,
+    factor_order,
+    figure,
+    variant_order,
+)
+
+Arm = dict[str, Any]
+_BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
+_LEAST_HALF_WIDTH = 2.6  # so that a pair of bars is not two walls
+_SHORT = {
+    "none": "baseline",
+    "batch": "batch",
+    "example_after_augmentation": "example,\nafter aug.",
+    "example_before_augmentation": "example,\nbefore aug.",
+}
+
+
+def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
+    """Bars of mean fresh examples to the target per arm, grouped by echoing factor, in the paper's order.
+
+    Error bars are minimum and maximum over searches. The dashed line of a group is the baseline's mean
+    divided by the factor: where the bars would end if repeated examples were as useful as fresh ones. An arm
+    none of whose searches reached the target has no bar and says so.
+
+    Args:
+        arms: an outcome; see ``records.outcome``.
+        path: file to write; its suffix decides the format.
+        title: what was measured where, e.g. ``digits: fresh examples to 97 % validation accuracy``.
+    """
+    ordered = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
+    positions = _positions(ordered)
+    with figure(3.6, path) as drawing:
+        axes = drawing.add_subplot()
+        top = max((arm["fresh_examples"]["max"] for arm in ordered if arm["fresh_examples"]), default=1.0)
+        axes.set_ylim(0, 1.14 * top)
+        for arm, position in zip(ordered, positions, strict=True):
+            _draw_arm(axes, arm, position)
+        _draw_ideal(axes, ordered, positions)
+        _label(axes, ordered, positions)
+        axes.set_title(title, pad=12)
+        drawing.supxlabel(caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
+
+
+def caption(arms: list[Arm]) -> str:
+    """What bars, error bars and the dashed line are, with numbers of trials and searches."""
+    searches = _range([arm["searches"] for arm in arms])
+    trials = _range([round(arm["trials"] / arm["searches"]) for arm in arms])
+    if trials == searches == "1":
+        bars = "Bars: one run per arm."
+    elif trials == "1":
+        bars = f"Bars: mean over {searches} runs per arm; error bars: minimum and maximum."
+    elif searches == "1":
+        bars = f"Bars: best of {trials} non-divergent trials per arm (one search, so no error bars)."
+    else:
+        bars = (
+            f"Bars: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
+            "error bars: minimum and maximum."
+        )
+    return (
+        f"{bars}\nDashed: baseline / e, if repeats were as useful as fresh examples. "
+        "Numbers: ratio to the baseline."
+    )
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _factor(arm: Arm) -> float:
+    return factor_order(arm["echo_factor"])
+
+
+def _positions(ordered: list[Arm]) -> list[float]:
+    positions: list[float] = []
+    for index, arm in enumerate(ordered):
+        new_group = index > 0 and _factor(arm) != _factor(ordered[index - 1])
+        positions.append(positions[-1] + 1 + _GAP * new_group if positions else 0.0)
+    return positions
+
+
+def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
+    costs, height = arm["fresh_examples"], axes.get_ylim()[1]
+    if costs is None:
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        words = "target\nnot\nreached"
+        axes.text(position, 0.02 * height, words, ha="center", va="bottom", fontsize=8, bbox=box, zorder=3)
+        return
+    axes.bar(position, costs["mean"], _BAR, color=VARIANTS[arm["echo_variant"]][1])
+    if arm["reached"] > 1:
+        below, above = costs["mean"] - costs["min"], costs["max"] - costs["mean"]
+        axes.errorbar(position, costs["mean"], [[below], [above]], color=INK, capsize=3, linewidth=1)
+    ratio = arm["ratio_to_baseline"]
+    notes = [f"{ratio:.2f}"] if ratio is not None and arm["echo_variant"] != "none" else []
+    if arm["reached"] < arm["searches"]:
+        notes.insert(0, f"{arm['reached']} of {arm['searches']}\nreached")
+    axes.text(position, costs["max"] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")
+
+
+def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
+    """A dashed line over each echoed group at the baseline's mean over its factor."""
+    plain = [arm for arm in ordered if arm["ratio_to_baseline"] == 1 and arm["echo_variant"] == "none"]
+    if not plain:
+        return
+    baseline = plain[0]["fresh_examples"]["mean"]
+    for factor in sorted({_factor(arm) for arm in ordered} - {1.0, float("inf")}):
+        group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
+        ends = (min(group) - _BAR / 2 - 0.08, max(group) + _BAR / 2 + 0.08)
+        axes.plot(ends, (baseline / factor,) * 2, color=INK, linestyle=(0, (4, 2)), linewidth=1.3)
+
+
+def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
+    kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
+    names = [
+        _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else arm["arm"]
+        for arm, kind in zip(ordered, kinds, strict=True)
+    ]
+    axes.set_xticks(positions, names, fontsize=8.5)
+    axes.tick_params(axis="x", length=0)
+    middle, half = positions[-1] / 2, max(positions[-1] / 2 + 0.8, _LEAST_HALF_WIDTH)
+    axes.set_xlim(middle - half, middle + half)
+    for factor in sorted({_factor(arm) for arm in ordered} - {1.0}):
+        group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
+        name = "auto" if factor == float("inf") else f"{factor:g}"
+        axes.annotate(
+            f"e = {name}",
+            (sum(group) / len(group), 0),
+            xytext=(0, -42),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9.5,
+        )
+    scale, unit = count_scale(axes.get_ylim()[1])
+    axes.set_ylabel(f"fresh examples{unit}")
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(count_formatter(scale))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -1,0 +1,85 @@
+"""What all figures share: size, colours, words, numbers, and files that repeat byte for byte."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+# Paper order. Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by lightness.
+VARIANTS = {
+    "none": ("baseline", "#555555"),
+    "batch": ("batch echoing", "#56B4E9"),
+    "example_after_augmentation": ("example echoing after augmentation", "#E69F00"),
+    "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
+}
+INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
+WIDTH_INCHES = 7.2  # 1,080 pixels: a README's width on a dense screen
+_DPI = 150
+
+_RC: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
+    "font.size": 9,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "svg.hashsalt": "adaecho",  # ids in SVG are random otherwise
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "ytick.labelsize": 8.5,
+}
+
+
+@contextmanager
+def figure(height_inches: float, path: Path) -> Iterator[Figure]:
+    """A figure drawn inside the block and saved at its end; matplotlib's global settings stay as they are.
+
+    Args:
+        height_inches: the width is fixed.
+        path: its suffix decides the format (png, svg, pdf); the folder is made if missing.
+    """
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
+        drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+        yield drawing
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dated = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}[path.suffix[1:]]
+        drawing.savefig(path, dpi=_DPI, metadata={dated: None})
+
+
+def variant_order(variant: str) -> int:
+    """Position of an echo variant in the paper's figures."""
+    return list(VARIANTS).index(variant)
+
+
+def factor_order(factor: float | str) -> float:
+    """Position of an echoing factor; ``auto`` comes last."""
+    return math.inf if factor == "auto" else float(factor)
+
+
+def target_words(metric: str, value: float | None) -> str:
+    """A target as a reader says it, e.g. ``97 % validation accuracy``."""
+    name = f"validation {metric.replace('_', ' ')}"
+    if value is None:
+        return name
+    return f"{100 * value:g} % {name}" if metric == "accuracy" else f"{name} {value:g}"
+
+
+def count_scale(largest: float) -> tuple[float, str]:
+    """What to divide large counts by, and the unit's name for the axis label."""
+    if largest >= 1e6:
+        return 1e6, " (millions)"
+    return (1e3, " (thousands)") if largest >= 1e4 else (1.0, "")
+
+
+def count_formatter(scale: float) -> FuncFormatter:
+    """Tick labels with thousands separators and no needless decimals."""
+    return FuncFormatter(lambda value, _: f"{value / scale:,.10g}")

@@ -1,0 +1,177 @@
+"""From run folders to the small tables that are committed under ``results/<experiment>/<task>/``.
+
+::
+
+    trials.json    one row per trial; see ``records.outcome``
+    outcome.json   one dict per arm, computed from the rows
+    curves.json    the metric over fresh examples of the best trial of each search
+    origin.json    the commands that made the records, and the machines and versions they ran on
+
+``python -m adaecho.records.collect SWEEP --command "..."`` takes a sweep's folder with its ``trials.json``;
+``python -m adaecho.records.collect RUN RUN ... --experiment NAME`` takes single runs, each an arm of its own.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adaecho.errors import FolderError, UserError
+from adaecho.records.files import folder_errors, read_json, write_text
+from adaecho.records.folder import RunFolder
+from adaecho.records.outcome import COSTS, Row, best_trials, outcome
+
+
+def trial_row(
+    config: dict[str, Any],
+    summary: dict[str, Any],
+    *,
+    experiment: str,
+    arm: str,
+    repeat: int = 0,
+    index: int = 0,
+    counted: bool = True,
+    axes: Sequence[str] | None = None,
+) -> Row:
+    """The row of one trial.
+
+    Args:
+        config: the run's plain config.
+        summary: the run's summary.
+        experiment: name of what was compared.
+        arm: name of the configuration.
+        repeat: which search of the arm.
+        index: which point of the search.
+        counted: whether it is among the search's budget of non-divergent trials.
+        axes: keys of the hyper-parameters that were searched; None keeps all that the summary names.
+    """
+    to_target, point = summary.get("to_target") or {}, summary.get("hyperparameters") or {}
+    return {
+        "experiment": experiment,
+        "task": config["task"]["name"],
+        "arm": arm,
+        "echo_variant": config["echo"]["variant"],
+        "echo_factor": config["echo"]["factor"],
+        "repeat": repeat,
+        "index": index,
+        "status": summary["status"],
+        "counted": counted,
+        "seed": config["seed"],
+        "hyperparameters": {key: point.get(key) for key in (point if axes is None else axes)},
+        "target_metric": config["target"]["metric"],
+        "target_value": config["target"]["value"],
+        **{f"to_target_{cost}": to_target.get(cost) for cost in COSTS},
+        "best_value": (summary.get("best") or {}).get("value"),
+        **{cost: summary.get(cost) for cost in COSTS},
+    }
+
+
+def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
+    """Write the tables of a sweep; returns their folder.
+
+    Raises:
+        FolderError: ``sweep`` has no ``trials.json``, or a record is missing or damaged.
+    """
+    if not (sweep / "trials.json").exists():
+        raise FolderError(
+            f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"
+        )
+    rows: list[Row] = read_json(sweep / "trials.json")
+    folders = [sweep / row["arm"] / str(row["repeat"]) / str(row["index"]) for row in rows]
+    return _write(rows, folders, results, [command])
+
+
+def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
+    """Write the tables of single runs of one task, each an arm named by its echo; returns their folder.
+
+    Raises:
+        FolderError: a folder holds no finished run, or two hold the same arm.
+    """
+    rows: list[Row] = []
+    commands = []
+    for path in runs:
+        run = RunFolder(path)
+        config, summary = run.read_config(), run.read_summary()
+        if config is None or summary is None:
+            raise FolderError(f"{path}: holds no run (config.yaml and summary.json)")
+        echo = config["echo"]
+        arm = "baseline" if echo["variant"] == "none" else f"{echo['variant']}_e{echo['factor']}"
+        if any(row["arm"] == arm for row in rows):
+            raise FolderError(
+                f"{path}: a second run of arm {arm}; repeats belong into a sweep (search.repeats)"
+            )
+        counted = summary["status"] not in ("diverged", "failed", "running", "preempted")
+        rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
+        commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
+    return _write(rows, list(runs), results, commands)
+
+
+def _write(rows: list[Row], folders: list[Path], results: Path, commands: list[str]) -> Path:
+    into = results / str(rows[0]["experiment"]) / str(rows[0]["task"])
+    with folder_errors(into):
+        into.mkdir(parents=True, exist_ok=True)
+    best = best_trials(rows).values()
+    curves = [_curve(row, folder) for row, folder in zip(rows, folders, strict=True) if row in best]
+    origin = {"commands": commands, "environments": _environments(folders)}
+    for name, table in (("trials", rows), ("outcome", outcome(rows)), ("curves", curves)):
+        write_text(into / f"{name}.json", _one_line_each(table))
+    write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
+    return into
+
+
+def _curve(row: Row, folder: Path) -> dict[str, Any]:
+    metrics = RunFolder(folder).read_metrics()
+    return {
+        **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
+        "metric": row["target_metric"],
+        "fresh_examples": [line["fresh_examples"] for line in metrics],
+        "values": [line[row["target_metric"]] for line in metrics],
+    }
+
+
+def _environments(folders: list[Path]) -> list[dict[str, Any]]:
+    """Where the runs were made, each once; without job ids, which tell a reader nothing."""
+    found: list[dict[str, Any]] = []
+    for folder in folders:
+        latest = read_json(folder / "environment.json")
+        for environment in [*latest.pop("earlier", []), latest]:
+            environment.pop("slurm", None)
+            if environment not in found:
+                found.append(environment)
+    return found
+
+
+def _one_line_each(table: list[Any]) -> str:
+    """A JSON list with one item per line: small, and a difference shows which trial changed."""
+    return "[\n" + ",\n".join(json.dumps(item) for item in table) + "\n]\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adaecho.records.collect", description="Collect run folders into committed tables."
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="a sweep's folder, or single runs' folders")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where the tables go")
+    parser.add_argument("--command", help="what was typed to make the sweep; kept with its tables")
+    parser.add_argument("--experiment", help="name for single runs")
+    options = parser.parse_args(arguments)
+    if (options.command is None) == (options.experiment is None):
+        parser.error("--command for a sweep's folder, or --experiment for single runs")
+    if options.command is not None and len(options.folders) > 1:
+        parser.error("--command goes with the folder of one sweep")
+    try:
+        if options.command is not None:
+            into = collect_sweep(options.folders[0], options.results, options.command)
+        else:
+            into = collect_runs(options.folders, options.results, options.experiment)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(into)
+
+
+if __name__ == "__main__":
+    main()

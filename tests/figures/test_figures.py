@@ -1,0 +1,221 @@
+import json
+import re
+
+import matplotlib
+import pytest
+
+from adaecho.errors import DataError
+from adaecho.figures.__main__ import draw_all, main
+from adaecho.figures.curves import draw_curves
+from adaecho.figures.fig3 import caption, draw_fig3
+from adaecho.figures.style import count_scale, target_words
+from adaecho.records.outcome import outcome
+
+VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
+
+
+def rows_of(arm, variant, factor, costs, *, trials=2):
+    """One search per cost, whose best trial needed it (None: missed); the others needed more."""
+    return [
+        {
+            "experiment": "quickstart",
+            "task": "digits",
+            "arm": arm,
+            "echo_variant": variant,
+            "echo_factor": factor,
+            "repeat": repeat,
+            "index": index,
+            "status": "reached" if cost else "budget_spent",
+            "counted": True,
+            "target_metric": "accuracy",
+            "target_value": 0.97,
+            "to_target_fresh_examples": cost and cost * (1 + index),
+            "to_target_steps": cost and cost // 32,
+            "to_target_train_time_s": cost and cost / 1000,
+        }
+        for repeat, cost in enumerate(costs)
+        for index in range(trials)
+    ]
+
+
+def seven_arms():
+    rows = rows_of("baseline", "none", 1, [8000, 10000])
+    for factor in (4, 2):
+        for variant in reversed(VARIANTS[1:]):
+            rows += rows_of(f"{variant}_e{factor}", variant, factor, [6000, 8000])
+    return rows
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of every figure that is saved, to look into."""
+    figures = []
+    save = matplotlib.figure.Figure.savefig
+
+    def keep(self, *arguments, **keywords):
+        figures.append(self)
+        save(self, *arguments, **keywords)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
+    return figures
+
+
+def bars(axes):
+    return [round(patch.get_height()) for patch in axes.patches]
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
+    draw_fig3(outcome(seven_arms()), tmp_path / "f.png", "digits")
+    (axes,) = drawn[0].axes
+    names = [label.get_text().replace("\n", " ") for label in axes.get_xticklabels()]
+    echoed = ["batch", "example, after aug.", "example, before aug."]
+    assert names == ["baseline", *echoed, *echoed]
+    assert bars(axes) == [9000] + [7000] * 6
+    extremes = [segment[:, 1].tolist() for line in axes.collections for segment in line.get_segments()]
+    assert extremes == [[8000, 10000]] + [[6000, 8000]] * 6
+    dashed = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+    assert dashed == [9000 / 2, 9000 / 4]
+    assert words(axes).count("0.78") == 6
+    assert {"e = 2", "e = 4"} <= set(words(axes))
+
+
+def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
+    rows = rows_of("baseline", "none", 1, [8000, 10000, 9000])
+    rows += rows_of("batch_e2", "batch", 2, [None, None, None])
+    rows += rows_of("after_e2", "example_after_augmentation", 2, [6000, None, 7000])
+    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
+    (axes,) = drawn[0].axes
+    assert bars(axes) == [9000, 6500]
+    assert "target\nnot\nreached" in words(axes)
+    assert "2 of 3\nreached\n0.72" in words(axes)
+
+
+def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
+    draw_fig3(outcome(rows_of("baseline", "none", 1, [None])), tmp_path / "f.png", "digits")
+    (axes,) = drawn[0].axes
+    assert bars(axes) == []
+    assert words(axes) == ["target\nnot\nreached"]
+
+
+def test_fig3_names_arms_that_share_variant_and_factor(tmp_path, drawn):
+    rows = rows_of("buffer_1k", "batch", 2, [100]) + rows_of("buffer_10k", "batch", 2, [200])
+    rows += rows_of("auto", "batch", "auto", [300])
+    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
+    names = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
+    assert names == ["buffer_1k", "buffer_10k", "batch"]
+    assert {"e = 2", "e = auto"} <= set(words(drawn[0].axes[0]))
+
+
+@pytest.mark.parametrize(
+    ("searches", "trials", "says"),
+    [
+        (1, 1, "Bars: one run per arm."),
+        (3, 1, "Bars: mean over 3 runs per arm; error bars: minimum and maximum."),
+        (1, 4, "Bars: best of 4 non-divergent trials per arm (one search, so no error bars)."),
+        (
+            5,
+            100,
+            "Bars: mean over 5 searches per arm of the best of 100 non-divergent trials; error bars: minimum",
+        ),
+    ],
+)
+def test_caption_states_trials_and_searches(searches, trials, says):
+    arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
+    assert caption(arms).startswith(says)
+
+
+def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path, drawn):
+    arms = [("none", 1), ("batch", 2), ("batch", 16), ("example_before_augmentation", 2)]
+    curves = [
+        {
+            "arm": variant,
+            "echo_variant": variant,
+            "echo_factor": factor,
+            "fresh_examples": [160, 320],
+            "values": [0.5, 0.98],
+        }
+        for variant, factor in arms
+    ]
+    draw_curves(curves, tmp_path / "c.png", "digits", "accuracy", 0.97)
+    two, sixteen = drawn[0].axes
+    assert (two.get_title("center"), sixteen.get_title("center")) == ("e = 2", "e = 16")
+    lines = [[line for line in axes.lines if len(line.get_xdata()) == 2] for axes in (two, sixteen)]
+    assert [len(each) for each in lines] == [4, 3]  # the target, the baseline, and the echoed arms
+    assert lines[0][1].get_ydata() == pytest.approx([0.5, 0.02])
+    assert lines[0][0].get_ydata() == pytest.approx([0.03, 0.03])
+    draw_curves(curves[:1], tmp_path / "c.png", "text", "cross_entropy", None)
+    (axes,) = drawn[1].axes
+    assert list(axes.lines[0].get_ydata()) == [0.5, 0.98]
+    assert axes.get_ylabel() == "validation cross entropy"
+
+
+def test_words_and_scales():
+    assert target_words("accuracy", 0.97) == "97 % validation accuracy"
+    assert target_words("accuracy", 0.753) == "75.3 % validation accuracy"
+    assert target_words("cross_entropy", 3.9) == "validation cross entropy 3.9"
+    assert target_words("mAP", None) == "validation mAP"
+    assert count_scale(9999) == (1.0, "")
+    assert count_scale(10_000) == (1e3, " (thousands)")
+    assert count_scale(2_000_000) == (1e6, " (millions)")
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results" / "quickstart" / "digits"
+    folder.mkdir(parents=True)
+    (folder / "trials.json").write_text(json.dumps(seven_arms()))
+    curve = {"arm": "baseline", "echo_variant": "none", "echo_factor": 1}
+    curve |= {"fresh_examples": [160, 320], "values": [0.5, 0.98]}
+    (folder / "curves.json").write_text(json.dumps([curve]))
+    (folder / "origin.json").write_text(json.dumps({"commands": ["python -m adaecho.run -m x=<1>"]}))
+    return tmp_path / "results"
+
+
+def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alone(results, tmp_path):
+    before = dict(matplotlib.rcParams)
+    first = draw_all(results, tmp_path / "one")
+    with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other"}):
+        second = draw_all(results, tmp_path / "two")
+    assert [path.name for path in first] == [path.name for path in second]
+    assert {path.name for path in first} == {
+        "quickstart_digits.png",
+        "quickstart_digits.svg",
+        "quickstart_digits_curves.png",
+        "quickstart_digits_curves.svg",
+        "report.md",
+        "report.html",
+    }
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_report_holds_table_figures_and_command(results):
+    main(["--results", str(results)])
+    text = (results / "figures" / "report.md").read_text()
+    assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 | 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
+    assert "![quickstart, digits: fresh examples to 97 % validation accuracy](quickstart_digits.png)" in text
+    assert "python -m adaecho.run -m x=<1>" in text
+    page = (results / "figures" / "report.html").read_text()
+    assert "<td>baseline</td><td>9,000</td>" in page
+    assert "x=&lt;1&gt;" in page
+    for name in re.findall(r'src="([^"]+)"', page):
+        assert (results / "figures" / name).exists()
+
+
+@pytest.mark.parametrize(("content", "says"), [("[{", "no JSON"), ("[]", "an empty table")])
+def test_a_table_that_cannot_be_used_is_named(results, content, says):
+    (results / "quickstart" / "digits" / "trials.json").write_text(content)
+    with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
+        draw_all(results, results / "figures")
+
+
+def test_no_tables_is_one_clear_message(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--results", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "no <experiment>/<task>/trials.json" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+import json
+
+import pytest
+
+from adaecho.errors import FolderError
+from adaecho.records.collect import collect_runs, collect_sweep, main, trial_row
+from adaecho.records.folder import RunFolder
+from adaecho.records.outcome import outcome
+
+
+def make_run(
+    path, *, variant="none", factor=1, cost=320, status="reached", host="a", overrides=("echo=none",)
+):
+    config = {
+        "task": {"name": "digits"},
+        "data": {"path": None},
+        "echo": {"variant": variant, "factor": factor},
+        "target": {"metric": "accuracy", "value": 0.97},
+        "seed": 3,
+    }
+    summary = {
+        "status": status,
+        "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
+        "to_target": {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
+        if status == "reached"
+        else None,
+        "best": {"metric": "accuracy", "value": 0.98, "fresh_examples": cost},
+        "fresh_examples": cost,
+        "steps": 10,
+        "train_time_s": 0.6,
+    }
+    run = RunFolder(path)
+    with run.lock():
+        run.start(config, list(overrides), {"host": host, "slurm": {"job_id": str(path)}})
+        for fresh_examples in range(160, cost + 1, 160):
+            run.append_metrics({"fresh_examples": fresh_examples, "accuracy": fresh_examples / cost})
+        run.write_summary(summary)
+    return config, summary
+
+
+def tables(folder):
+    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def test_a_row_holds_what_outcome_needs(tmp_path):
+    config, summary = make_run(tmp_path / "run", variant="batch", factor=2)
+    row = trial_row(config, summary, experiment="x", arm="batch_e2", repeat=1, index=4)
+    assert row == {
+        "experiment": "x",
+        "task": "digits",
+        "arm": "batch_e2",
+        "echo_variant": "batch",
+        "echo_factor": 2,
+        "repeat": 1,
+        "index": 4,
+        "status": "reached",
+        "counted": True,
+        "seed": 3,
+        "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
+        "target_metric": "accuracy",
+        "target_value": 0.97,
+        "to_target_fresh_examples": 320,
+        "to_target_steps": 10,
+        "to_target_train_time_s": 0.5,
+        "best_value": 0.98,
+        "fresh_examples": 320,
+        "steps": 10,
+        "train_time_s": 0.6,
+    }
+    assert outcome([row])[0]["fresh_examples"]["mean"] == 320
+
+
+def test_a_run_that_crashed_at_once_has_a_row(tmp_path):
+    config, _ = make_run(tmp_path / "run")
+    row = trial_row(config, {"status": "failed"}, experiment="x", arm="a", counted=False)
+    assert row["to_target_fresh_examples"] is row["best_value"] is row["steps"] is None
+    assert outcome([row])[0]["failed"] == 1
+
+
+def test_single_runs_become_arms(tmp_path):
+    make_run(tmp_path / "one", cost=640, overrides=["task=digits"])
+    make_run(tmp_path / "two", variant="batch", factor=2, host="b", overrides=["echo=batch", "echo.factor=2"])
+    into = collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "first")
+    assert into == tmp_path / "results" / "first" / "digits"
+    found = tables(into)
+    assert [row["arm"] for row in found["trials"]] == ["baseline", "batch_e2"]
+    assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == [1.0, 0.5]
+    assert found["curves"][1]["fresh_examples"] == [160, 320]
+    assert found["curves"][1]["values"] == [0.5, 1.0]
+    assert found["origin"]["commands"] == [
+        "python -m adaecho.run task=digits",
+        "python -m adaecho.run echo=batch echo.factor=2",
+    ]
+    assert found["origin"]["environments"] == [{"host": "a"}, {"host": "b"}]
+
+
+def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
+    sweep, rows = tmp_path / "sweep", []
+    for index, cost in enumerate((640, 320)):
+        config, summary = make_run(sweep / "baseline" / "0" / str(index), cost=cost)
+        rows.append(trial_row(config, summary, experiment="x", arm="baseline", index=index))
+    (sweep / "trials.json").write_text(json.dumps(rows))
+    main(
+        [
+            str(sweep),
+            "--results",
+            str(tmp_path / "results"),
+            "--command",
+            "python -m adaecho.run -m experiment=x",
+        ]
+    )
+    found = tables(tmp_path / "results" / "x" / "digits")
+    assert found["trials"] == rows
+    assert [curve["index"] for curve in found["curves"]] == [1]
+    assert found["outcome"] == outcome(rows)
+    assert found["origin"] == {
+        "commands": ["python -m adaecho.run -m experiment=x"],
+        "environments": [{"host": "a"}],
+    }
+
+
+def test_what_cannot_be_collected_is_named(tmp_path):
+    with pytest.raises(FolderError, match=r"sweep: no trials\.json"):
+        collect_sweep(tmp_path / "sweep", tmp_path, "x")
+    with pytest.raises(FolderError, match="nothing: holds no run"):
+        collect_runs([tmp_path / "nothing"], tmp_path, "x")
+    for name in ("one", "two"):
+        make_run(tmp_path / name)
+    with pytest.raises(FolderError, match="two: a second run of arm baseline"):
+        collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "x")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["a"], ["a", "b", "--command", "x"], ["a", "--command", "x", "--experiment", "y"]]
+)
+def test_the_command_says_what_it_needs(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "--command" in capsys.readouterr().err

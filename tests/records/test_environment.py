@@ -1,0 +1,60 @@
+import json
+import subprocess
+import sys
+
+from adaecho.records import environment as module
+from adaecho.records.environment import environment
+
+
+def test_it_names_what_can_change_a_result():
+    found = environment()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "numpy"} <= found["packages"].keys()
+    assert found["cpu_cores"] >= 1
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_slurm_ids_are_those_of_now(monkeypatch):
+    for name in (
+        "JOB_ID",
+        "ARRAY_JOB_ID",
+        "ARRAY_TASK_ID",
+        "RESTART_COUNT",
+        "PROCID",
+        "NODELIST",
+        "CLUSTER_NAME",
+    ):
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    assert environment()["slurm"] == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert environment()["slurm"] == {"job_id": "17", "restart_count": "2"}
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    result = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return result.stdout.strip()
+
+
+def test_git_commit_and_whether_the_code_differs_from_it(tmp_path):
+    assert module._git(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert module._git(tmp_path) is None  # no commit yet
+    (tmp_path / "code.py").write_text("1")
+    git(tmp_path, "add", "code.py")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    sha = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "untracked").write_text("")
+    assert module._git(tmp_path) == {"sha": sha, "dirty": False}
+    (tmp_path / "code.py").write_text("2")
+    assert module._git(tmp_path) == {"sha": sha, "dirty": True}
+
+
+def test_without_git_the_record_says_so(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("PATH", "")
+    assert module._git(tmp_path) is None
