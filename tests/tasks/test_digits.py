@@ -71,7 +71,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits"):
+    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits, cifar10"):
         build_task(compose_config("task.name=mnist"))
 
 

@@ -1,0 +1,68 @@
+"""ResNet-32 for CIFAR (He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2).
+
+A 3x3 convolution, three stages of n = 5 blocks of two 3x3 convolutions (16, 32 and 64 filters on planes of
+32, 16 and 8 pixels), global average pooling, a linear layer: 6n + 2 = 32 weighted layers.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+BLOCKS_PER_STAGE = 5
+STAGE_CHANNELS = (16, 32, 64)
+
+
+def resnet32(num_classes: int = 10) -> nn.Module:
+    """The net with shortcuts of option A and He initialisation; 464,154 parameters for 10 classes.
+
+    float [N, 3, 32, 32] to logits [N, num_classes].
+    """
+    layers: list[nn.Module] = [_conv3x3(3, STAGE_CHANNELS[0]), nn.BatchNorm2d(STAGE_CHANNELS[0]), nn.ReLU()]
+    in_channels = STAGE_CHANNELS[0]
+    for channels in STAGE_CHANNELS:
+        for _ in range(BLOCKS_PER_STAGE):
+            layers.append(BasicBlock(in_channels, channels))
+            in_channels = channels
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)]
+    model = nn.Sequential(*layers)
+    model.apply(_initialise)
+    return model
+
+
+class BasicBlock(nn.Module):
+    """``relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))``; more channels out than in halve the plane.
+
+    float [N, in_channels, H, W] to [N, channels, H, W], or to [N, channels, H / 2, W / 2].
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.stride = 1 if in_channels == channels else 2
+        self.new_channels = channels - in_channels
+        self.conv1 = _conv3x3(in_channels, channels, self.stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _conv3x3(channels, channels)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return functional.relu(y + self._shortcut(x), inplace=True)
+
+    def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
+        """Option A: the identity on every second pixel, with zeros for the new channels; no parameters."""
+        if self.stride == 1:
+            return x
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+def _conv3x3(in_channels: int, channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Normal with variance 2 / fan_in (He et al., "Delving Deep into Rectifiers", eq. 10); biases zero."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,65 @@
+"""CIFAR-10 with ResNet-32 (paper, Table 1): pad 4, random 32x32 crop, horizontal flip.
+
+Data: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, 50,000 + 10,000 images.
+The validation split is held out of the 50,000; the test files are read only to evaluate the test split.
+"""
+
+import torch
+from torch import nn
+
+from adaecho.config import Config
+from adaecho.models.normalise import Normalise
+from adaecho.models.resnet32 import resnet32
+from adaecho.tasks import cifar10_storage as storage
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.encoded_images import BadExamples
+from adaecho.tasks.images import (
+    CLASSIFICATION_METRICS,
+    Images,
+    PadCropFlip,
+    classification_metrics,
+    mean_cross_entropy,
+)
+from adaecho.tasks.split import hold_out
+
+# Of each colour over the 50,000 training images.
+MEAN = (125.31, 122.95, 113.87)
+STD = (62.99, 62.09, 66.70)
+
+
+def build(config: Config) -> Task:
+    """The CIFAR-10 task, its training images in memory.
+
+    Raises:
+        DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not to be reached.
+    """
+    stored = storage.find(config.data.path)
+
+    def read(part: storage.Part) -> Images:
+        bad = BadExamples(config.data.max_bad_examples)
+        examples = stored.read(part, bad)
+        bad.report()
+        return examples
+
+    source, validation = hold_out(read("train"), config.data.validation_examples, seed=config.data.split_seed)
+
+    def build_model() -> nn.Module:
+        normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
+        return nn.Sequential(normalise, resnet32(storage.NUM_CLASSES))
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        examples = validation if split == "validation" else read("test")
+        return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
+
+    return Task(
+        name="cifar10",
+        metrics=CLASSIFICATION_METRICS,
+        source=source,
+        decode=None,
+        augment=PadCropFlip(padding=4, flip=True),
+        collate=None,
+        build_model=build_model,
+        loss=mean_cross_entropy,
+        evaluate=evaluate,
+        has_test_split=stored.has_test,
+    )

@@ -1,0 +1,92 @@
+"""ResNet-32 by the numbers of its paper, and block by block against a version in plain loops."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from adaecho.models.resnet32 import BasicBlock, resnet32
+
+
+def test_it_has_as_many_parameters_as_in_the_paper() -> None:
+    # He et al., table 6, rounds it to 0.46 M.
+    assert sum(parameter.numel() for parameter in resnet32().parameters()) == 464_154
+
+
+def test_it_has_thirty_two_weighted_layers() -> None:
+    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in resnet32().modules()) == 32
+
+
+def test_planes_halve_as_channels_double() -> None:
+    x = torch.zeros(2, 3, 32, 32)
+    shapes = []
+    for layer in resnet32(num_classes=7).eval():
+        x = layer(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert [shapes[i] for i in (2, 7, 8, 12, 13, 17)] == [
+        (16, 32, 32),
+        (16, 32, 32),
+        (32, 16, 16),
+        (32, 16, 16),
+        (64, 8, 8),
+        (64, 8, 8),
+    ]
+    assert shapes[-1] == (7,)
+
+
+def _slow_shortcut(x: torch.Tensor, channels: int) -> torch.Tensor:
+    number, in_channels, height, width = x.shape
+    out = torch.zeros(number, channels, height // 2, width // 2)
+    for n in range(number):
+        for c in range(in_channels):
+            for i in range(height // 2):
+                for j in range(width // 2):
+                    out[n, c, i, j] = x[n, c, 2 * i, 2 * j]
+    return out
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_widening_shortcut_is_every_second_pixel_and_zeros(memory_format: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    block = BasicBlock(4, 8).eval()
+    nn.init.zeros_(block.bn2.weight)  # the residual branch gives 0, so the block is relu of the shortcut
+    x = torch.randn(2, 4, 6, 6).to(memory_format=memory_format)
+    torch.testing.assert_close(block(x), _slow_shortcut(x, 8).relu(), rtol=0, atol=0)
+
+
+def test_a_plain_shortcut_is_the_identity() -> None:
+    block = BasicBlock(4, 4).eval()
+    nn.init.zeros_(block.bn2.weight)
+    x = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(block(x), x.relu(), rtol=0, atol=0)
+
+
+def test_a_block_adds_its_branch_before_the_last_relu() -> None:
+    torch.manual_seed(0)
+    block = BasicBlock(4, 8)  # in training mode: statistics of the batch
+    x = torch.randn(3, 4, 6, 6)
+
+    def normalised(y: torch.Tensor) -> torch.Tensor:
+        mean, variance = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), unbiased=False, keepdim=True)
+        return (y - mean) / torch.sqrt(variance + 1e-5)
+
+    inner = normalised(nn.functional.conv2d(x, block.conv1.weight, stride=2, padding=1)).relu()
+    branch = normalised(nn.functional.conv2d(inner, block.conv2.weight, padding=1))
+    torch.testing.assert_close(block(x), (branch + _slow_shortcut(x, 8)).relu())
+
+
+def test_weights_have_variance_two_over_fan_in() -> None:
+    torch.manual_seed(0)
+    widest = [m for m in resnet32().modules() if isinstance(m, nn.Conv2d) and m.in_channels == 64]
+    weights = torch.cat([conv.weight.detach().flatten() for conv in widest])
+    expected = math.sqrt(2 / (64 * 9))
+    # The standard deviation of n normal numbers is known to within 1 / sqrt(2 n).
+    assert abs(weights.std().item() / expected - 1) < 5 / math.sqrt(2 * len(weights))
+    assert abs(weights.mean().item()) < 5 * expected / math.sqrt(len(weights))
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    model = resnet32()
+    model(torch.randn(4, 3, 32, 32)).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

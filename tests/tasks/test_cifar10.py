@@ -1,0 +1,146 @@
+"""The CIFAR-10 task: three forms of storage give the same arrays, and the test split waits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho.tasks import build_task, cifar10_storage
+from adaecho.tasks.base import Task
+from adaecho.tasks.encoded_images import BadExamples
+from adaecho.tasks.images import Images
+from tests.conftest import Compose
+from tests.tasks.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
+
+IMAGES, LABELS = random_images(10), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+TEST_IMAGES, TEST_LABELS = random_images(4, seed=1), [0, 1, 2, 3]
+
+
+def _parquet(folder: Path) -> Path:
+    encoded = [encode(image, form) for image, form in zip(IMAGES, ["PNG", "WEBP"] * 5, strict=True)]
+    write_parquet(folder / "train-00000-of-00002.parquet", encoded[:6], LABELS[:6])
+    write_parquet(folder / "train-00001-of-00002.parquet", encoded[6:], LABELS[6:])
+    write_parquet(folder / "test-00000-of-00001.parquet", [encode(i) for i in TEST_IMAGES], TEST_LABELS)
+    return folder
+
+
+def _pickles(folder: Path) -> Path:
+    for number in range(5):
+        rows = slice(2 * number, 2 * number + 2)
+        write_batch(folder / f"data_batch_{number + 1}", batch_of(IMAGES[rows], LABELS[rows]))
+    write_batch(folder / "test_batch", batch_of(TEST_IMAGES, TEST_LABELS))
+    return folder
+
+
+FORMS = {"parquet": _parquet, "pickles": _pickles}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("inner", ["", "plain_text"])
+def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str, inner: str) -> None:
+    FORMS[form](tmp_path / inner)
+    stored = cifar10_storage.find(str(tmp_path))
+    for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
+        examples = stored.read(part, BadExamples(0))
+        np.testing.assert_array_equal(examples["image"], images)
+        np.testing.assert_array_equal(examples["label"], labels)
+        assert examples["image"].dtype == np.uint8
+        assert examples["image"].flags.c_contiguous
+        assert examples["label"].dtype == np.int64
+
+
+def _build(compose_config: Compose, folder: Path, *overrides: str) -> Task:
+    common = ("task=cifar10", f"data.path={folder}", "data.validation_examples=4")
+    return build_task(compose_config(*common, *overrides))
+
+
+def test_the_split_is_a_permutation_fixed_by_its_seed(compose_config: Compose, tmp_path: Path) -> None:
+    task = _build(compose_config, _parquet(tmp_path), "data.split_seed=7")
+    rows = np.random.default_rng(7).permutation(10)[:6]
+    np.testing.assert_array_equal(task.source["image"], IMAGES[rows])
+    np.testing.assert_array_equal(task.source["label"], np.array(LABELS)[rows])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_loss_and_metrics_in_every_format(
+    compose_config: Compose, tmp_path: Path, channels_last: bool, bfloat16: bool
+) -> None:
+    task = _build(compose_config, _parquet(tmp_path), f"channels_last={channels_last}")
+    torch.manual_seed(0)
+    model = task.build_model()
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    batch = {name: torch.from_numpy(array) for name, array in task.source.items()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        loss = task.loss(model, batch)
+        loss.backward()
+        with torch.inference_mode():
+            metrics = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
+    assert loss.dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert metrics.keys() == task.metrics.keys()
+    assert 0 <= metrics["accuracy"] <= 1
+
+
+def test_memory_format_changes_no_result(compose_config: Compose, tmp_path: Path) -> None:
+    _parquet(tmp_path)
+    metrics = []
+    for channels_last in (False, True):
+        task = _build(compose_config, tmp_path, f"channels_last={channels_last}")
+        torch.manual_seed(0)
+        model = task.build_model().eval()
+        with torch.inference_mode():
+            metrics.append(task.evaluate(model, "validation", device=torch.device("cpu")))
+    assert metrics[0]["cross_entropy"] == pytest.approx(metrics[1]["cross_entropy"], rel=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_test_files_are_read_when_the_test_split_is_evaluated(
+    compose_config: Compose, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FORMS[form](tmp_path)
+    parts: list[str] = []
+    kind = type(cifar10_storage.find(str(tmp_path)))
+    read = kind.read
+
+    def watched(self: Any, part: Any, bad: BadExamples) -> Images:
+        parts.append(part)
+        return read(self, part, bad)
+
+    monkeypatch.setattr(kind, "read", watched)
+    task = _build(compose_config, tmp_path)
+    model = task.build_model().eval()
+    with torch.inference_mode():
+        task.evaluate(model, "validation", device=torch.device("cpu"))
+        assert parts == ["train"]
+        metrics = task.evaluate(model, "test", device=torch.device("cpu"))
+        predicted = model(torch.from_numpy(TEST_IMAGES)).argmax(1).numpy()
+    assert parts == ["train", "test"]
+    assert metrics["accuracy"] == pytest.approx((predicted == TEST_LABELS).mean())
+
+
+def test_without_test_files_there_is_no_test_split(compose_config: Compose, tmp_path: Path) -> None:
+    (_parquet(tmp_path) / "test-00000-of-00001.parquet").unlink()
+    assert not _build(compose_config, tmp_path).has_test_split
+
+
+def test_a_hub_dataset_is_read_like_its_parquet_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    folder = _parquet(tmp_path / "files")
+    asked: list[str] = []
+
+    def load_dataset(name: str, *, split: str) -> object:
+        asked.append(f"{name} {split}")
+        file = str(folder / "test-00000-of-00001.parquet")
+        return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    examples = cifar10_storage.find("owner/cifar10").read("test", BadExamples(0))
+    assert asked == ["owner/cifar10 test"]
+    np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
+    np.testing.assert_array_equal(examples["label"], TEST_LABELS)
