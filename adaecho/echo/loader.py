@@ -1,24 +1,21 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
-import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
-from adaecho.echo import keys
-from adaecho.echo.augment import Augmentation
-from adaecho.echo.pipeline import EchoedBatches, ExampleBatches, Ready, reread_examples
-from adaecho.echo.pool import ResidentPool
-from adaecho.echo.source import ORDERS, ArraySource, IterableSource, Permutation, as_source
-from adaecho.echo.stage import EchoStage
-from adaecho.echo.upstream import Reader, pass_limit
-
-VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
+from adaecho.echo import checkpoint, keys
+from adaecho.echo.auto import AutoFactor
+from adaecho.echo.clocks import Clocks, Counters
+from adaecho.echo.pipeline import Ready
+from adaecho.echo.settings import Settings, share, whole
+from adaecho.echo.source import as_source
+from adaecho.echo.wiring import Stages
 
 
 class EchoLoader:
@@ -31,30 +28,34 @@ class EchoLoader:
         example_after_augmentation   read > decode > augment > echo > shuffle > batch
         batch                        read > decode > shuffle > augment > batch > echo [> shuffle batches]
 
-    All randomness is a function of (seed, fresh serial number, echo index, purpose). Iteration is endless
-    unless ``epochs`` is given: epochs follow one another inside the stream and no batch is short. A second
-    ``iter()`` continues.
+    All randomness is a function of (seed, fresh serial number, echo index, purpose): batches are the same
+    for any ``num_workers`` and ``prefetch``, and after any resume. Iteration is endless unless ``epochs`` is
+    given: epochs follow one another inside the stream and no batch is short; a second ``iter()`` continues.
 
     Args:
-        source: arrays or CPU tensors (alone, in a dict or in a tuple), or a map-style dataset.
-        batch_size: examples per batch.
+        source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
+            function that returns an iterator for each pass.
+        batch_size: examples per batch. None: the source gives whole batches (a DataLoader, say), which are
+            passed on or, with ``echo="batch"``, repeated.
         echo: one of ``none``, ``batch``, ``example_before_augmentation``, ``example_after_augmentation``.
         factor: echoing factor e >= 1: how often each item leaves the echo stage. Not whole: floor or ceil
-            for each item, right in expectation.
+            for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
         shuffle_buffer: examples; 0 doesn't shuffle beyond ``order``.
         batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
         decode: ``decode(example)``, deterministic.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, from global generators.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
-        order: ``permutation`` (a new one for each epoch) or ``stored``.
+        order: ``permutation`` (a new one for each epoch, where the source has a length) or ``stored``.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless.
-        num_workers, prefetch: accepted; everything runs in the calling thread for now.
+        num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
+        prefetch: batches read ahead of the echo stage.
         seed: any integer.
-        rank, world_size: this process's share; by default torch.distributed's, else 0 of 1.
+        rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
+            whole batches, which their maker has shared out.
         max_bad_examples: undecodable examples to skip and list in ``bad_examples``.
-        max_factor: bound of an automatic factor.
+        max_factor: bound of ``factor="auto"``.
 
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
@@ -63,10 +64,10 @@ class EchoLoader:
     def __init__(
         self,
         source: Any,
-        batch_size: int,
+        batch_size: int | None,
         *,
         echo: str = "none",
-        factor: float = 1.0,
+        factor: float | str = 1.0,
         shuffle_buffer: int = 0,
         batch_shuffle_buffer: int = 0,
         decode: Callable[[Any], Any] | None = None,
@@ -82,283 +83,233 @@ class EchoLoader:
         max_bad_examples: int = 0,
         max_factor: float = 16,
     ) -> None:
-        self.rank, self.world_size = _share(rank, world_size)
-        self.batch_size, self.echo, self.epochs, self.seed = batch_size, echo, epochs, seed
-        _check("batch_size", batch_size, 1)
-        for name, value in (
-            ("shuffle_buffer", shuffle_buffer),
-            ("batch_shuffle_buffer", batch_shuffle_buffer),
-            ("num_workers", num_workers),
-            ("prefetch", prefetch),
-            ("max_bad_examples", max_bad_examples),
-        ):
-            _check(name, value, 0)
-        _check_factor(echo, factor, max_factor)
-        if batch_shuffle_buffer and echo != "batch":
-            raise ValueError(
-                f"batch_shuffle_buffer={batch_shuffle_buffer}: only echo='batch' repeats batches"
-            )
-        if order not in ORDERS:
-            raise ValueError(f"order={order!r}: must be one of {', '.join(ORDERS)}")
-        self.factor = float(factor)
-        found = as_source(source)
-        if isinstance(found, IterableSource):
-            raise ValueError("source: iterables are not supported yet; give something with a length")
-        self._length = found.length
-        self._settings = {
-            "batch_size": batch_size,
-            "echo": echo,
-            "factor": float(factor),
-            "shuffle_buffer": shuffle_buffer,
-            "batch_shuffle_buffer": batch_shuffle_buffer,
-            "order": order,
-            "epochs": epochs or 0,
-            "seed": seed,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "length": self._length,
-        }
-        self._build(found, shuffle_buffer, batch_shuffle_buffer, decode, augment, collate, max_bad_examples)
+        rank, world_size = share(rank, world_size)
+        self.settings = Settings(
+            batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
+            world_size, max_factor, max_bad_examples,
+        )  # fmt: skip
+        whole("num_workers", num_workers, 0)
+        whole("prefetch", prefetch, 0)
+        self._stages = Stages(
+            as_source(source), self.settings, decode=decode, augment=augment, collate=collate,
+            num_workers=num_workers, prefetch=prefetch,
+        )  # fmt: skip
+        self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
-        self._output, self._batch_output, self._next_index, self._skipped = 0, 0, 0, 0
-        self._iterations, self._in_pass = 0, False
-        self._reread = 0
-        self.wait_time_s = 0.0
+        self._position = checkpoint.Position()
+        self._clocks = Clocks(self._pipeline.workers)
+        self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
+        self._failed: BaseException | None = None
+        self._closed = False
+        # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
+        self._finalizer = weakref.finalize(self, self._pipeline.close)
         if epochs is None:
-            self._begin(None)
-
-    def _build(
-        self,
-        source: Any,
-        shuffle_buffer: int,
-        batch_shuffle_buffer: int,
-        decode: Any,
-        augment: Any,
-        collate: Any,
-        max_bad_examples: int,
-    ) -> None:
-        before = self.echo == "example_after_augmentation"
-        augmentation = None if augment is None else Augmentation(augment, self.seed)
-        resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
-        self._reader = Reader(
-            source,
-            Permutation(self._length, str(self._settings["order"]), self.seed),
-            decode=decode,
-            augment=augmentation if before else None,
-            rank=self.rank,
-            world=self.world_size,
-            max_bad_examples=max_bad_examples,
-            resident=resident,
-        )
-        self._stage = EchoStage(
-            self._reader.take,
-            seed=self.seed,
-            factor=self.factor if self.echo.startswith("example") else 1.0,
-            buffer=shuffle_buffer,
-            rank=self.rank,
-            world=self.world_size,
-            block=max(self.batch_size, 1024),
-            pool=ResidentPool(source.arrays) if resident else None,
-            lookahead=2048 if resident else 1,
-        )
-        self._batches = ExampleBatches(
-            self._stage, self.batch_size, None if before else augmentation, collate
-        )
-        self._echoed = None
-        if self.echo == "batch":
-            self._echoed = EchoedBatches(
-                self._batches,
-                seed=self.seed + 1,
-                factor=self.factor,
-                buffer=batch_shuffle_buffer,
-                rank=self.rank,
-                world=self.world_size,
-            )
+            self._begin()
 
     # Iteration
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.epochs is not None and not self._continues():
-            self._iterations += 1
-            begin = pass_limit(self._length, (self._iterations - 1) * self.epochs, self.rank, self.world_size)
-            self._skipped += begin - self._next_index
-            self._next_index = begin
-            self._begin(pass_limit(self._length, self._iterations * self.epochs, self.rank, self.world_size))
-        self._restored = False
-        return _Batches(self)
+    def __iter__(self) -> "EchoIterator":
+        position = self._position
+        if self.settings.epochs is not None and not (position.restored and position.in_pass):
+            self._begin()
+        position.restored = False
+        return EchoIterator(self)
 
-    _restored = False
-
-    def _continues(self) -> bool:
-        return self._restored and self._in_pass
-
-    def _begin(self, limit: int | None) -> None:
+    def _begin(self) -> None:
+        """Begin an iteration, giving up the one before if it hasn't ended."""
+        position, stages = self._position, self._stages
+        self._pipeline.halt()
         self._ahead.clear()
-        self._reader.begin_pass(self._next_index, limit)
-        self._stage.begin_pass(self._next_index)
-        if self._echoed is not None:
-            self._echoed.begin_pass()
-            self._echoed.note_end(self._output, self._next_index)
-        self._in_pass = True
+        abandoned_at = position.next_index if position.in_pass else None
+        position.iteration += 1
+        index = stages.reader.begin(position.iteration, self.settings.epochs, abandoned_at)
+        position.skipped += index - position.next_index
+        position.next_index, position.first_number = index, position.next_number
+        position.in_pass = True
+        stages.queue.begin(index)
+        if stages.examples is not None:
+            stages.examples.skipped = position.skipped
+            stages.examples.stage.begin_pass(index)
+        if self._pipeline.echoed is not None:
+            self._pipeline.echoed.begin(position.next_number)
 
     def _next(self) -> Any:
-        start = time.perf_counter()
-        if not self._ahead and not self._make_ahead():
-            self._in_pass = False
+        if not self._look_ahead():
+            self._position.in_pass = False
             raise StopIteration
         ready = self._ahead.popleft()
-        self._output, self._batch_output = ready.output, ready.batch_output
-        self._next_index = ready.next_index
-        if self._echoed is not None:
-            self._echoed.forget(ready)
-        self._stage.forget(ready.output)
-        self.wait_time_s += time.perf_counter() - start
+        self._position.take(ready)
+        if self._pipeline.echoed is not None:
+            self._pipeline.echoed.consumed(ready)
+        if self._stages.examples is not None:
+            self._stages.examples.stage.forget(ready.output)
+        self._clocks.step(self._counters())
+        if self._auto is not None and self._stages.echo_stage is not None:
+            self._auto.follow(self._clocks.ratio, self._stages.echo_stage)
         return ready.batch
 
-    def _make_ahead(self) -> bool:
-        if not self._in_pass:
+    def _look_ahead(self) -> bool:
+        """Have the next batch at hand; False at the end of the iteration."""
+        if self._ahead:
+            return True
+        if self._closed or self._failed is not None:
+            raise RuntimeError(f"this EchoLoader was {'closed' if self._closed else 'stopped by an error'}")
+        if not self._position.in_pass:
             return False
-        if self._echoed is not None:
-            ready = self._echoed.next()
-        else:
-            made = self._batches.next()
-            ready = None if made is None else made[0]
+        start = time.perf_counter()
+        try:
+            ready = self._pipeline.next()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._failed = error
+            self.stop()
+            raise
+        self._clocks.waited(start)
         if ready is not None:
             self._ahead.append(ready)
         return ready is not None
 
-    # Counts
+    def _counters(self) -> Counters:
+        per_batch = self.settings.batch_size or 1
+        pipeline = self._pipeline
+        return Counters(
+            pipeline.upstream_busy_s, pipeline.downstream_busy_s, self._stages.queue.examples / per_batch
+        )
+
+    def __len__(self) -> int:
+        """Batches of one iteration: of the one in progress, else of the next.
+
+        Raises:
+            TypeError: it is endless, or not known.
+        """
+        position = self._position
+        iteration = position.iteration + (not position.in_pass)
+        return self._stages.num_batches(self.settings, iteration, position.first_number)
+
+    # Counts and clocks
 
     @property
     def fresh_examples(self) -> int:
         """Examples of this rank that had to be read for the batches taken so far."""
-        return self._next_index - self._skipped
+        return self._position.fresh_examples
 
     def next_fresh_examples(self) -> int:
-        """What ``fresh_examples`` will be once the next batch has been taken; waits for it."""
-        if not self._ahead and not self._make_ahead():
-            return self.fresh_examples
-        return self._ahead[0].next_index - self._skipped
+        """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
+        return self._ahead[0].fresh_examples if self._look_ahead() else self.fresh_examples
 
     @property
     def fresh_examples_in_buffer(self) -> int:
-        """Distinct fresh examples with a repeat still to come from a shuffle buffer."""
-        items = [np.asarray(self._stage.state_at(self._output)["buffer"])]
-        if self._echoed is not None:
-            items += self._echoed.state_at(self._batch_output)[1].values()
+        """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
+        position, echoed = self._position, self._pipeline.echoed
+        items = [np.empty(0, dtype=np.int64)]
+        if self._stages.examples is not None:
+            items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
+        if echoed is not None:
+            items += echoed.state_at(position.batch_output)[1].values()
         return len(np.unique(np.concatenate(items) >> keys.ECHO_BITS))
 
     @property
     def reread_examples(self) -> int:
-        """Examples read a second time to restore a buffer; not fresh."""
-        return self._reread
+        """Examples read a second time to restore a position; not fresh."""
+        return self._position.reread_examples
 
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
         """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
-        return [bad for bad in self._reader.bad.found if bad["index"] < self._next_index]
+        return [bad for bad in self._stages.bad.found if bad["index"] < self._position.next_index]
+
+    @property
+    def factor(self) -> float:
+        """The echoing factor in force."""
+        return self._factor_at()[0]
+
+    @property
+    def factor_changes(self) -> list[tuple[int, float]]:
+        """Each change by ``factor="auto"``: number of the first fresh item under it, and the factor."""
+        return self._factor_at()[1]
+
+    def _factor_at(self) -> tuple[float, list[tuple[int, float]]]:
+        stage, position = self._stages.echo_stage, self._position
+        if stage is None:
+            return 1.0, []
+        return stage.factor_at(
+            position.next_number if self._pipeline.echoed is not None else position.next_index
+        )
+
+    @property
+    def wait_time_s(self) -> float:
+        """Seconds that the consumer has waited for batches."""
+        return self._clocks.wait_time_s
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Busy time upstream of the echo per fresh batch."""
-        return 0.0
+        """Busy worker time upstream of the echo per fresh batch, over the number of workers."""
+        return self._clocks.upstream_s_per_batch
 
     @property
     def downstream_s_per_step(self) -> float:
-        """The larger of the loader's work after the echo and the step."""
-        return 0.0
+        """The larger of the loader's own work after the echo and the consumer's step."""
+        return self._clocks.downstream_s_per_step
 
     @property
     def R(self) -> float | None:  # noqa: N802 (the paper's name)
-        """t_upstream / t_downstream (paper, section 2); None before it is known."""
-        return None
-
-    def __len__(self) -> int:
-        if self.epochs is None:
-            raise TypeError("an EchoLoader without epochs= is endless and has no len()")
-        raise TypeError("len() is not known yet")
+        """t_upstream / t_downstream (paper, section 2), smoothed over some 50 steps; None until known."""
+        return self._clocks.ratio
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken: numbers, strings and tensors of identities."""
-        state: dict[str, Any] = {
-            "version": 1,
-            "settings": dict(self._settings),
-            "fresh_examples": self.fresh_examples,
-            "reread_examples": self._reread,
-            "skipped": self._skipped,
-            "iterations": self._iterations,
-            "in_pass": self._in_pass,
-            "factor": self.factor,
-            "wait_time_s": self.wait_time_s,
-            "bad_examples": self.bad_examples,
-            "examples": _with_tensor(self._stage.state_at(self._output)),
-        }
-        if self._echoed is not None:
-            batches, held = self._echoed.state_at(self._batch_output)
-            state["batches"] = _with_tensor(batches)
-            state["held_batches"] = {number: torch.from_numpy(items.copy()) for number, items in held.items()}
-        return state
+        """The position just after the last batch taken, whatever has been read ahead.
+
+        Returns:
+            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), which
+            ``torch.load(weights_only=True)`` accepts.
+        """
+        return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to a position; what the buffer held is read again and counted in ``reread_examples``.
+        """Return to a position; what has to be read again for it is counted in ``reread_examples``.
 
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs.
         """
-        for name, value in self._settings.items():
-            if state["settings"].get(name) != value:
-                raise ValueError(
-                    f"load_state_dict: {name} was {state['settings'].get(name)!r} and is {value!r} now; "
-                    "give the loader the arguments it was saved with"
-                )
-        self._skipped, self._iterations = state["skipped"], state["iterations"]
-        self._next_index = state["fresh_examples"] + self._skipped
-        self.factor, self.wait_time_s = state["factor"], state["wait_time_s"]
-        self._reader.bad.found = [dict(bad) for bad in state["bad_examples"]]
-        self._reread = state["reread_examples"]
-        examples = state["examples"]
-        limit = None
-        if self.epochs is not None:
-            limit = pass_limit(self._length, self._iterations * self.epochs, self.rank, self.world_size)
+        self.settings.check_same(state["settings"])
+        self._pipeline.halt()
         self._ahead.clear()
-        self._reader.begin_pass(examples["next_index"], limit)
-        self._reread += self._stage.load(_with_array(examples), self._reread_serials)
-        self._output = self._batch_output = 0
-        self._load_batches(state)
-        self._in_pass = state["in_pass"]
-        self._restored = True
-        if self.epochs is not None and self._in_pass and not self._make_ahead():
-            self._in_pass = False
-
-    def _load_batches(self, state: dict[str, Any]) -> None:
-        if self._echoed is None:
-            return
-        held = {int(number): items.numpy() for number, items in state["held_batches"].items()}
-        self._echoed.load(_with_array(state["batches"]), held, self._remake)
-        self._echoed.note_end(self._output, state["examples"]["next_index"])
-
-    def _reread_serials(self, serials: Any) -> Any:
-        return reread_examples(self._reader, serials)
-
-    def _remake(self, items: keys.Items) -> Any:
-        """A batch of given items, read again."""
-        serials, inverse = np.unique(items >> keys.ECHO_BITS, return_inverse=True)
-        self._reread += len(serials)
-        return self._batches.finish(items, self._batches.stage.lend(self._reread_serials(serials), inverse))
+        self._failed = None
+        self._position = checkpoint.restore(state, self.settings, self._stages, self._clocks)
+        if self.settings.epochs is not None and self._position.in_pass:
+            # A position after the last batch of an iteration: the next iter() begins a new one.
+            self._position.in_pass = self._look_ahead()
 
     # Lifetime
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No upstream work while inside, e.g. during an evaluation or a checkpoint."""
-        yield
+        """No upstream work while inside, e.g. during an evaluation or a checkpoint; waits for work under way.
+
+        The step it falls into is not clocked.
+        """
+        crew = self._pipeline.crew
+        if crew is not None:
+            crew.pause()
+        try:
+            yield
+        finally:
+            self._clocks.pause()
+            if crew is not None:
+                crew.resume()
+
+    def stop(self) -> None:
+        """Let the threads end after the work in their hands; the next batch asked for starts them again."""
+        if self._pipeline.crew is not None:
+            self._pipeline.crew.stop()
 
     def close(self) -> None:
-        """End the loader; it can't be iterated any more."""
+        """End all threads and let go of the source; the loader can't be iterated any more."""
+        self._closed = True
         self._ahead.clear()
-        self._in_pass = False
+        self._finalizer()
 
     def __enter__(self) -> "EchoLoader":
         return self
@@ -367,50 +318,20 @@ class EchoLoader:
         self.close()
 
 
-class _Batches:
-    """The iterator that ``iter(loader)`` gives; all of a loader's share its position."""
+class EchoIterator:
+    """The iterator of an EchoLoader; all iterators of one share its position.
+
+    When it is abandoned, the loader's threads end; what they have read ahead is kept for the next one.
+    """
 
     def __init__(self, loader: EchoLoader) -> None:
         self._loader = loader
 
-    def __iter__(self) -> "_Batches":
+    def __iter__(self) -> "EchoIterator":
         return self
 
     def __next__(self) -> Any:
         return self._loader._next()
 
-
-def _with_tensor(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "buffer": torch.from_numpy(np.array(state["buffer"], dtype=np.int64))}
-
-
-def _with_array(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "buffer": state["buffer"].numpy()}
-
-
-def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
-    if world_size is None:
-        world_size = distributed.get_world_size() if ready else 1
-    if rank is None:
-        rank = distributed.get_rank() if ready else 0
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank}: must lie in [0, world_size={world_size})")
-    return rank, world_size
-
-
-def _check(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}")
-
-
-def _check_factor(echo: str, factor: float, max_factor: float) -> None:
-    if echo not in VARIANTS:
-        raise ValueError(f"echo={echo!r}: must be one of {', '.join(VARIANTS)}")
-    if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 1:
-        raise ValueError(f"factor={factor!r}: must be a number, at least 1 (1 repeats nothing)")
-    if factor >= keys.MAX_ECHOES or max_factor >= keys.MAX_ECHOES:
-        raise ValueError(f"factor={factor!r}: must be less than {keys.MAX_ECHOES}")
-    if echo == "none" and factor != 1:
-        raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
+    def __del__(self) -> None:
+        self._loader.stop()

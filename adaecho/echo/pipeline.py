@@ -1,17 +1,24 @@
-"""The stages of each variant in the paper's order, as one stream of batches with its state."""
+"""The stages of each variant in the paper's order, in one thread or several, as a stream of batches.
 
+With worker threads the queue that reads ahead lies before the echo: a bottleneck upstream must never wait
+for a burst of repeats downstream.
+"""
+
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from adaecho.echo import keys
-from adaecho.echo.augment import Augmentation
 from adaecho.echo.examples import Stack, collate, concatenate
 from adaecho.echo.pool import Examples, ListPool
 from adaecho.echo.stage import EchoStage, Fresh, Taken
-from adaecho.echo.upstream import Reader
+from adaecho.echo.upstream import FreshQueue, Reader
+from adaecho.echo.workers import Crew, InlineMap, OrderedMap
+
+AnyMap = InlineMap[Any, Any] | OrderedMap[Any, Any]
 
 
 @dataclass
@@ -20,40 +27,58 @@ class Ready:
 
     Attributes:
         batch: what the consumer gets.
-        output: outputs of the example stage up to its last example (of the last fresh batch, under batch
-            echoing).
+        items: of its examples; empty where whole batches are read.
+        output: outputs of the example stage up to then.
         next_index: upstream position there.
-        batch_output: outputs of the batch echo stage, 0 without one.
+        fresh_examples: examples read up to there, since the loader began.
+        number, next_number: of the fresh batch and of the first one not yet echoed, under batch echoing.
+        batch_output: outputs of the batch echo stage.
     """
 
     batch: Any
+    items: keys.Items
     output: int
     next_index: int
+    fresh_examples: int
+    number: int = 0
+    next_number: int = 0
     batch_output: int = 0
 
 
 class ExampleBatches:
-    """read > [decode > augment >] echo > shuffle > [augment >] batch: batches from the example stage."""
+    """echo > shuffle > [augment >] batch, from fresh examples.
+
+    Args:
+        stage: repeats and shuffles examples; a factor of 1 only shuffles.
+        batch_size: examples per batch.
+        augment: after the shuffle, for (items, examples); None where it came before the echo.
+        user_collate: a list of examples to a batch; None for the default.
+    """
 
     def __init__(
         self,
         stage: EchoStage,
         batch_size: int,
-        augment: Augmentation | None,
+        augment: Callable[[keys.Items, Examples], Examples] | None,
         user_collate: Callable[[list[Any]], Any] | None,
     ) -> None:
         self.stage = stage
+        self.skipped = 0  # local numbers that were passed over unread
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
 
-    def next(self) -> tuple[Ready, keys.Items] | None:
-        """The next batch and its items; None at the end of the pass."""
+    def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
+        """The examples of the next batch; None at the end of the pass."""
         parts = self.stage.take(self._batch_size)
-        if not parts:
-            return None
+        return (parts, self.skipped) if parts else None
+
+    def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> Ready:
+        """Make the batch."""
+        parts, skipped = claim
         items = np.concatenate([taken.items for taken, _ in parts])
         last = parts[-1][0]
-        batch = self.finish(items, _joined(parts))
-        return Ready(batch, last.end, int(last.next_indices[-1])), items
+        next_index = int(last.next_indices[-1])
+        batch = self.finish(items, _joined([examples for _, examples in parts]))
+        return Ready(batch, items, last.end, next_index, next_index - skipped)
 
     def finish(self, items: keys.Items, examples: Examples) -> Any:
         """Augment and collate the examples of one batch."""
@@ -64,8 +89,7 @@ class ExampleBatches:
         return examples.batch() if isinstance(examples, Stack) else collate(examples)
 
 
-def _joined(parts: list[tuple[Taken, Examples]]) -> Examples:
-    blocks = [examples for _, examples in parts]
+def _joined(blocks: list[Examples]) -> Examples:
     if len(blocks) == 1:
         return blocks[0]
     stacks = [block for block in blocks if isinstance(block, Stack)]
@@ -76,92 +100,243 @@ def _joined(parts: list[tuple[Taken, Examples]]) -> Examples:
     ]
 
 
+class WholeBatches:
+    """Batches that somebody else's loader makes, one a time."""
+
+    def __init__(self, queue: FreshQueue) -> None:
+        self._queue = queue
+        self.fresh_examples = 0
+
+    def claim(self) -> Fresh | None:
+        """The next batch; None at the end of the pass."""
+        fresh = self._queue.take(1)
+        while fresh is not None and not len(fresh.serials):
+            fresh = self._queue.take(1)
+        return fresh
+
+    def work(self, fresh: Fresh) -> Ready:
+        """Count its examples (called in order, by one thread)."""
+        batch = fresh.things[0]
+        self.fresh_examples += batch_length(batch)
+        return Ready(batch, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)
+
+
+def batch_length(batch: Any) -> int:
+    """Examples in a batch: the leading length of its first tensor, array or sequence.
+
+    Raises:
+        ValueError: the batch has none.
+    """
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str | bytes | int | float):
+        return batch_length(batch[0])
+    shape = getattr(batch, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    if hasattr(batch, "__len__"):
+        return len(batch)
+    raise ValueError(f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}")
+
+
 class EchoedBatches:
     """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3)."""
 
     def __init__(
-        self, batches: ExampleBatches, *, seed: int, factor: float, buffer: int, rank: int, world: int
+        self, batches: AnyMap, *, seed: int, factor: float, buffer: int, rank: int, world: int
     ) -> None:
         self._batches = batches
         self._rank, self._world = rank, world
         self.stage = EchoStage(
-            self._take, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, pool=ListPool()
-        )
+            self._take, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, block=1,
+            pool=ListPool(),
+        )  # fmt: skip
         self._next_number = 0
-        # By batch number: items of each batch, and outputs of the example stage when it was complete.
-        self._items: dict[int, keys.Items] = {}
-        self._ends: dict[int, tuple[int, int]] = {}
+        self._made: dict[int, Ready] = {}  # by batch number, from the last position on
+        self._held: dict[int, tuple[keys.Items, int]] = {}  # items of a batch, and its repeats to come
 
-    def begin_pass(self) -> None:
-        """Start with nothing held."""
-        self.stage.begin_pass(self._next_number)
+    def begin(self, number: int) -> None:
+        """Start with nothing held, at the number of the next fresh batch."""
+        self._next_number = number
+        self._held.clear()
+        self._made.clear()
+        self.stage.begin_pass(number)
 
-    def next(self) -> Ready | None:
+    def claim(self) -> Ready | None:
         """The next repeat; None at the end of the pass."""
         parts = self.stage.take(1)
         if not parts:
             return None
         taken, batches = parts[0]
-        output, next_index = self._ends[int(taken.next_indices[-1])]
+        position = int(taken.next_indices[-1])
+        for number in [number for number in self._made if number < position]:
+            del self._made[number]
         assert isinstance(batches, list)
-        return Ready(batches[0], output, next_index, taken.end)
+        number = int(taken.items[0] >> keys.ECHO_BITS) // self._world
+        return replace(
+            self._made[position],
+            batch=batches[0],
+            number=number,
+            next_number=position,
+            batch_output=taken.end,
+        )
 
-    def _take(self, count: int) -> Fresh | None:
-        made = []
-        for _ in range(count):
-            batch = self._batches.next()
-            if batch is None:
-                break
-            ready, items = batch
-            self._items[self._next_number] = items
-            self._next_number += 1
-            self._ends[self._next_number] = ready.output, ready.next_index
-            made.append(ready.batch)
-        if not made:
+    def _take(self, count: int) -> Fresh | None:  # noqa: ARG002 (batches come one at a time)
+        ready = self._batches.get(by_crew=True)
+        if ready is None:
             return None
-        numbers = np.arange(self._next_number - len(made), self._next_number, dtype=np.int64)
-        return Fresh(numbers * self._world + self._rank, made, self._next_number)
+        serial = np.array([self._next_number * self._world + self._rank])
+        self._held[self._next_number] = ready.items, self.stage.repeats_of(serial)
+        self._next_number += 1
+        self._made[self._next_number] = ready
+        batch, ready.batch = ready.batch, None
+        return Fresh(serial, [batch], self._next_number)
+
+    def num_repeats(self, first_number: int, batches: int) -> int:
+        """How often consecutive batches are repeated, together."""
+        numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
+        return self.stage.repeats_of(numbers * self._world + self._rank)
+
+    def consumed(self, ready: Ready) -> None:
+        """The consumer has taken a repeat: earlier states won't be asked for any more."""
+        self.stage.forget(ready.batch_output)
+        items, left = self._held[ready.number]
+        if left > 1:
+            self._held[ready.number] = items, left - 1
+        else:
+            del self._held[ready.number]
 
     def state_at(self, batch_output: int) -> tuple[dict[str, Any], dict[int, keys.Items]]:
         """State of the batch stage, and the items of every batch it held."""
         state = self.stage.state_at(batch_output)
-        held = {int(item) >> keys.ECHO_BITS for item in state["buffer"]}
+        serials = {int(item) >> keys.ECHO_BITS for item in state["buffer"]}
         if state["pending_repeats"]:
-            held.add(state["pending_item"] >> keys.ECHO_BITS)
-        numbers = sorted(serial // self._world for serial in held)
-        return state, {number: self._items[number] for number in numbers}
-
-    def forget(self, ready: Ready) -> None:
-        """States before this batch won't be asked for any more."""
-        self.stage.forget(ready.batch_output)
-        state, held = self.state_at(ready.batch_output)
-        for number in [n for n in self._items if n < state["next_index"] and n not in held]:
-            del self._items[number]
-        for number in [n for n in self._ends if n < state["next_index"]]:
-            del self._ends[number]
+            serials.add(state["pending_item"] >> keys.ECHO_BITS)
+        numbers = sorted(serial // self._world for serial in serials)
+        return state, {number: self._held[number][0] for number in numbers}
 
     def load(
-        self, state: dict[str, Any], held: dict[int, keys.Items], remake: Callable[[keys.Items], Any]
+        self, state: dict[str, Any], held: dict[int, keys.Items], remade: dict[int, Any], last: Ready
     ) -> None:
-        """Return to a state, making the batches it held again."""
-        self._items = dict(held)
+        """Return to a state, with the batches it held made again."""
         self._next_number = state["next_index"]
-        self._ends = {}
-
-        def reread(serials: Any) -> list[Any]:
-            return [remake(held[int(serial) // self._world]) for serial in serials]
-
-        self.stage.load(state, reread)
-
-    def note_end(self, output: int, next_index: int) -> None:
-        """Where the example stage stands at the batch stage's position."""
-        self._ends[self._next_number] = output, next_index
+        self._made = {self._next_number: last}
+        self.stage.load(state, lambda serials: [remade[int(serial) // self._world] for serial in serials])
+        left: dict[int, int] = {}
+        pending = state["pending_item"] + np.arange(state["pending_repeats"], dtype=np.int64)
+        for item in [*state["buffer"], *pending]:
+            number = (int(item) >> keys.ECHO_BITS) // self._world
+            left[number] = left.get(number, 0) + 1
+        self._held = {number: (items, left[number]) for number, items in held.items()}
 
 
-def reread_examples(reader: Reader, serials: Any) -> Any:
-    """Fresh examples again; raises ValueError where one that was good can't be read now."""
-    good, things = reader.read(serials)
-    if len(good) != len(serials):
-        missing = sorted(set(serials.tolist()) - set(good.tolist()))
-        raise ValueError(f"restoring: {len(missing)} buffered examples can't be read again: {missing[:5]}")
-    return things
+class Pipeline:
+    """The stages wired up, inline or over threads.
+
+    Args:
+        reader: claims and reads fresh examples (or whole batches).
+        queue: takes from the reader in any number.
+        batches: makes batches from the queue, through the example stage or whole.
+        echo: the variant.
+        num_workers: threads for reading, and as many for making batches; 0 does everything inline.
+        chunk: examples that one read claims.
+        prefetch_examples: examples (or whole batches) read ahead of the echo.
+        prefetch: batches made ahead, where making them is upstream of the echo.
+        reads_inline: reading needs no threads of its own.
+    """
+
+    DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
+
+    def __init__(
+        self,
+        reader: Reader,
+        queue: FreshQueue,
+        batches: ExampleBatches | WholeBatches,
+        *,
+        echo: str,
+        num_workers: int,
+        chunk: int,
+        prefetch_examples: int,
+        prefetch: int,
+        reads_inline: bool,
+    ) -> None:
+        self._reader, self._queue = reader, queue
+        self.crew = Crew() if num_workers else None
+        self.workers = max(num_workers, 1)
+        whole = isinstance(batches, WholeBatches)
+        self._batches_upstream = not echo.startswith("example")
+        if self.crew is None:
+            self._batch_map: AnyMap = InlineMap(batches.claim, batches.work)
+        else:
+            if not reads_inline:
+                window = math.ceil(prefetch_examples / chunk) + num_workers
+                queue.read_ahead(
+                    OrderedMap(
+                        self.crew,
+                        lambda: reader.claim(chunk),
+                        reader.work,
+                        threads=num_workers,
+                        window=window,
+                        name="read",
+                    )
+                )
+            ahead = prefetch if self._batches_upstream else self.DOWNSTREAM_QUEUE
+            threads = 1 if whole else num_workers
+            self._batch_map = OrderedMap(
+                self.crew, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,
+                name="batch",
+            )  # fmt: skip
+        self._batch_map.upstream = queue.map
+        self._last: AnyMap = self._batch_map
+        self.echoed: EchoedBatches | None = None
+
+    def echo_batches(self, *, seed: int, factor: float, buffer: int, rank: int, world: int) -> None:
+        """Add the batch echo at the end."""
+        echoed = EchoedBatches(
+            self._batch_map, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world
+        )
+        self.echoed = echoed
+        if self.crew is None:
+            self._last = InlineMap(echoed.claim, _same)
+        else:
+            self._last = OrderedMap(
+                self.crew, echoed.claim, _same, threads=1, window=self.DOWNSTREAM_QUEUE, name="echo"
+            )
+        self._last.upstream = self._batch_map
+
+    def next(self) -> Ready | None:
+        """The next batch; None at the end of the pass. Starts the threads it needs."""
+        if self.crew is not None:
+            self.crew.go()
+        ready: Ready | None = self._last.get(by_crew=False)
+        return ready
+
+    @property
+    def upstream_busy_s(self) -> float:
+        """Seconds that workers have been busy before the echo, all workers together."""
+        return self._queue.map.busy_s + (self._batch_map.busy_s if self._batches_upstream else 0.0)
+
+    @property
+    def downstream_busy_s(self) -> float:
+        """Seconds that the loader's own work after the echo has taken."""
+        after_examples = 0.0 if self._batches_upstream else self._batch_map.busy_s
+        return after_examples + (self._last.busy_s if self.echoed is not None else 0.0)
+
+    def halt(self) -> None:
+        """End all threads and forget what they were ahead; positions must be set anew afterwards."""
+        if self.crew is None:
+            return
+        self.crew.stop()
+        self.crew.join()
+        for ordered in (self._queue.map, self._batch_map, self._last):
+            if isinstance(ordered, OrderedMap):
+                ordered.reset()
+
+    def close(self) -> None:
+        """End all threads and let go of the source."""
+        self.halt()
+        self._reader.close()
+
+
+def _same(ready: Ready) -> Ready:
+    return ready

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from adaecho.echo.examples import Rows, Stack, flatten
 
-ORDERS = ("permutation", "stored")
-
 
 class Permutation:
     """Rows of a source of fixed length by serial: the passes follow one another without a seam.
@@ -97,6 +95,7 @@ class IterableSource:
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
         self._source = source
+        self.name = getattr(source, "__name__", type(source).__name__)
 
     def open(self, number: int) -> Iterator[Any]:
         """The iterator of one pass."""
@@ -109,8 +108,7 @@ class IterableSource:
 
     def origin(self, serial: int) -> str:
         """What to call an example in a message."""
-        name = getattr(self._source, "__name__", type(self._source).__name__)
-        return f"example {serial} (counted from 0 over all passes) of {name}"
+        return f"example {serial} (counted from 0 over all passes) of {self.name}"
 
 
 def as_source(source: Any) -> ArraySource | MapSource | IterableSource:

@@ -6,9 +6,10 @@ was after any output not yet forgotten.
 """
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,11 +35,28 @@ class Fresh:
         serials: global serial numbers, rising, shape [n].
         things: what the pool takes: a stack or list of n, or row numbers of a resident source.
         next_index: local number of the first fresh thing after these.
+        bad: (local number, origin, exception) of each bad one among them.
     """
 
     serials: NDArray[np.int64]
     things: Any
     next_index: int
+    bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+    world: int = 1
+
+    def split(self, index: int) -> tuple["Fresh", "Fresh"]:
+        """What lies before a local number, and the rest."""
+        cut = int(np.searchsorted(self.serials // self.world, index))
+        return (
+            Fresh(self.serials[:cut], self.things[:cut], index, [b for b in self.bad if b[0] < index]),
+            Fresh(
+                self.serials[cut:],
+                self.things[cut:],
+                self.next_index,
+                [b for b in self.bad if b[0] >= index],
+                self.world,
+            ),
+        )
 
 
 class TakeFresh(Protocol):
@@ -144,7 +162,10 @@ class EchoStage:
         lookahead: int = 1,
         check_memory: Callable[[int], None] | None = None,
     ) -> None:
-        self.factor = factor
+        self.factor = self._first_factor = factor
+        # Local number of the first fresh thing under each other factor since, and that factor.
+        self.changes: list[tuple[int, float]] = []
+        self._new_factor: float | None = None
         self._upstream, self._seed, self._lookahead = upstream, seed, lookahead
         self._rank, self._world, self._block = rank, world, block
         self._pool, self._check_memory = pool, check_memory
@@ -158,19 +179,28 @@ class EchoStage:
         self._drained = 0
         self._records: deque[Taken] = deque()
         self._emitted = 0
+        self._forgotten = 0
+        self._stash: list[tuple[Taken, Examples]] = []
+        # Held while the identities change, so that another thread can ask for a state meanwhile.
+        self._lock = threading.Lock()
         # A state that no record tells: a pass about to begin, or one that was loaded.
         self._anchor: tuple[int, dict[str, Any]] | None = (0, _state(0, _NOTHING))
 
     def take(self, count: int) -> list[tuple[Taken, Examples]]:
-        """The next ``count`` outputs in order, in parts; fewer only at the end of a pass."""
-        parts: list[tuple[Taken, Examples]] = []
+        """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
+
+        Where upstream raises, nothing is lost: the next call, for as many, goes on.
+        """
+        self._drop_forgotten()
+        count -= sum(len(taken.items) for taken, _ in self._stash)
         while count > 0:
             part = self._enter(count) if self._drain is None else self._take_drained(count)
             if part is None:
                 break
             if len(part[0].items):
-                parts.append(part)
+                self._stash.append(part)
                 count -= len(part[0].items)
+        parts, self._stash = self._stash, []
         return parts
 
     def begin_pass(self, next_index: int) -> None:
@@ -180,6 +210,7 @@ class EchoStage:
             self._pool = None
         self._next_index = next_index
         self._records.clear()
+        self._stash = []
         self._anchor = (self._emitted, _state(next_index, _NOTHING))
 
     # Entering
@@ -190,6 +221,11 @@ class EchoStage:
         if not len(entering):
             self._begin_drain()
             return self._take_drained(wanted)
+        with self._lock:
+            taken, rows = self._exchange(entering, space)
+        return taken, self._pool_take(taken, rows)
+
+    def _exchange(self, entering: _Tail, space: int) -> tuple[Taken, NDArray[np.int64]]:
         if space:
             stored, entering = entering.split(min(space, len(entering)))
             end = self._filled + len(stored)
@@ -200,15 +236,19 @@ class EchoStage:
         taken = Taken(
             self._emitted, items, entering.items, entering.remaining, entering.slots, entering.next_indices
         )
-        return self._put_out(taken, rows)
+        self._record(taken)
+        return taken, rows
 
-    def _put_out(self, taken: Taken, rows: NDArray[np.int64]) -> tuple[Taken, Examples]:
+    def _record(self, taken: Taken) -> None:
         self._emitted = taken.end
+        if len(taken.items):
+            self._records.append(taken)
+
+    def _pool_take(self, taken: Taken, rows: NDArray[np.int64]) -> Examples:
         if not len(taken.items):
-            return taken, []
-        self._records.append(taken)
+            return []
         assert self._pool is not None
-        return taken, self._pool.take(rows)
+        return self._pool.take(rows)
 
     def _swap(self, entering: _Tail) -> tuple[keys.Items, NDArray[np.int64]]:
         """Exchange each entering item, in turn, for the one in its slot.
@@ -238,6 +278,9 @@ class EchoStage:
     def _stream(self, count: int) -> _Tail:
         """The next ``count`` items of the echoed stream; fewer at its end, none after it."""
         while len(self._tail) < count:
+            if self._new_factor is not None:
+                self.factor, self._new_factor = self._new_factor, None
+                self.changes.append((self._next_index, self.factor))
             fresh = self._upstream(self._fresh_needed(count - len(self._tail)))
             if fresh is None:
                 break
@@ -246,6 +289,10 @@ class EchoStage:
                 self._tail = self._tail.joined(self._expand(fresh))
         now, self._tail = self._tail.split(count)
         return now
+
+    def repeats_of(self, serials: NDArray[np.int64]) -> int:
+        """How often the stage repeats these fresh things, together."""
+        return int(repeats(self._seed, serials, self.factor).sum())
 
     def _fresh_needed(self, items: int) -> int:
         """The fewest fresh things whose repeats make that many items, if none of them is bad."""
@@ -259,6 +306,20 @@ class EchoStage:
         serials = first + self._world * np.arange(most, dtype=np.int64)
         produced = np.cumsum(repeats(self._seed, serials, self.factor))
         return int(np.searchsorted(produced, items)) + 1
+
+    def change_factor(self, factor: float) -> None:
+        """Repeat fresh things that have not reached the stage yet this often; any thread may ask."""
+        self._new_factor = factor
+
+    def factor_at(self, index: int) -> tuple[float, list[tuple[int, float]]]:
+        """The factor in force at an upstream position, and the changes up to there."""
+        changes = [change for change in self.changes if change[0] <= index]
+        return (changes[-1][1] if changes else self._first_factor), changes
+
+    def set_changes(self, changes: list[tuple[int, float]]) -> None:
+        """Go back to a history of changes."""
+        self.changes, self._new_factor = changes, None
+        self.factor = changes[-1][1] if changes else self._first_factor
 
     def _expand(self, fresh: Fresh) -> _Tail:
         counts = repeats(self._seed, fresh.serials, self.factor)
@@ -296,38 +357,43 @@ class EchoStage:
             self._check_memory(self._size * things.example_bytes)
         return StackPool(things, self._size + self._block)
 
-    def lend(self, things: Any, index: NDArray[np.int64]) -> Examples:
-        """Things outside the buffer, by index, as ``take`` would give them."""
-        if isinstance(things, Stack):
-            return things.take(index)
+    def lend(self, things: Any) -> Examples:
+        """Things that don't go through the buffer, in the form in which they would leave it."""
         if isinstance(self._pool, ResidentPool):
-            return self._pool.take(things[index])
-        return [duplicate(things[position]) for position in index.tolist()]
+            return self._pool.take(things)
+        return things if isinstance(things, Stack) else [duplicate(thing) for thing in things]
 
     # The end of a pass
 
     def _begin_drain(self) -> None:
         drawn = keys.bits(keys.item_keys(self._seed, self._items[: self._filled]), DRAIN)
-        self._drain, self._drained = np.argsort(drawn, kind="stable"), 0
+        with self._lock:
+            self._drain, self._drained = np.argsort(drawn, kind="stable"), 0
 
     def _take_drained(self, count: int) -> tuple[Taken, Examples] | None:
         assert self._drain is not None
         slots = self._drain[self._drained : self._drained + count]
         if not len(slots):
             return None
-        self._drained += len(slots)
         next_indices = np.full(len(slots), self._next_index)
         taken = Taken(self._emitted, self._items[slots], None, None, None, next_indices)
-        return self._put_out(taken, self._rows[slots].astype(np.int64))
+        with self._lock:
+            self._drained += len(slots)
+            self._record(taken)
+        return taken, self._pool_take(taken, self._rows[slots].astype(np.int64))
 
     # State
 
     def forget(self, output: int) -> None:
-        """States before this output won't be asked for any more."""
-        while self._records and self._records[0].end < output:
-            self._records.popleft()
-        if self._anchor is not None and self._anchor[0] < output:
-            self._anchor = None
+        """States before this output won't be asked for any more. Never waits."""
+        self._forgotten = output
+
+    def _drop_forgotten(self) -> None:
+        with self._lock:
+            while self._records and self._records[0].end < self._forgotten:
+                self._records.popleft()
+            if self._anchor is not None and self._anchor[0] < self._forgotten:
+                self._anchor = None
 
     def state_at(self, output: int) -> dict[str, Any]:
         """The stage as it was when ``output`` things in all had left it: identities only.
@@ -336,6 +402,10 @@ class EchoStage:
             ``next_index`` (upstream position), ``pending_item`` and ``pending_repeats`` (an echo in
             progress), ``buffer`` (items by slot), ``draining``.
         """
+        with self._lock:
+            return self._state_at(output)
+
+    def _state_at(self, output: int) -> dict[str, Any]:
         if self._anchor is not None and output == self._anchor[0]:
             return self._anchor[1]
         buffer = self._items[: self._filled].copy()
@@ -363,23 +433,29 @@ class EchoStage:
         pending = int(record.entered[offset - 1]) + 1 if remaining else 0
         return _state(next_index, buffer, pending, remaining)
 
-    def load(self, state: dict[str, Any], reread: Callable[[NDArray[np.int64]], Any]) -> int:
+    @staticmethod
+    def serials_in(state: dict[str, Any]) -> NDArray[np.int64]:
+        """The fresh things that a state holds, rising."""
+        return np.unique(np.concatenate([state["buffer"], _pending(state)]) >> keys.ECHO_BITS)
+
+    @property
+    def emitted(self) -> int:
+        """Outputs so far."""
+        return self._emitted
+
+    def load(self, state: dict[str, Any], reread: Callable[[NDArray[np.int64]], Any]) -> None:
         """Return to a state, reading again what the buffer held.
 
         Args:
             state: of ``state_at``.
             reread: fresh things by serial, rising; returns what the pool takes.
-
-        Returns:
-            The number of things read again.
         """
         self.begin_pass(state["next_index"])
         self._anchor = (self._emitted, state)
-        buffer = np.asarray(state["buffer"], dtype=np.int64)
-        pending = state["pending_item"] + np.arange(state["pending_repeats"], dtype=np.int64)
+        buffer, pending = state["buffer"], _pending(state)
         held = np.concatenate([buffer, pending])
         if not len(held):
-            return 0
+            return
         serials, inverse, counts = np.unique(held >> keys.ECHO_BITS, return_inverse=True, return_counts=True)
         rows = self._insert(reread(serials), counts)[inverse]
         self._filled = len(buffer)
@@ -388,7 +464,11 @@ class EchoStage:
         self._tail = self._tail_of(pending, rows[len(buffer) :], np.arange(len(pending))[::-1])
         if state["draining"]:
             self._drain = np.arange(len(buffer))
-        return len(serials)
+
+
+def _pending(state: dict[str, Any]) -> keys.Items:
+    items: keys.Items = state["pending_item"] + np.arange(state["pending_repeats"], dtype=np.int64)
+    return items
 
 
 def _state(

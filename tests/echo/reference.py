@@ -5,6 +5,7 @@ It shares no code with the loader: the hash is on Python integers, the buffer is
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,14 @@ def fresh_serials(rank: int, world: int, start: int, end: int | None) -> Iterato
 
 def row_of(serial: int, length: int, seed: int, order: str) -> int:
     number, position = divmod(serial, length)
-    if order == "stored":
-        return position
+    return position if order == "stored" else permutation(length, seed, number)[position]
+
+
+@lru_cache
+def permutation(length: int, seed: int, number: int) -> list[int]:
     rng = np.random.Generator(np.random.Philox(key=[seed & MASK, number]))
-    return int(rng.permutation(np.arange(length, dtype=np.uint32))[position])
+    rows: list[int] = rng.permutation(np.arange(length, dtype=np.uint32)).tolist()
+    return rows
 
 
 def echoed(things: Iterator[tuple[int, Any]], seed: int, factor: float) -> Iterator[tuple[int, int, Any]]:

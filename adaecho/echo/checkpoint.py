@@ -1,0 +1,184 @@
+"""The state of an EchoLoader at the consumer's position, saved and restored."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaecho.echo import keys
+from adaecho.echo.clocks import Clocks
+from adaecho.echo.pipeline import EchoedBatches, Ready
+from adaecho.echo.settings import Settings
+from adaecho.echo.stage import EchoStage
+from adaecho.echo.wiring import Stages
+
+VERSION = 1
+
+
+@dataclass
+class Position:
+    """Where the consumer is.
+
+    Attributes:
+        fresh_examples: read for the batches taken so far.
+        reread_examples: read again to restore a position.
+        next_index: upstream position, as a local number; ``skipped`` of the numbers before were passed over.
+        next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
+        iteration: how many have begun; ``in_pass`` while it has not ended.
+        output, batch_output: of the example and batch stage since the last restore.
+    """
+
+    fresh_examples: int = 0
+    reread_examples: int = 0
+    next_index: int = 0
+    skipped: int = 0
+    next_number: int = 0
+    first_number: int = 0
+    iteration: int = 0
+    in_pass: bool = False
+    output: int = 0
+    batch_output: int = 0
+    restored: bool = False
+
+    def take(self, ready: Ready) -> None:
+        """The consumer takes a batch."""
+        self.fresh_examples, self.next_index = ready.fresh_examples, ready.next_index
+        self.next_number = ready.next_number
+        self.output, self.batch_output = ready.output, ready.batch_output
+
+
+_SAVED = (
+    "fresh_examples", "reread_examples", "next_index", "skipped", "next_number", "first_number", "iteration",
+    "in_pass",
+)  # fmt: skip
+
+
+def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks) -> dict[str, Any]:
+    """Plain numbers, strings, lists and tensors."""
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "settings": settings.plain(),
+        **{name: value for name, value in asdict(position).items() if name in _SAVED},
+        "clocks": clocks.state_dict(),
+        "bad_examples": [dict(bad) for bad in stages.bad.found if bad["index"] < position.next_index],
+    }
+    oldest = position.next_index * stages.world
+    if stages.examples is not None:
+        state["examples"] = _with_tensor(stages.examples.stage.state_at(position.output))
+        oldest = min(oldest, _oldest(state["examples"]))
+    echoed = stages.pipeline.echoed
+    if echoed is not None:
+        batches, held = echoed.state_at(position.batch_output)
+        state["batches"] = _with_tensor(batches)
+        state["held_batches"] = {number: torch.from_numpy(items.copy()) for number, items in held.items()}
+        for number, items in held.items():
+            oldest = min(oldest, int(items.min()) >> keys.ECHO_BITS if len(items) else number)
+    if stages.echo_stage is not None:
+        changes = stages.echo_stage.factor_at(
+            position.next_number if echoed is not None else position.next_index
+        )[1]
+        state["factor_changes"] = [list(change) for change in changes]
+    state["progress"] = stages.reader.progress(oldest, position.next_index)
+    return state
+
+
+def _oldest(examples: dict[str, Any]) -> int:
+    items = [int(examples["buffer"].min())] if len(examples["buffer"]) else []
+    if examples["pending_repeats"]:
+        items.append(examples["pending_item"])
+    return min(items) >> keys.ECHO_BITS if items else 1 << 62
+
+
+def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Clocks) -> Position:
+    """Bring the stages to a saved position.
+
+    Raises:
+        ValueError: the state is of another version of its format.
+    """
+    if state["version"] != VERSION:
+        raise ValueError(
+            f"load_state_dict: state version {state['version']}, this EchoLoader reads {VERSION}"
+        )
+    position = Position(**{name: state[name] for name in _SAVED}, restored=True)
+    clocks.load_state_dict(state["clocks"])
+    stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
+    if stages.echo_stage is not None:
+        stages.echo_stage.set_changes([(int(i), float(factor)) for i, factor in state["factor_changes"]])
+    held = {int(number): items.numpy() for number, items in state.get("held_batches", {}).items()}
+    again = _Again(state, settings, stages, position, held)
+    stages.queue.begin(position.next_index)
+    if stages.examples is not None:
+        stages.examples.skipped = position.skipped
+        stages.examples.stage.load(_with_array(state["examples"]), again.select)
+        position.output = stages.examples.stage.emitted
+    elif stages.whole is not None:
+        stages.whole.fresh_examples = position.fresh_examples
+    if stages.pipeline.echoed is not None:
+        _load_batches(state, stages, position, held, again)
+        position.batch_output = stages.pipeline.echoed.stage.emitted
+    return position
+
+
+def _load_batches(
+    state: dict[str, Any],
+    stages: Stages,
+    position: Position,
+    held: dict[int, keys.Items],
+    again: "_Again",
+) -> None:
+    echoed = stages.pipeline.echoed
+    assert isinstance(echoed, EchoedBatches)
+    last = Ready(
+        None, np.empty(0, dtype=np.int64), position.output, position.next_index, position.fresh_examples
+    )
+    remade = {number: again.batch(number, items) for number, items in held.items()}
+    echoed.load(_with_array(state["batches"]), held, remade, last)
+
+
+class _Again:
+    """Everything that has to be read again for a position, read once in serial order."""
+
+    def __init__(
+        self,
+        state: dict[str, Any],
+        settings: Settings,
+        stages: Stages,
+        position: Position,
+        held: dict[int, keys.Items],
+    ) -> None:
+        self._stages = stages
+        parts = [np.empty(0, dtype=np.int64)]
+        if stages.examples is not None:
+            parts.append(EchoStage.serials_in(_with_array(state["examples"])))
+            parts += [items >> keys.ECHO_BITS for items in held.values()]
+        else:
+            parts.append(np.array(list(held), dtype=np.int64))
+        self._serials = np.unique(np.concatenate(parts))
+        self._things, count = stages.reader.restore(
+            position.next_index, position.iteration, settings.epochs, self._serials, state["progress"]
+        )
+        position.reread_examples += count
+
+    def select(self, serials: Any) -> Any:
+        """The examples of some of the serials, as the pool takes them."""
+        index = np.searchsorted(self._serials, serials)
+        things = self._things
+        if isinstance(things, list):
+            return [things[place] for place in index]
+        return things[index] if isinstance(things, np.ndarray) else things.take(index)
+
+    def batch(self, number: int, items: keys.Items) -> Any:
+        """A fresh batch made again from its items."""
+        examples = self._stages.examples
+        if examples is None:
+            return self.select(np.array([number]))[0]
+        return examples.finish(items, examples.stage.lend(self.select(items >> keys.ECHO_BITS)))
+
+
+def _with_tensor(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "buffer": torch.from_numpy(np.array(state["buffer"], dtype=np.int64))}
+
+
+def _with_array(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "buffer": state["buffer"].numpy()}

@@ -1,0 +1,127 @@
+"""The arguments of an EchoLoader, checked."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from adaecho.echo import keys
+
+VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
+ORDERS = ("permutation", "stored")
+RESTORES = ("replay", "snapshot")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides which batches come: two loaders that agree in it give the same ones.
+
+    Raises:
+        ValueError: a value can't be; the message names it and the remedy.
+    """
+
+    batch_size: int | None
+    echo: str
+    factor: float | str
+    shuffle_buffer: int
+    batch_shuffle_buffer: int
+    order: str
+    epochs: int | None
+    seed: int
+    rank: int
+    world_size: int
+    max_factor: float
+    max_bad_examples: int
+
+    def __post_init__(self) -> None:
+        one_of("echo", self.echo, VARIANTS)
+        one_of("order", self.order, ORDERS)
+        whole("shuffle_buffer", self.shuffle_buffer, 0)
+        whole("batch_shuffle_buffer", self.batch_shuffle_buffer, 0)
+        whole("max_bad_examples", self.max_bad_examples, 0)
+        if self.epochs is not None:
+            whole("epochs", self.epochs, 1)
+        if self.batch_size is None:
+            self._check_whole_batches()
+        else:
+            whole("batch_size", self.batch_size, 1)
+        self._check_factor()
+        if self.batch_shuffle_buffer and self.echo != "batch":
+            raise ValueError(
+                f"batch_shuffle_buffer={self.batch_shuffle_buffer}: only echo='batch' repeats batches"
+            )
+
+    def _check_whole_batches(self) -> None:
+        if self.echo not in ("none", "batch"):
+            raise ValueError(
+                f"echo={self.echo!r} with batch_size=None: the source's batches are whole; "
+                "choose echo='batch', or give a source of examples and a batch_size"
+            )
+        if self.shuffle_buffer:
+            raise ValueError(
+                f"shuffle_buffer={self.shuffle_buffer} with batch_size=None: examples of whole batches "
+                "can't be shuffled; batch_shuffle_buffer shuffles batches"
+            )
+
+    def _check_factor(self) -> None:
+        factor = self.factor
+        if not 1 <= self.max_factor < keys.MAX_ECHOES:
+            raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keys.MAX_ECHOES})")
+        if factor == "auto":
+            if self.echo == "none":
+                raise ValueError("factor='auto': echo='none' repeats nothing; choose a variant")
+            return
+        if isinstance(factor, bool | str) or not math.isfinite(factor) or factor < 1:
+            raise ValueError(f"factor={factor!r}: must be 'auto' or a number, at least 1 (repeats nothing)")
+        if factor >= keys.MAX_ECHOES:
+            raise ValueError(f"factor={factor!r}: must be less than {keys.MAX_ECHOES}")
+        if self.echo == "none" and factor != 1:
+            raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
+
+    @property
+    def first_factor(self) -> float:
+        """The factor before anything has been measured."""
+        return 1.0 if self.factor == "auto" else float(self.factor)
+
+    def plain(self) -> dict[str, Any]:
+        """As numbers and strings."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def check_same(self, saved: dict[str, Any]) -> None:
+        """Raises ValueError, naming the argument, where a state was saved under others."""
+        for name, value in self.plain().items():
+            if name != "max_bad_examples" and saved.get(name) != value:
+                raise ValueError(
+                    f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
+                    "give the loader the arguments it was saved with"
+                )
+
+
+def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """This process's part of the data: by default torch.distributed's, else all of it.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    if world_size is None:
+        world_size = distributed.get_world_size() if ready else 1
+    if rank is None:
+        rank = distributed.get_rank() if ready else 0
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}: must lie in [0, world_size={world_size})")
+    return rank, world_size
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError where a value is not among those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    """Raises ValueError where a value is not a whole number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}")

@@ -1,0 +1,161 @@
+"""From the arguments of an EchoLoader to its stages."""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from adaecho.echo.augment import Augmentation
+from adaecho.echo.pipeline import ExampleBatches, Pipeline, WholeBatches
+from adaecho.echo.pool import ResidentPool
+from adaecho.echo.settings import Settings
+from adaecho.echo.source import ArraySource, IterableSource, MapSource, Permutation
+from adaecho.echo.stage import EchoStage
+from adaecho.echo.upstream import (
+    BadExamples,
+    FreshQueue,
+    Preparation,
+    RandomReader,
+    Reader,
+    SequentialReader,
+)
+
+_LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
+_FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
+
+
+class Stages:
+    """The stages of one loader.
+
+    Attributes:
+        reader, queue: fresh examples.
+        examples, whole: the example stage with its batches, or whole batches as they are read.
+        pipeline: everything wired up.
+        rank, world: whose serials are read.
+        bad: bad examples so far.
+    """
+
+    def __init__(
+        self,
+        source: ArraySource | MapSource | IterableSource,
+        settings: Settings,
+        *,
+        decode: Callable[[Any], Any] | None,
+        augment: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        num_workers: int,
+        prefetch: int,
+    ) -> None:
+        augmentation = None if augment is None else Augmentation(augment, settings.seed)
+        before = settings.echo == "example_after_augmentation"
+        resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
+        whole = settings.batch_size is None
+        preparation = Preparation(decode, augmentation if before else None, stacked=not whole)
+        # Whoever makes whole batches has divided them among the ranks already.
+        self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
+        self.reader = self._reader(source, settings, preparation, resident)
+        self.bad = BadExamples(settings.max_bad_examples)
+        self.queue = FreshQueue(self.reader, self.bad)
+        self.examples: ExampleBatches | None = None
+        if settings.batch_size is not None:
+            pool = ResidentPool(source.arrays) if resident and isinstance(source, ArraySource) else None
+            self.examples = ExampleBatches(
+                self._example_stage(settings, settings.batch_size, pool),
+                settings.batch_size,
+                None if before else augmentation,
+                collate,
+            )
+        self.whole = WholeBatches(self.queue) if self.examples is None else None
+        batch_size = settings.batch_size or 1
+        self.pipeline = Pipeline(
+            self.reader,
+            self.queue,
+            self.examples or self.whole,  # type: ignore[arg-type]
+            echo=settings.echo,
+            num_workers=num_workers,
+            chunk=max(1, math.ceil(batch_size / (2 * max(num_workers, 1)))),
+            prefetch_examples=prefetch * batch_size,
+            prefetch=prefetch,
+            reads_inline=resident or whole,
+        )
+        if settings.echo == "batch":
+            self.pipeline.echo_batches(
+                seed=settings.seed + 1,
+                factor=settings.first_factor,
+                buffer=settings.batch_shuffle_buffer,
+                rank=self.rank,
+                world=self.world,
+            )
+
+    def _reader(self, source: Any, settings: Settings, preparation: Preparation, resident: bool) -> Reader:
+        if isinstance(source, IterableSource):
+            return SequentialReader(source, preparation, rank=self.rank, world=self.world)
+        permutation = Permutation(source.length, settings.order, settings.seed)
+        return RandomReader(
+            source, permutation, preparation, rank=self.rank, world=self.world, resident=resident
+        )
+
+    def _example_stage(self, settings: Settings, batch_size: int, pool: ResidentPool | None) -> EchoStage:
+        return EchoStage(
+            self.queue.take,
+            seed=settings.seed,
+            factor=settings.first_factor if settings.echo.startswith("example") else 1.0,
+            buffer=settings.shuffle_buffer,
+            rank=self.rank,
+            world=self.world,
+            block=max(batch_size, _LEAST_BLOCK),
+            pool=pool,
+            lookahead=1 if pool is None else _FREE_LOOKAHEAD,
+            check_memory=check_memory,
+        )
+
+    @property
+    def echo_stage(self) -> EchoStage | None:
+        """The stage whose factor is the loader's."""
+        if self.pipeline.echoed is not None:
+            return self.pipeline.echoed.stage
+        return None if self.examples is None else self.examples.stage
+
+    def num_batches(self, settings: Settings, iteration: int, first_number: int) -> int:
+        """Batches of one iteration.
+
+        Raises:
+            TypeError: it isn't known.
+        """
+        if not isinstance(self.reader, RandomReader) or settings.epochs is None or settings.factor == "auto":
+            raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
+        assert self.examples is not None
+        assert settings.batch_size is not None
+        items = self.examples.stage.repeats_of(self.reader.serials_of(iteration, settings.epochs))
+        batches = math.ceil(items / settings.batch_size)
+        if self.pipeline.echoed is None:
+            return batches
+        return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def check_memory(needed_bytes: int) -> None:
+    """Refuse a buffer that can't fit before anything is read into it.
+
+    Raises:
+        MemoryError: more bytes than the machine has free.
+    """
+    free_bytes = _free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise MemoryError(
+            f"shuffle_buffer: it would hold {needed_bytes / 2**30:.1f} GiB and the machine has "
+            f"{free_bytes / 2**30:.1f} GiB free; make shuffle_buffer smaller, or buffer smaller examples"
+        )
+
+
+def _free_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None

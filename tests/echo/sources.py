@@ -1,0 +1,103 @@
+"""Small sources for the tests, and what the reference must make of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaecho.echo import keys
+from tests.echo import reference
+
+VARIANTS: list[dict[str, Any]] = [
+    {"echo": "none"},
+    {"echo": "example_before_augmentation", "factor": 1},
+    {"echo": "example_before_augmentation", "factor": 2},
+    {"echo": "example_before_augmentation", "factor": 2.6},
+    {"echo": "example_after_augmentation", "factor": 3},
+    {"echo": "example_after_augmentation", "factor": 1.3},
+    {"echo": "batch", "factor": 1},
+    {"echo": "batch", "factor": 2},
+    {"echo": "batch", "factor": 2.5, "batch_shuffle_buffer": 3},
+]
+IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]
+
+
+def example(row: int) -> dict[str, Any]:
+    return {"x": np.array([float(row), -float(row)]), "label": row}
+
+
+def ragged(row: int) -> dict[str, Any]:
+    """Of no common shape until it is augmented."""
+    return {"x": np.arange(float(row % 4 + 2)) + row, "label": row}
+
+
+class Dataset:
+    """Map-style; counts its own reads."""
+
+    def __init__(self, length: int, make: Any = example) -> None:
+        self.reads = 0
+        self.examples = [make(row) for row in range(length)]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        self.reads += 1
+        return self.examples[row]
+
+
+class Stream:
+    """Iterable; counts its own reads."""
+
+    def __init__(self, length: int, make: Any = example) -> None:
+        self.reads = 0
+        self.examples = [make(row) for row in range(length)]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for one in self.examples:
+            self.reads += 1
+            yield one
+
+
+def arrays(length: int) -> dict[str, Any]:
+    rows = np.arange(length)
+    return {"x": np.stack([rows, -rows], axis=1).astype(float), "label": rows}
+
+
+class AddNoise:
+    """Vectorised: adds a keyed number to x."""
+
+    def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
+        return {**fields, "x": fields["x"] + keys.uniform(item_keys, 0)[:, None]}
+
+
+def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:
+    return {**one, "x": one["x"] + reference.uniform(key, 0)}
+
+
+def add_noise(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """One at a time, to two numbers of each example."""
+    return {**one, "x": one["x"][:2] + rng.random()}
+
+
+def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:
+    return add_noise(one, np.random.Generator(np.random.Philox(key=key)))
+
+
+SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    # name: source of a length, augment, the reference's, extra arguments
+    "arrays": (arrays, AddNoise(), reference_block, {}),
+    "map": (Dataset, add_noise, reference_single, {}),
+    "ragged": (lambda length: Dataset(length, ragged), add_noise, reference_single, {}),
+    "stream": (Stream, add_noise, reference_single, {"order": "stored"}),
+}
+
+
+def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
+    return [(ragged if kind == "ragged" else example)(row) for row in range(length)]
+
+
+def assert_same(batch: dict[str, torch.Tensor], expected: list[dict[str, Any]]) -> None:
+    assert batch["label"].tolist() == [one["label"] for one in expected]
+    assert batch["x"].numpy().tobytes() == np.stack([one["x"] for one in expected]).tobytes()
