@@ -32,7 +32,8 @@ def estimate(
 
 def _difference_and_inner_product(before: StepGradient, now: StepGradient, group: Sequence[Tensor]) -> Tensor:
     both = [p for p in group if p in before and p in now]
-    alone = [gradients[p] for gradients in (before, now) for p in group if p in gradients and p not in both]
+    alone = [before[p] for p in group if p in before and p not in now]
+    alone += [now[p] for p in group if p in now and p not in before]
     differences = torch._foreach_sub([now[p] for p in both], [before[p] for p in both]) if both else ()
     difference = _square([*differences, *alone], group)
     square_before = _square([before[p] for p in group if p in before], group)

@@ -231,7 +231,8 @@ class AdaScale(Optimizer):
         if self._settings.is_scaled_loss:
             raise RuntimeError("AdaScale: is_scaled_loss=True says that the losses were divided already")
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        torch._foreach_div_(gradients, float(self._settings.num_passes))
+        if gradients:
+            torch._foreach_div_(gradients, float(self._settings.num_passes))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and forget the backward passes since the last step."""

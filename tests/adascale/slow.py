@@ -64,7 +64,7 @@ class SlowAdaScale:
                 buffer = self.buffers.get((group, k))
                 buffer = gradient if buffer is None else self.momentum * buffer + gradient
                 self.buffers[group, k] = buffer
-                tensor -= rate * buffer
+                tensor.data -= rate * buffer
         gain = self.ratio(pooled_variance, pooled_square)
         self.tau += gain
         return gain

@@ -1,0 +1,47 @@
+"""Small models and one way to run a step, for every AdaScale test."""
+
+import torch
+from torch import nn
+
+
+def mlp(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
+
+
+def batches(num_steps, num_micro_batches, seed=0, dtype=torch.float64, batch_size=4):
+    """Steps of ``num_micro_batches`` (inputs, labels)."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num_steps):
+        x = torch.randn(num_micro_batches, batch_size, 5, generator=generator, dtype=dtype)
+        y = torch.randint(3, (num_micro_batches, batch_size), generator=generator)
+        yield list(zip(x, y, strict=True))
+
+
+def backward(model, micro_batches, factor=1.0):
+    """Every micro-batch's backward pass, its loss divided by their number (and multiplied by ``factor``)."""
+    for x, y in micro_batches:
+        (factor * nn.functional.cross_entropy(model(x), y) / len(micro_batches)).backward()
+
+
+def train(model, optimizer, steps, scheduler=None):
+    """The plain loop; returns the gain of each step."""
+    gains = []
+    for micro_batches in steps:
+        optimizer.zero_grad()
+        backward(model, micro_batches)
+        gains.append(optimizer.gain())
+        optimizer.step()
+        if scheduler is not None:
+            for _ in range(optimizer.schedule_increment()):
+                scheduler.step()
+    return gains
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def assert_identical(one, other):
+    """Bit for bit."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

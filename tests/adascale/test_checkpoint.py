@@ -1,0 +1,139 @@
+"""Checkpoints: ours, FairScale's, and what they must not disconnect."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho.adascale import AdaScale
+from tests.adascale.helpers import assert_identical, batches, mlp, train, weights
+
+KINDS = {
+    "accumulation": {"num_gradients_to_accumulate": 3},
+    "paper_average": {"num_gradients_to_accumulate": 3, "debias_ewma": False, "smoothing": 0.7},
+    "across_steps": {"scale": 6.0},
+    "fused": {"num_gradients_to_accumulate": 3},
+}
+
+
+def build(kind, model):
+    fused = kind == "fused"
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=torch.tensor(0.05) if fused else 0.05, momentum=0.9, fused=fused or None
+    )
+    optimizer = AdaScale(sgd, **KINDS[kind])
+    return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_at_every_step_is_bit_identical(kind):
+    steps = list(batches(6, KINDS[kind].get("num_gradients_to_accumulate", 1), dtype=torch.float32))
+    model = mlp(torch.float32)
+    optimizer, scheduler = build(kind, model)
+    gains = train(model, optimizer, steps, scheduler)
+    for cut in range(len(steps) + 1):
+        first = mlp(torch.float32)
+        before, before_scheduler = build(kind, first)
+        head = train(first, before, steps[:cut], before_scheduler)
+        state = through_a_file([first.state_dict(), before.state_dict(), before_scheduler.state_dict()])
+        second = mlp(torch.float32)
+        second.load_state_dict(state[0])
+        after, after_scheduler = build(kind, second)
+        after.load_state_dict(state[1])
+        after_scheduler.load_state_dict(state[2])
+        assert head + train(second, after, steps[cut:], after_scheduler) == gains
+        assert_identical(weights(second), weights(model))
+        assert after.scale_invariant_steps == optimizer.scale_invariant_steps
+        assert float(after.param_groups[0]["lr"]) == float(optimizer.param_groups[0]["lr"])
+
+
+def test_a_scheduler_made_before_loading_stays_connected():
+    model = mlp()
+    optimizer, scheduler = build("accumulation", model)
+    train(model, optimizer, batches(1, 3))
+    optimizer.load_state_dict(optimizer.state_dict())
+    before = optimizer.param_groups[0]["lr"]
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.97 * before)
+    assert optimizer._optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_checkpoints_that_do_not_fit_are_refused():
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    state = optimizer.state_dict()
+    other = AdaScale(
+        torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=3, debias_ewma=False
+    )
+    with pytest.raises(ValueError, match="debias_ewma=True"):
+        other.load_state_dict(state)
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+    two = AdaScale(torch.optim.SGD(groups, lr=0.1), num_gradients_to_accumulate=3)
+    with pytest.raises(ValueError, match=r"statistics of 1 parameter group\(s\), the optimizer has 2"):
+        two.load_state_dict(state)
+
+
+def test_a_checkpoint_of_the_bare_optimizer_starts_new_averages():
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    bare = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer.load_state_dict(bare.state_dict())
+    assert optimizer.gain() == 1.0
+    assert optimizer.scale_invariant_steps == 0.0
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_the_bare_optimizer_reads_our_checkpoint():
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    bare = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    bare.load_state_dict(optimizer.state_dict())
+    weight = model[0].weight
+    assert_identical(bare.state[weight]["momentum_buffer"], optimizer.state[weight]["momentum_buffer"])
+
+
+def test_scale_invariant_steps_can_be_assigned():
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    optimizer.scale_invariant_steps = 41.5
+    assert optimizer.schedule_increment() == 0
+    gain = train(model, optimizer, batches(1, 3))[0]
+    assert optimizer.scale_invariant_steps == pytest.approx(41.5 + gain)
+    assert optimizer.schedule_increment() == int(41.5 + gain) - 41
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_fairscale_layout_is_accepted(debias):
+    # The layout of FairScale 0.4.13, written by hand: "adascale" inside the optimizer's own state.
+    entries = {"grad_sqr_avg": np.array([2.0]), "grad_var_avg": np.array([6.0])}
+    for name in ("grad_sqr_avg", "grad_var_avg"):
+        if debias:
+            entries |= {f"{name}_biased": 0.271 * entries[name], f"{name}_unbias": np.array([0.271])}
+        else:
+            entries |= {f"{name}_count": np.array([3.0]), f"{name}_total": 3 * entries[name]}
+    model = mlp()
+    optimizer = AdaScale(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        num_gradients_to_accumulate=3,
+        smoothing=0.9,
+        debias_ewma=debias,
+    )
+    state = optimizer._optimizer.state_dict()
+    state["state"]["adascale"] = entries
+    with pytest.warns(UserWarning, match="no scale-invariant steps"):
+        optimizer.load_state_dict(state)
+    assert optimizer.gain() == pytest.approx((6 + 2) / (6 / 3 + 2))
+    train(model, optimizer, batches(1, 3))
+    weight = 0.9 * 0.271 + 0.1 if debias else 4.0
+    assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([weight])

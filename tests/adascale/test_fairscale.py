@@ -1,0 +1,112 @@
+"""Side by side with the fairscale package, where it is installed (extra ``fairscale``)."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from adaecho.adascale import AdaScale, AdaScaleWrapper
+from tests.adascale.helpers import backward, batches, mlp, weights
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it imports modules that torch has deprecated
+    fairscale = pytest.importorskip("fairscale.optim", reason="the fairscale package is not installed")
+
+
+def sgd(model, num_groups):
+    groups = [{"params": list(model.parameters())}]
+    if num_groups == 2:
+        groups = [
+            {"params": list(model[0].parameters())},
+            {"params": list(model[2].parameters()), "lr": 0.004},
+        ]
+    return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+
+def step(model, optimizer, micro_batches, is_scaled_loss):
+    model.zero_grad(set_to_none=False)  # FairScale needs every .grad to be a tensor
+    if isinstance(optimizer, AdaScale):
+        optimizer.zero_grad()
+    backward(model, micro_batches, factor=1.0 if is_scaled_loss else len(micro_batches))
+    gains = [optimizer.gain(), *(optimizer.gain(g) for g in range(len(optimizer.param_groups)))]
+    if not is_scaled_loss:
+        optimizer.scale_grad_by_num_grads_to_accum()
+    optimizer.step()
+    return gains
+
+
+@pytest.mark.parametrize(
+    ("num_gradients", "num_groups", "arguments"),
+    [
+        (2, 1, {}),
+        (4, 2, {}),
+        (16, 1, {}),
+        (2, 2, {"smoothing": 0.5}),
+        (2, 1, {"scale": 8.0}),
+        (4, 2, {"scale": 1.5, "debias_ewma": False}),
+        (4, 1, {"debias_ewma": False, "smoothing": 0.9}),
+        (16, 2, {"debias_ewma": False, "scale": 4.0}),
+        (4, 2, {"is_scaled_loss": False}),
+    ],
+)
+def test_gains_and_weights_equal_over_100_steps(num_gradients, num_groups, arguments):
+    ours, theirs = mlp(torch.float32), mlp(torch.float32)
+    arguments = {"num_gradients_to_accumulate": num_gradients, **arguments}
+    optimizer = AdaScale(sgd(ours, num_groups), **arguments)
+    reference = fairscale.AdaScale(sgd(theirs, num_groups), **arguments)
+    assert (optimizer.scale, optimizer.smoothing) == (reference.scale, reference.smoothing)
+    scaled = arguments.get("is_scaled_loss", True)
+    for micro_batches in batches(100, num_gradients, dtype=torch.float32):
+        expected = step(theirs, reference, micro_batches, scaled)
+        assert step(ours, optimizer, micro_batches, scaled) == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_its_checkpoint_is_continued(debias):
+    ours, theirs = mlp(torch.float32), mlp(torch.float32)
+    arguments = {"num_gradients_to_accumulate": 4, "smoothing": 0.8, "debias_ewma": debias}
+    reference = fairscale.AdaScale(sgd(theirs, 2), **arguments)
+    steps = list(batches(20, 4, dtype=torch.float32))
+    tau = sum(step(theirs, reference, micro_batches, True)[0] for micro_batches in steps[:10])
+    optimizer = AdaScale(sgd(ours, 2), **arguments)
+    with pytest.warns(UserWarning, match="no scale-invariant steps"):
+        optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    optimizer.scale_invariant_steps = tau
+    ours.load_state_dict(theirs.state_dict())
+    for micro_batches in steps[10:]:
+        expected = step(theirs, reference, micro_batches, True)
+        assert step(ours, optimizer, micro_batches, True) == pytest.approx(expected, rel=1e-5)
+        tau += expected[0]
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    assert optimizer.scale_invariant_steps == pytest.approx(tau, rel=1e-5)
+
+
+def test_wrapper_takes_its_arguments():
+    ours, theirs = mlp(torch.float32), mlp(torch.float32)
+    positional = (1, 4.0, 0.9, 2, True, torch.optim.SGD)
+    optimizer = AdaScaleWrapper(ours.parameters(), *positional, lr=0.05, momentum=0.9)
+    reference = fairscale.AdaScaleWrapper(theirs.parameters(), *positional, lr=0.05, momentum=0.9)
+    for micro_batches in batches(10, 2, dtype=torch.float32):
+        expected = step(theirs, reference, micro_batches, True)
+        assert step(ours, optimizer, micro_batches, True) == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+
+
+def test_wrapper_keeps_the_loss_scaled_where_its_does_not():
+    # FairScale hands debias_ewma over in the place of is_scaled_loss.
+    model = nn.Linear(5, 3)
+    arguments = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "lr": 0.05}
+    assert not fairscale.AdaScaleWrapper(model.parameters(), **arguments)._is_scaled_loss
+    ours = AdaScaleWrapper(model.parameters(), **arguments)
+    with pytest.raises(RuntimeError, match="divided already"):
+        ours.scale_grad_by_num_grads_to_accum()
+
+
+def test_names_and_public_methods_cover_its():
+    missing = [
+        name for name in vars(fairscale.AdaScale) if not name.startswith("_") and not hasattr(AdaScale, name)
+    ]
+    assert missing == []
