@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import DataError, UserError
-from adaecho.figures.curves import draw_curves
-from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.report import Section, html_report, markdown_report
-from adaecho.figures.style import target_words
+from adaecho.figures.tables import describe, draw_table
 from adaecho.records.outcome import outcome
-
-_FORMATS = ("png", "svg")
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
@@ -49,27 +45,19 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
     rows = _read(table)
     if not rows:
         raise DataError(f"{table}: an empty table; collect it again, or remove it")
-    first, arms = rows[0], outcome(rows)
-    goal = target_words(first["target_metric"], first["target_value"])
-    stem = f"{table.parts[-3]}_{table.parts[-2]}"
-    title = f"{first['task']}: fresh examples to {goal}"
-    curves = _read(table.with_name("curves.json")) if table.with_name("curves.json").exists() else []
-    written = []
-    for form in _FORMATS:
-        path = into / f"{stem}.{form}"
-        draw_fig3(arms, path, title)
-        written.append(path)
-        if curves:
-            path = into / f"{stem}_curves.{form}"
-            name = f"{first['task']}: best trial of each search, up to the target"
-            draw_curves(curves, path, name, first["target_metric"], first["target_value"])
-            written.append(path)
-    origin = _read(table.with_name("origin.json")) if table.with_name("origin.json").exists() else {}
-    pictures = [path.name for path in written if path.suffix == ".png"]
-    return written, Section(f"{table.parts[-3]}, {title}", arms, pictures, origin.get("commands", []))
+    name = f"{table.parts[-3]}_{table.parts[-2]}"
+    curves = _read(table.with_name("curves.json"), [])
+    pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
+    commands = _read(table.with_name("origin.json"), {}).get("commands", [])
+    title = f"{table.parts[-3]}, {describe(rows)}"
+    section = Section(title, outcome(rows), [path.name for path in pictures], commands)
+    return [*pictures, *vectors], section
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, default: Any = None) -> Any:
+    """A table; ``default`` where it need not exist and doesn't."""
+    if default is not None and not path.exists():
+        return default
     try:
         return json.loads(path.read_text())
     except ValueError as error:

@@ -79,8 +79,8 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
             f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"
         )
     rows: list[Row] = read_json(sweep / "trials.json")
-    folders = [sweep / row["arm"] / str(row["repeat"]) / str(row["index"]) for row in rows]
-    return _write(rows, folders, results, [command])
+    folders = [_trial_folder(sweep, row) for row in rows]
+    return _write(rows, best_curves(rows, sweep), folders, results, [command])
 
 
 def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
@@ -105,20 +105,18 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
         counted = summary["status"] not in ("diverged", "failed", "running", "preempted")
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
         commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
-    return _write(rows, list(runs), results, commands)
+    curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
+    return _write(rows, curves, runs, results, commands)
 
 
-def _write(rows: list[Row], folders: list[Path], results: Path, commands: list[str]) -> Path:
-    into = results / str(rows[0]["experiment"]) / str(rows[0]["task"])
-    with folder_errors(into):
-        into.mkdir(parents=True, exist_ok=True)
-    best = best_trials(rows).values()
-    curves = [_curve(row, folder) for row, folder in zip(rows, folders, strict=True) if row in best]
-    origin = {"commands": commands, "environments": _environments(folders)}
-    for name, table in (("trials", rows), ("outcome", outcome(rows)), ("curves", curves)):
-        write_text(into / f"{name}.json", _one_line_each(table))
-    write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
-    return into
+def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
+    """The metric over fresh examples of the best trial of each search, from the run folders of a sweep.
+
+    Returns:
+        Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, and the
+        lists ``fresh_examples`` and ``values``.
+    """
+    return [_curve(row, _trial_folder(sweep, row)) for row in best_trials(rows).values()]
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:
@@ -131,7 +129,24 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
     }
 
 
-def _environments(folders: list[Path]) -> list[dict[str, Any]]:
+def _trial_folder(sweep: Path, row: Row) -> Path:
+    return sweep / str(row["arm"]) / str(row["repeat"]) / str(row["index"])
+
+
+def _write(
+    rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
+) -> Path:
+    into = results / str(rows[0]["experiment"]) / str(rows[0]["task"])
+    with folder_errors(into):
+        into.mkdir(parents=True, exist_ok=True)
+    origin = {"commands": commands, "environments": _environments(folders)}
+    for name, table in (("trials", rows), ("outcome", outcome(rows)), ("curves", curves)):
+        write_text(into / f"{name}.json", _one_line_each(table))
+    write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
+    return into
+
+
+def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Where the runs were made, each once; without job ids, which tell a reader nothing."""
     found: list[dict[str, Any]] = []
     for folder in folders:

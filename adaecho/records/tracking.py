@@ -62,7 +62,7 @@ class WandbTracker(Tracker):
             "project": tracking.project,
             "entity": tracking.entity,
             "group": group,
-            "name": name or folder.name,
+            "name": name,
             "images": {},
             "final": False,
         }
@@ -90,10 +90,11 @@ def open_tracker(
         tracking: where to, online or offline.
         folder: a run folder, or a sweep's (its design is the config, its outcome the summary).
         group: name shared by the runs of a sweep.
-        name: shown for this run; the folder's own name by default.
+        name: shown for this run; by default a trial's arm/repeat/index in a group, else the folder's name.
     """
     if tracking.kind == "none":
         return Tracker()
+    name = name or "/".join(folder.parts[-3:] if group else folder.parts[-1:])
     return WandbTracker(tracking, folder, group=group, name=name)
 
 

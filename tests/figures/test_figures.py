@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 
 import matplotlib
 import pytest
@@ -9,7 +11,8 @@ from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.curves import draw_curves
 from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.style import count_scale, target_words
-from adaecho.records.outcome import outcome
+from adaecho.figures.tables import draw_sweep
+from adaecho.records.outcome import best_trials, outcome
 
 VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
 
@@ -219,3 +222,23 @@ def test_no_tables_is_one_clear_message(tmp_path, capsys):
         main(["--results", str(tmp_path)])
     assert ended.value.code == 2
     assert "no <experiment>/<task>/trials.json" in capsys.readouterr().err
+
+
+def test_a_sweep_is_drawn_in_its_folder(tmp_path):
+    rows = [row | {"best_value": 0.98} for row in seven_arms()]
+    (tmp_path / "trials.json").write_text(json.dumps(rows))
+    for row in best_trials(rows).values():
+        folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
+    assert draw_sweep(tmp_path) == [tmp_path / "fig3.png", tmp_path / "fig3_curves.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    (tmp_path / "trials.json").write_text("[]")
+    assert draw_sweep(tmp_path) == []
+
+
+def test_committed_tables_need_nothing_but_matplotlib(results):
+    code = "import sys; from adaecho.figures.__main__ import main; main(); print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=results.parent).stdout
+    assert {"hydra", "torch", "wandb", "matplotlib.pyplot"}.isdisjoint(output.split())

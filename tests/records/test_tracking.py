@@ -59,7 +59,7 @@ def mirrored(tmp_path_factory):
         open_tracker(OFFLINE, root / "run").close()
         for name in ("0", "1"):
             record(root / "sweep" / name, [160, 320])
-            open_tracker(OFFLINE, root / "sweep" / name, group="fig3", name=f"batch_e2/{name}").close()
+            open_tracker(OFFLINE, root / "sweep" / name, group="fig3").close()
         open_tracker(TrackingConfig(kind="wandb", project="other"), root / "sweep" / "1").close()
         Image.new("RGB", (2, 2)).save(root / "fig3.png")
         (root / "sweep" / "design.json").write_text('{"trials": 2}')
@@ -80,7 +80,11 @@ def mirrored(tmp_path_factory):
 
 def test_an_offline_run_is_read_back_whole(mirrored):
     (piece,) = wandb_files.pieces(mirrored / "sweep" / "0")
-    assert (piece["project"], piece["group"], piece["name"]) == ("adaecho", "fig3", "batch_e2/0")
+    assert (piece["project"], piece["group"], piece["name"]) == (
+        "adaecho",
+        "fig3",
+        f"{mirrored.name}/sweep/0",
+    )
     assert {key: piece["config"][key] for key in CONFIG} == CONFIG
     assert [(row["_step"], row["fresh_examples"], row["accuracy"]) for row in piece["history"]] == [
         (160, 160, 0.16),

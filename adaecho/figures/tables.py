@@ -1,0 +1,50 @@
+"""From the rows of one experiment on one task to its figures: of a committed table or of a sweep's folder."""
+
+from pathlib import Path
+from typing import Any
+
+from adaecho.figures.curves import Curve, draw_curves
+from adaecho.figures.fig3 import draw_fig3
+from adaecho.figures.style import target_words
+from adaecho.records.files import read_json
+from adaecho.records.outcome import Row, outcome
+
+
+def draw_sweep(sweep: Path) -> list[Path]:
+    """Draw ``fig3.png`` and ``fig3_curves.png`` in a sweep's folder from its records; returns their paths.
+
+    Raises:
+        FolderError: a record is missing or damaged.
+    """
+    from adaecho.records.collect import (
+        best_curves,
+    )  # needs Hydra's config; committed tables need matplotlib alone
+
+    rows: list[Row] = read_json(sweep / "trials.json")
+    return draw_table(rows, best_curves(rows, sweep), sweep, "fig3", "png") if rows else []
+
+
+def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form: str) -> list[Path]:
+    """Draw what the rows and curves of one experiment hold.
+
+    Args:
+        rows: at least one; see ``records.outcome``.
+        curves: see ``records.collect``; without any, none are drawn.
+        into: folder of the figures.
+        stem: beginning of their names.
+        form: png, svg or pdf.
+    """
+    first = rows[0]
+    paths = [into / f"{stem}.{form}"]
+    draw_fig3(outcome(rows), paths[0], describe(rows))
+    if curves:
+        paths.append(into / f"{stem}_curves.{form}")
+        title = f"{first['task']}: best trial of each search, up to the target"
+        draw_curves(curves, paths[1], title, first["target_metric"], first["target_value"])
+    return paths
+
+
+def describe(rows: list[Row]) -> str:
+    """What was measured, e.g. ``digits: fresh examples to 97 % validation accuracy``."""
+    first: dict[str, Any] = rows[0]
+    return f"{first['task']}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"
