@@ -120,7 +120,11 @@ class SearchConfig:
     seed: int = 0
     max_diverged: int | None = None  # diverged trials per search before it gives up; null: 2 * trials
     workers: int = 2  # local processes
+    # Stop a trial that has read more fresh examples than the best complete one of its search. It can
+    # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
     stop_hopeless: bool = False
+    needs_every_trial: bool = False
+    allow_changed_code: bool = False  # let a queued job run although the code has changed since
     # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1))
     axes: dict[str, str] = field(default_factory=dict)
     # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]

@@ -59,6 +59,12 @@ class TrialId:
     def __str__(self) -> str:
         return f"{self.arm}/{self.repeat}/{self.index}"
 
+    @classmethod
+    def parse(cls, text: str) -> "TrialId":
+        """The inverse of ``str``."""
+        arm, repeat, index = text.rsplit("/", 2)
+        return cls(arm, int(repeat), int(index))
+
 
 @dataclass(frozen=True)
 class Design:
@@ -66,7 +72,10 @@ class Design:
 
     Attributes:
         seed: of the whole study (search.seed).
+        trials: non-divergent trials of each search.
+        repeats: independent searches of each arm.
         max_diverged: how many diverged trials of a search are replaced by further points.
+        experiment: its name, if it has one.
     """
 
     arms: tuple[Arm, ...]
@@ -74,6 +83,7 @@ class Design:
     trials: int
     repeats: int
     max_diverged: int
+    experiment: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def searches(self) -> list[tuple[Arm, int]]:
@@ -107,6 +117,7 @@ class Design:
     def to_plain(self) -> dict[str, Any]:
         """The record ``design.json``: what must stay equal when the sweep is continued, and the points."""
         return {
+            "experiment": self.experiment,
             "search": {
                 "seed": self.seed,
                 "trials": self.trials,
@@ -115,6 +126,20 @@ class Design:
             },
             "arms": {arm.name: self._arm_to_plain(arm) for arm in self.arms},
         }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Design":
+        """The design of a ``design.json``, whose configs hold what is compared: enough to read a sweep."""
+        arms = [
+            Arm(
+                name,
+                tuple(arm["overrides"]),
+                arm["config"],
+                tuple(Axis(key, **axis) for key, axis in arm["axes"].items()),
+            )
+            for name, arm in plain["arms"].items()
+        ]
+        return cls(tuple(arms), experiment=plain["experiment"], **plain["search"])
 
     def _arm_to_plain(self, arm: Arm) -> dict[str, Any]:
         points = [

@@ -18,12 +18,12 @@ class Progress:
 
     Args:
         state: of the sweep; read again at each call.
-        num_parallel: how many trials run at once, for the time left.
         console: where to; a terminal gets the live table.
     """
 
-    def __init__(self, state: SweepState, num_parallel: int, console: Console | None = None) -> None:
-        self._state, self._num_parallel = state, num_parallel
+    def __init__(self, state: SweepState, console: Console | None = None) -> None:
+        self._state = state
+        self._running: list[TrialId] = []
         self._console = console or Console()
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
@@ -44,13 +44,14 @@ class Progress:
             self._live.stop()
 
     def show(self, running: Iterable[TrialId]) -> None:
-        """Redraw the live table."""
+        """Redraw the live table; as many as are running now are assumed to run until the end."""
+        self._running = list(running)
         if self._live is not None:
             footer = Text(f"{_clock(time.monotonic() - self._started)} so far, {self._time_left()}")
-            self._live.update(Group(arm_table(self._state, list(running)), footer), refresh=True)
+            self._live.update(Group(arm_table(self._state, self._running), footer), refresh=True)
 
     def ended(self, trial: TrialId, duration_s: float, note: str = "") -> None:
-        """A trial has ended as the state now says."""
+        """A trial has ended as the state now says, ``duration_s`` after its start."""
         self._durations_s.setdefault(trial.arm, []).append(duration_s)
         if self._live is None:
             searches = self._state.searches.values()
@@ -69,7 +70,7 @@ class Progress:
         for search in self._state.searches.values():
             durations = self._durations_s.get(search.arm.name, known)
             left_s += sum(1 for _ in search.missing()) * sum(durations) / len(durations)
-        return f"about {_clock(left_s / self._num_parallel)} left"
+        return f"about {_clock(left_s / max(1, len(self._running)))} left"
 
 
 def arm_table(state: SweepState, running: list[TrialId]) -> Table:

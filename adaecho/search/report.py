@@ -5,57 +5,62 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from adaecho.records.collect import trial_row
 from adaecho.records.files import write_json
-from adaecho.records.outcome import outcome
-from adaecho.search.design import TrialId
+from adaecho.records.outcome import best_trials, outcome
+from adaecho.search.design import Design, TrialId
 from adaecho.search.state import Search, SweepState
+from adaecho.search.study import mirror
 
 Row = dict[str, Any]
+EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 
 
-def write_outcome(state: SweepState, experiment: str, console: Console) -> None:
-    """Write ``trials.json`` and ``outcome.json`` beside the trials, and show them."""
-    rows = trial_rows(state, experiment)
+def write_outcome(state: SweepState, console: Console) -> None:
+    """Write ``trials.json``, ``outcome.json`` and the Optuna study beside the trials; show the outcome."""
+    rows = trial_rows(state)
     arms = outcome(rows)
     write_json(state.folder / "trials.json", rows)
     write_json(state.folder / "outcome.json", arms)
+    mirror(state)
     console.print()
     console.print(outcome_table(arms, rows))
-    for line in [caption(state), *remarks(state)]:
+    lines = [caption(state), *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def trial_rows(state: SweepState, experiment: str) -> list[Row]:
+def draw(state: SweepState, rows: list[Row]) -> list[str]:
+    """Draw the sweep beside its trials; where the figures are, or why there are none."""
+    if all(row["to_target_fresh_examples"] is None for row in rows):
+        return []
+    try:
+        from adaecho.figures.tables import draw_sweep
+    except ImportError as error:
+        return [f"no figure: {error}; pip install 'adaecho[figures]'"]
+    return [f"figure: {path}" for path in draw_sweep(state.folder)]
+
+
+def trial_rows(state: SweepState) -> list[Row]:
     """One flat row per trial that has begun, in the order of the design."""
     return [
-        _row(search, index, experiment)
+        _row(state.design, search, index)
         for search in state.searches.values()
         for index in sorted(search.summaries)
     ]
 
 
-def _row(search: Search, index: int, experiment: str) -> Row:
-    config, summary = search.arm.config, search.summaries[index]
-    reached = summary.get("to_target") or {}
-    point = summary.get("hyperparameters", {})
-    return {
-        "experiment": experiment,
-        "task": config["task"]["name"],
-        "arm": search.arm.name,
-        "echo_variant": config["echo"]["variant"],
-        "echo_factor": config["echo"]["factor"],
-        "repeat": search.repeat,
-        "index": index,
-        "status": summary["status"],
-        "counted": index in search.counted(),
-        "seed": summary.get("seed"),
-        "hyperparameters": {axis.key: point.get(axis.key) for axis in search.arm.axes},
-        "target_metric": config["target"]["metric"],
-        "target_value": config["target"]["value"],
-        **{f"to_target_{key}": reached.get(key) for key in ("fresh_examples", "steps", "train_time_s")},
-        "best_value": (summary.get("best") or {}).get("value"),
-        **{key: summary.get(key) for key in ("fresh_examples", "steps", "train_time_s")},
-    }
+def _row(design: Design, search: Search, index: int) -> Row:
+    row = trial_row(
+        design.trial_config(search.arm, search.repeat, index),
+        search.summaries[index],
+        experiment=design.experiment or "sweep",
+        arm=search.arm.name,
+        repeat=search.repeat,
+        index=index,
+        counted=index in search.counted(),
+    )
+    return {**row, "hyperparameters": design.point(search.arm, search.repeat, index)}
 
 
 def outcome_table(arms: list[Row], rows: list[Row]) -> Table:
@@ -127,4 +132,21 @@ def remarks(state: SweepState) -> list[str]:
                 f"search {name} is incomplete: {search.count('diverged')} trials diverged, and "
                 f"search.max_diverged={search.max_diverged} were replaced; raise it, or narrow the axes"
             )
+    return lines
+
+
+def edge_warnings(state: SweepState, rows: list[Row]) -> list[str]:
+    """One line per arm and axis on whose outermost 5 % a best point lies: the range may be too narrow."""
+    best = best_trials(rows)
+    lines = []
+    for arm in state.design.arms:
+        points = [row["hyperparameters"] for (name, _), row in best.items() if name == arm.name]
+        for axis in arm.axes:
+            positions = [axis.position(point[axis.key]) for point in points]
+            outer = [position for position in positions if not EDGE <= position <= 1 - EDGE]
+            if outer:
+                lines.append(
+                    f"warning: {arm.name}: the best {axis.key} of {len(outer)} of {len(points)} searches "
+                    f"lies in the outermost 5 % of interval({axis.low:g}, {axis.high:g}); widen the axis"
+                )
     return lines

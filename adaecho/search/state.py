@@ -95,6 +95,12 @@ class SweepState:
             self.search(trial).summaries[trial.index] = summary
         return summary or {}
 
+    def refresh(self) -> None:
+        """Take over what the folders of all trials that had not ended say now."""
+        for (name, repeat), search in self.searches.items():
+            for index in list(search.missing()):
+                self.reread(TrialId(name, repeat, index))
+
     def missing(self) -> list[TrialId]:
         """What is left to run: repeat by repeat, index by index, so that early results cover all arms."""
         trials = [

@@ -10,11 +10,12 @@ from adaecho.records.compare import differences, smaller_budgets
 from adaecho.records.files import read_json, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.search.design import Design, TrialId
+from adaecho.search.execute import MAX_ATTEMPTS
 from adaecho.search.pool import Ended, Pool
 from adaecho.search.progress import Progress
 from adaecho.search.state import SweepState
+from adaecho.search.study import Mirror
 
-MAX_ATTEMPTS = 3
 _BUDGETS = ("trials", "repeats", "max_diverged")
 _MAX_LINES = 20
 _REFRESH_S = 0.5
@@ -79,6 +80,7 @@ class LocalSweep:
     def __init__(self, state: SweepState, pool: Pool, progress: Progress, group: str) -> None:
         self._state, self._pool, self._progress, self._group = state, pool, progress, group
         self._arms = {arm.name: arm for arm in state.design.arms}
+        self._mirror = Mirror(state)
         self._attempts: Counter[TrialId] = Counter()
         self._running: dict[TrialId, float] = {}
 
@@ -96,6 +98,7 @@ class LocalSweep:
             for ended in self._pool.wait(_REFRESH_S):
                 self._record(ended)
             self._progress.show(self._running)
+            self._mirror.update()
 
     def _next_trials(self) -> list[TrialId]:
         if not self._pool.num_free:

@@ -9,12 +9,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from adaecho.errors import ConfigError
 from adaecho.records.lock import FolderLock
 from adaecho.search.arms import build_arms, composer, parse_typed
 from adaecho.search.design import Design
 from adaecho.search.pool import Pool
 from adaecho.search.progress import Progress
 from adaecho.search.report import write_outcome
+from adaecho.search.slurm import SlurmSettings, SlurmSweep, job_name
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import LocalSweep, move_aside, record_design
 
@@ -32,7 +34,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
     """
     HydraConfig.instance().set_config(config)  # the sweep's folder is named through ${hydra:...}
     folder = Path(config.hydra.sweep.dir)
-    console = Console()
+    launcher = _launcher(config)
     if config.fresh:
         move_aside(folder)
     with ExitStack() as stack:
@@ -46,20 +48,56 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             )
 
         # Workers take seconds to import torch, which a new sweep needs for sure: meanwhile arms are composed.
-        pool = None if (folder / "design.json").exists() else start_pool()
+        prestart = launcher == "basic" and not (folder / "design.json").exists()
+        pool = start_pool() if prestart else None
         design = build_design(config, config_loader, arguments)
         record_design(design, folder)
         state = SweepState(design, folder)
+        console = Console()
         console.print(headline(state), highlight=False, soft_wrap=True)
-        if state.missing():
+        if state.missing() and launcher == "slurm":
+            if not run_on_slurm(state, config, console):
+                return
+        elif state.missing():
             pool = pool or start_pool()
-            with Progress(state, config.search.workers, console) as progress:
+            with Progress(state, console) as progress:
                 LocalSweep(state, pool, progress, group=str(folder)).run()
-        write_outcome(state, str(config.hydra.runtime.choices.experiment or ""), console)
+        write_outcome(state, console)
+
+
+def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:
+    """Submit what is missing and, if asked to, watch it to its end; whether it was watched."""
+    settings = SlurmSettings(
+        **{key: config.hydra.launcher[key] for key in SlurmSettings.__dataclass_fields__}
+    )
+    slurm = SlurmSweep(state, settings, str(state.folder), config.search.allow_changed_code)
+    jobs = slurm.submit()
+    console.print(f"{_count(jobs, 'job')} submitted as {job_name(state.folder)}", highlight=False)
+    if not settings.wait:
+        for command in ("status", "collect"):
+            console.print(
+                f"  python -m adaecho.search {command} {state.folder}", highlight=False, soft_wrap=True
+            )
+        return False
+    with Progress(state, console) as progress:
+        slurm.watch(progress)
+    return True
+
+
+def _launcher(config: DictConfig) -> str:
+    launcher = str(config.hydra.runtime.choices["hydra/launcher"])
+    if launcher not in ("basic", "slurm"):
+        raise ConfigError(f"hydra/launcher={launcher}: hydra/sweeper=quasirandom runs with basic or slurm")
+    return launcher
 
 
 def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> Design:
     """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
+    if config.search.stop_hopeless and config.search.needs_every_trial:
+        raise ConfigError(
+            "search.stop_hopeless=true: this experiment compares how many trials diverge or miss the target, "
+            "and stopping trials early would change that; drop it"
+        )
     typed = parse_typed(arguments, config_loader)
     arms, search = build_arms(typed, composer(config_loader, config, typed.fixed))
     return Design(
@@ -68,6 +106,7 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
         trials=search.trials,
         repeats=search.repeats,
         max_diverged=2 * search.trials if search.max_diverged is None else search.max_diverged,
+        experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
     )
 
 

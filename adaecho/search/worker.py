@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from adaecho.config import from_plain
 from adaecho.errors import UserError
+from adaecho.search.execute import execute
 
 Job = dict[str, Any]
 RUN_TRIAL = "adaecho.training.trial:run_trial"
@@ -45,8 +45,7 @@ def main(runner: str, worker: int) -> None:
 
 def _answer(run_trial: Any, job: Job) -> dict[str, Any]:
     try:
-        config = from_plain(job["config"])
-        summary = run_trial(config, Path(job["folder"]), job["overrides"], group=job["group"])
+        summary = execute(run_trial, job["config"], Path(job["folder"]), job["overrides"], job["group"])
     except UserError as error:
         return {"error": str(error), "users": True}
     except Exception as error:

@@ -50,10 +50,10 @@ def test_the_table_fits_80_columns_and_counts(design: Design, tmp_path: Path) ->
 def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_path: Path) -> None:
     console = _console(terminal=True)
     state = _state(design, tmp_path)
-    with Progress(state, num_parallel=2, console=console) as progress:
+    with Progress(state, console=console) as progress:
         progress.show([])
         progress.ended(TrialId("baseline", 0, 0), duration_s=10.0)
-        progress.show([TrialId("baseline", 0, 2)])
+        progress.show([TrialId("baseline", 0, 2), TrialId(NAME, 0, 0)])
     shown = "\n".join(_shown(console))
     assert "time left not known yet" in shown
     assert "about 0:50 left" in shown  # 10 trials are missing, 10 s each, two at a time
@@ -62,8 +62,8 @@ def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_pat
 
 def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
     console = _console(terminal=False)
-    with Progress(_state(design, tmp_path), num_parallel=2, console=console) as progress:
-        progress.show([])
+    with Progress(_state(design, tmp_path), console=console) as progress:
+        progress.show([TrialId("baseline", 0, 0), TrialId("baseline", 0, 1)])
         progress.ended(TrialId("baseline", 0, 0), duration_s=2.0)
         progress.ended(TrialId("baseline", 0, 1), duration_s=2.0)
         progress.ended(TrialId(NAME, 1, 0), duration_s=800.0)

@@ -57,6 +57,7 @@ def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Comm
     assert sum(row["counted"] for row in rows) == 16
     outcome = json.loads((folder / "outcome.json").read_text())
     assert [arm["arm"] for arm in outcome] == ["echo-none", "echo-batch"]
+    assert (folder / "fig3.png").stat().st_size > 0
     design = json.loads((folder / "design.json").read_text())
     trial = summaries["echo-batch/1/2"]["hyperparameters"]
     point = design["arms"]["echo-batch"]["points"][1][2]

@@ -1,0 +1,37 @@
+"""``search.stop_hopeless``: whether a trial has already cost more than its search's best complete one."""
+
+import math
+import os
+from pathlib import Path
+
+from adaecho.records.folder import RunFolder
+from adaecho.search.state import FINISHED
+
+
+class Hopeless:
+    """Asked after each evaluation of the trial in ``folder``; reads the folders of its siblings.
+
+    Nothing is shared but the records, so it works between processes and between hosts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._search = folder.resolve().parent
+        self._ended: set[str] = set()
+        self._best = math.inf
+
+    def __call__(self, fresh_examples: int) -> bool:
+        """Whether a sibling has reached the target with fewer fresh examples than this."""
+        with os.scandir(self._search) as entries:
+            siblings = [entry.name for entry in entries if entry.name.isdigit()]
+        for name in siblings:
+            if name not in self._ended:
+                self._look_at(name)
+        return fresh_examples > self._best
+
+    def _look_at(self, name: str) -> None:
+        summary = RunFolder(self._search / name).read_summary()
+        if summary is None or summary["status"] not in FINISHED:
+            return
+        self._ended.add(name)
+        if summary["to_target"] is not None:
+            self._best = min(self._best, summary["to_target"]["fresh_examples"])

@@ -1,1 +1,0 @@
-"""Measurements of speed, each with a committed record; run as modules from the checkout."""

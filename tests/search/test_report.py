@@ -1,0 +1,124 @@
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from adaecho.records.outcome import outcome
+from adaecho.search.__main__ import main
+from adaecho.search.design import Design, trial_seed
+from adaecho.search.report import edge_warnings, outcome_table, remarks, trial_rows
+from adaecho.search.state import SweepState
+from tests.search.conftest import Command
+
+
+def _summary(status: str, fresh_examples: int | None = None) -> dict[str, Any]:
+    cost = {"fresh_examples": fresh_examples, "steps": 10, "train_time_s": 1.25}
+    return {
+        "status": status,
+        "seed": 1,
+        "to_target": cost if fresh_examples else None,
+        "best": None,
+        "fresh_examples": 40_000,
+        "steps": 100,
+        "train_time_s": 9.0,
+    }
+
+
+@pytest.fixture
+def state(design: Design, tmp_path: Path) -> SweepState:
+    """Two arms, one search each: the baseline is complete, the other has a failed and a missed trial."""
+    state = SweepState(replace(design, repeats=1), tmp_path)
+    first, second = design.arms
+    state.searches[first.name, 0].summaries = {
+        0: _summary("reached", 8_000),
+        1: _summary("diverged"),
+        2: _summary("reached", 4_000),
+        3: _summary("reached", 6_000),
+        4: _summary("reached", 100),  # beyond the budget: recorded, not counted
+    }
+    state.searches[second.name, 0].summaries = {
+        0: _summary("reached", 3_000),
+        1: _summary("failed"),
+        2: _summary("budget_spent"),
+    }
+    return state
+
+
+def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
+    rows = trial_rows(state)
+    assert [(row["index"], row["counted"]) for row in rows if row["arm"] == "echo-none"] == [
+        (0, True),
+        (1, False),
+        (2, True),
+        (3, True),
+        (4, False),
+    ]
+    assert rows[2]["to_target_fresh_examples"] == 4_000
+    assert rows[1]["to_target_fresh_examples"] is None
+    design = state.design
+    assert rows[3]["hyperparameters"] == design.point(design.arms[0], 0, 3)
+    assert rows[3]["seed"] == trial_seed(design.seed, 0, 3)
+
+
+def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
+    rows = trial_rows(state)
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(outcome_table(outcome(rows), rows))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
+    assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
+
+
+def test_an_incomplete_search_says_so(state: SweepState) -> None:
+    (line,) = remarks(state)
+    assert line.startswith("search echo-batch/0 is incomplete: 1 of its trials failed; see ")
+    assert line.endswith("echo-batch/0/1/traceback.txt")
+
+
+def test_too_many_diverged_trials_say_so(state: SweepState) -> None:
+    search = state.searches["echo-none", 0]
+    search.summaries = {index: _summary("diverged") for index in range(9)}
+    assert any(
+        "9 trials diverged, and search.max_diverged=6 were replaced" in line for line in remarks(state)
+    )
+
+
+def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:
+    rows = trial_rows(state)
+    for row in rows:
+        row["hyperparameters"] = {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9}
+    assert edge_warnings(state, rows) == []
+    best = next(row for row in rows if row["to_target_fresh_examples"] == 3_000)
+    best["hyperparameters"]["optimizer.learning_rate"] = 0.9
+    (line,) = edge_warnings(state, rows)
+    assert line.startswith("warning: echo-batch: the best optimizer.learning_rate of 1 of 1 searches")
+
+
+def test_status_and_collect_read_folders_alone(
+    run_sweep: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    outcome_before = (folder / "outcome.json").read_text()
+    (folder / "outcome.json").unlink()
+    (folder / "none/0/1/summary.json").unlink()
+    capsys.readouterr()
+    assert main(["status", str(folder)]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[1][:3] == ["none", "1/2", "-"]
+    assert main(["collect", str(folder)]) == 0
+    assert json.loads((folder / "outcome.json").read_text())[0]["trials"] == 1
+    run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    assert (folder / "outcome.json").read_text() == outcome_before
+
+
+@pytest.mark.parametrize("command", ["status", "collect"])
+def test_a_folder_without_a_sweep_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    assert f"{tmp_path}: no sweep, for it has no design.json" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""The Optuna mirror: complete, usable, and of no consequence."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from adaecho.search.__main__ import read_state
+from adaecho.search.study import JOURNAL, mirror
+from tests.search.conftest import Command
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished sweep for all tests here, each of which leaves it as it was."""
+    return tmp_path_factory.mktemp("study") / "sweep"
+
+
+@pytest.fixture
+def sweep(swept: Path, run_sweep: Command) -> Path:
+    if not swept.exists():
+        run_sweep("search.trials=4", "search.repeats=2", folder=str(swept))
+    return swept
+
+
+def _studies(folder: Path) -> dict[str, optuna.Study]:
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    names = [study.study_name for study in storage.get_all_studies()]
+    return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
+
+
+def test_every_trial_is_mirrored_under_its_index(sweep: Path) -> None:
+    studies = _studies(sweep)
+    assert sorted(studies) == ["none/0", "none/1"]
+    for row in json.loads((sweep / "trials.json").read_text()):
+        trial = studies[f"none/{row['repeat']}"].trials[row["index"]]
+        assert trial.params == row["hyperparameters"]
+        assert trial.user_attrs["status"] == row["status"]
+        assert trial.state == (TrialState.FAIL if row["status"] == "diverged" else TrialState.COMPLETE)
+        assert trial.value == row["to_target_fresh_examples"]
+
+
+def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
+    study = _studies(sweep)["none/0"]
+    rows = json.loads((sweep / "trials.json").read_text())
+    assert study.best_value == min(
+        row["to_target_fresh_examples"] or float("inf") for row in rows if row["repeat"] == 0
+    )
+    importances = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+    )
+    assert set(importances) == {"optimizer.learning_rate", "optimizer.momentum"}
+
+
+def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
+    before = (sweep / JOURNAL).read_bytes()
+    mirror(read_state(sweep))
+    assert (sweep / JOURNAL).read_bytes().startswith(before)
+    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
+        json.loads((sweep / "trials.json").read_text())
+    )
+
+
+def test_removing_it_loses_nothing(sweep: Path) -> None:
+    before = {name: study.trials for name, study in _studies(sweep).items()}
+    (sweep / JOURNAL).unlink()
+    mirror(read_state(sweep))
+    after = {name: study.trials for name, study in _studies(sweep).items()}
+    assert {name: [(t.number, t.params, t.value) for t in trials] for name, trials in after.items()} == {
+        name: [(t.number, t.params, t.value) for t in trials] for name, trials in before.items()
+    }
+
+
+def test_a_trial_that_ended_otherwise_when_tried_again_is_mirrored_anew(sweep: Path) -> None:
+    summary = sweep / "none/0/0/summary.json"
+    before = summary.read_text()
+    summary.write_text(before.replace('"reached"', '"failed"'))
+    (sweep / JOURNAL).unlink()
+    mirror(read_state(sweep))
+    assert _studies(sweep)["none/0"].trials[0].state == TrialState.FAIL
+    summary.write_text(before)
+    mirror(read_state(sweep))
+    assert _studies(sweep)["none/0"].trials[0].state == TrialState.COMPLETE
+
+
+def test_a_journal_torn_in_mid_line_is_kept_and_written_anew(sweep: Path) -> None:
+    journal = sweep / JOURNAL
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])
+    with pytest.warns(UserWarning, match="ends in mid-line; kept as optuna.journal.damaged-1"):
+        mirror(read_state(sweep))
+    assert (sweep / "optuna.journal.damaged-1").read_bytes() == whole[:-20]
+    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
+        json.loads((sweep / "trials.json").read_text())
+    )
+
+
+def test_a_damaged_journal_is_a_warning(sweep: Path) -> None:
+    journal = sweep / JOURNAL
+    whole = journal.read_bytes()
+    journal.write_bytes(b"no journal at all\n" * 3)
+    with pytest.warns(UserWarning, match="the Optuna mirror is not up to date"):
+        mirror(read_state(sweep))
+    journal.write_bytes(whole)
