@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from adaecho.adascale.squares import statistics_dtype, sum_of_squares
-
-# Gradients are squared in lots of this many bytes: few kernel launches, and no more than this of a
-# micro-batch's gradient is kept alive beyond its use.
-_LOT_BYTES = 16 << 20
+from adaecho.adascale.squares import pieces, statistics_dtype, sum_of_pieces, sum_of_squares
 
 
 class GradientCollector:
@@ -52,6 +48,7 @@ class GradientCollector:
                     handle = parameter.register_hook(self._hook_for(parameter, index))  # type: ignore[no-untyped-call]
                     self._handles[parameter] = handle
                     self.groups[index].append(parameter)
+        self._callback_queued = False  # a backward pass that failed never came to it
         self.reset()
 
     def unhook(self) -> None:
@@ -66,9 +63,7 @@ class GradientCollector:
         """Forget the passes seen so far."""
         self.passes = 0
         self._seen: dict[Tensor, int] = {}
-        self._sums: list[Tensor | None] = [None] * len(self.groups)
-        self._lot: list[list[Tensor]] = [[] for _ in self.groups]
-        self._lot_bytes = 0
+        self._pieces: list[list[Tensor]] = [[] for _ in self.groups]
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +72,7 @@ class GradientCollector:
 
     def sums_of_squares(self) -> Tensor:
         """sum_i |g_i|^2 of this rank per group, [num_groups] in float64, in the units of the loss."""
-        return self._stacked(self._sums)
+        return self._stacked([sum_of_pieces(group) if group else None for group in self._pieces])
 
     def squares_of_accumulated(self) -> Tensor:
         """|G|^2 of the accumulated ``.grad`` per group, [num_groups] in float64, in the units of the loss."""
@@ -91,11 +86,9 @@ class GradientCollector:
     def _hook_for(self, parameter: Tensor, group: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             self._count(parameter)
-            # A detached alias, not the gradient itself: holding that would make autograd copy it into .grad.
-            self._lot[group].append(gradient.detach())
-            self._lot_bytes += gradient.nbytes
-            if self._lot_bytes > _LOT_BYTES:
-                self._square_lot()
+            # Squared now, not in lots later: by the end of backward this memory may be .grad's, reduced (DDP
+            # with static_graph) or clipped in a hook.
+            self._pieces[group].extend(pieces(gradient.detach()))
 
         return hook
 
@@ -120,19 +113,8 @@ class GradientCollector:
             self._callback_queued = True
             _call_after_backward(self._after_gradients)
 
-    @torch.no_grad()
-    def _square_lot(self) -> None:
-        for group, gradients in enumerate(self._lot):
-            if gradients:
-                square = sum_of_squares(gradients)
-                before = self._sums[group]
-                self._sums[group] = square if before is None else before + square
-                gradients.clear()
-        self._lot_bytes = 0
-
     def _after_gradients(self) -> None:
         self._callback_queued = False
-        self._square_lot()
         if self.complete:
             # Callbacks run in the order they were queued; DDP queued its own (which waits for the
             # reduction) during the pass, so this one runs after it.

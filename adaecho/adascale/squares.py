@@ -1,4 +1,8 @@
-"""Sums of squares of gradients, in float32 or better whatever the gradients' type."""
+"""Sums of squares of gradients, in float32 or better whatever the gradients' type.
+
+A sum is taken in two moves, so that a hook on a parameter does little: ``pieces`` of a tensor when it is
+there, ``sum_of_pieces`` later. Nothing is read back by the host.
+"""
 
 from collections.abc import Sequence
 
@@ -14,11 +18,27 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of squares over all elements of ``tensors`` (one device, at least one): a float64 scalar.
 
     Half-precision inputs are widened to float32 before they are squared; partial sums are added in float64
-    (float32 on a device without it). Nothing is read back by the host.
+    (float32 on a device without it).
     """
-    dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
-    partial = _cpu_squares(dense) if dense[0].device.type == "cpu" else _device_squares(dense)
-    return partial.to(statistics_dtype(dense[0].device)).sum()
+    if tensors[0].device.type == "cpu":
+        return sum_of_pieces([piece for tensor in tensors for piece in pieces(tensor)])
+    dense = [_dense(tensor) for tensor in tensors]
+    return sum_of_pieces(torch._foreach_norm(dense, 2, dtype=_wide(dense[0])))
+
+
+def pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else a norm."""
+    tensor = _dense(tensor)
+    if tensor.device.type == "cpu":
+        chunks = torch.split(_flat(tensor.to(_wide(tensor))), _CHUNK)
+        return [torch.dot(chunk, chunk) for chunk in chunks]
+    return [torch.linalg.vector_norm(tensor, dtype=_wide(tensor))]
+
+
+def sum_of_pieces(scalars: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of all tensors whose ``pieces`` these are."""
+    stacked = torch.stack(tuple(scalars)).to(statistics_dtype(scalars[0].device))
+    return stacked.sum() if stacked.device.type == "cpu" else stacked.square().sum()
 
 
 def statistics_dtype(device: torch.device) -> torch.dtype:
@@ -26,22 +46,17 @@ def statistics_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _cpu_squares(tensors: Sequence[Tensor]) -> Tensor:
-    chunks = [chunk for tensor in tensors for chunk in torch.split(_flat(_widened(tensor)), _CHUNK)]
-    return torch.stack([torch.dot(chunk, chunk) for chunk in chunks])
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _device_squares(tensors: Sequence[Tensor]) -> Tensor:
-    wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    norms = torch._foreach_norm(list(tensors), 2, dtype=wide)
-    return torch.stack(norms).to(statistics_dtype(tensors[0].device)).square()
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     # Elements in the order of memory: a view for channels_last and transposed gradients too.
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(order).reshape(-1)

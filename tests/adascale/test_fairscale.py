@@ -42,7 +42,6 @@ def step(model, optimizer, micro_batches, is_scaled_loss):
     [
         (2, 1, {}),
         (4, 2, {}),
-        (16, 1, {}),
         (2, 2, {"smoothing": 0.5}),
         (2, 1, {"scale": 8.0}),
         (4, 2, {"scale": 1.5, "debias_ewma": False}),

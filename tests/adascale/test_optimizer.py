@@ -399,3 +399,32 @@ def test_compiled_model():
     compiled = torch.compile(model, backend="aot_eager")
     gains = train(compiled, accumulating(model), batches(3, 2))
     assert gains == pytest.approx(train(expected, accumulating(expected), batches(3, 2)))
+
+
+def test_gradients_changed_inside_backward_still_count_as_they_came():
+    model, expected = mlp(), mlp()
+
+    def clear(parameter):
+        parameter.grad.zero_()
+
+    model[0].weight.register_post_accumulate_grad_hook(clear)
+    optimizer, plain = accumulating(model), accumulating(expected)
+    micro_batches = next(batches(1, 2))
+    backward(model, micro_batches)
+    backward(expected, micro_batches)
+    local = optimizer._statistics.collector.sums_of_squares()
+    assert_identical(local, plain._statistics.collector.sums_of_squares())
+
+
+def test_a_backward_pass_that_failed_is_forgotten_by_zero_grad():
+    model, expected = mlp(), mlp()
+    optimizer = accumulating(model)
+    steps = list(batches(2, 2))
+    ((x, y), _) = steps[0]
+    hidden = model[0](x)
+    hidden.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nn.functional.cross_entropy(model[2](torch.tanh(hidden)), y).backward()
+    train(model, optimizer, steps)
+    train(expected, accumulating(expected), steps)
+    assert_identical(weights(model), weights(expected))

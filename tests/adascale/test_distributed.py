@@ -1,0 +1,94 @@
+"""Two gloo ranks on this machine: equal to accumulation on one process, and ranks that agree."""
+
+import pytest
+import torch
+
+from adaecho import AdaScale
+from tests.adascale import two_ranks
+from tests.adascale.helpers import assert_identical, backward, batches, mlp, train, weights
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch is built without gloo",
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(two_ranks.main, args=(str(folder),), nprocs=two_ranks.NUM_RANKS)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(two_ranks.NUM_RANKS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_micro_batches"),
+    [
+        ("ddp_2", 2),
+        ("ddp_6", 6),
+        ("no_sync_6", 6),
+        ("static_graph", 2),
+        ("bucket_view", 4),
+        ("zero_redundancy", 2),
+    ],
+)
+def test_equals_accumulation_on_one_process(outcomes, name, num_micro_batches):
+    model = mlp()
+    optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches)
+    gains = train(model, optimizer, batches(5, num_micro_batches))
+    for outcome in outcomes:
+        assert outcome[name]["gains"] == pytest.approx(gains, rel=1e-9)
+        torch.testing.assert_close(outcome[name]["weights"], weights(model))
+    assert_identical(outcomes[0][name]["weights"], outcomes[1][name]["weights"])
+    assert outcomes[0][name]["gains"] == outcomes[1][name]["gains"]
+
+
+def test_sharded_optimizer_state_equals_unsharded_bit_for_bit(outcomes):
+    for outcome in outcomes:
+        assert outcome["zero_redundancy"]["gains"] == outcome["ddp_2"]["gains"]
+        assert_identical(outcome["zero_redundancy"]["weights"], outcome["ddp_2"]["weights"])
+    model = mlp()
+    optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=2)
+    optimizer.load_state_dict(outcomes[0]["zero_redundancy"]["state"])
+    assert optimizer.gain() == outcomes[0]["zero_redundancy"]["gains"][-1]
+
+
+def test_a_parameter_that_one_rank_does_not_use(outcomes):
+    torch.manual_seed(1)
+    model = two_ranks.Branches(0)
+    optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=2)
+    gains = []
+    for micro_batches in batches(4, 2):
+        optimizer.zero_grad()
+        for model.rank, (x, y) in enumerate(micro_batches):
+            (torch.nn.functional.cross_entropy(model(x), y) / 2).backward()
+        gains.append(optimizer.gain())
+        optimizer.step()
+    for outcome in outcomes:
+        assert outcome["branches"]["gains"] == pytest.approx(gains, rel=1e-9)
+        torch.testing.assert_close(outcome["branches"]["weights"], weights(model))
+
+
+def test_all_ranks_skip_a_step_that_was_not_finite_on_one(outcomes):
+    for outcome in outcomes:
+        assert_identical(outcome["overflow"]["after_bad"], outcome["overflow"]["weights"])
+        assert outcome["overflow"]["last"]["skipped"] == 1
+    assert_identical(outcomes[0]["overflow"]["last"], outcomes[1]["overflow"]["last"])
+
+
+def test_world_size_1_takes_the_statistics_of_one_rank(outcomes):
+    for rank, outcome in enumerate(outcomes):
+        model = mlp()
+        optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=2)
+        backward(model, two_ranks.share(next(batches(1, 4)), rank))
+        assert outcome["one_rank"] == optimizer.gain()
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_original_parameters", "fsdp2"])
+def test_sharded_parameters_are_refused(outcomes, name):
+    for outcome in outcomes:
+        assert "a parameter is sharded" in outcome["refusals"][name]
+
+
+def test_steps_inside_backward_are_refused(outcomes):
+    for outcome in outcomes:
+        assert "overlap_with_ddp" in outcome["refusals"]["overlap"]

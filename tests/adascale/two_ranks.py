@@ -1,0 +1,156 @@
+"""What two gloo ranks do, in one start of the processes; see test_distributed.py."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from adaecho import AdaScale
+from tests.adascale.helpers import backward, batches, mlp, weights
+
+NUM_RANKS = 2
+RATE = 0.05
+
+
+def share(micro_batches, rank):
+    """This rank's half of a step's micro-batches."""
+    per_rank = len(micro_batches) // NUM_RANKS
+    return micro_batches[rank * per_rank : (rank + 1) * per_rank]
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+
+
+def train(model, optimizer, steps, rank, no_sync=False):
+    """The plain loop over this rank's share; gains, weights and counts at the end."""
+    gains = []
+    for micro_batches in steps:
+        optimizer.zero_grad()
+        mine = share(micro_batches, rank)
+        for number, (x, y) in enumerate(mine):
+            hold = no_sync and number < len(mine) - 1
+            with model.no_sync() if hold else contextlib.nullcontext():
+                (nn.functional.cross_entropy(model(x), y) / len(mine)).backward()
+        gains.append(optimizer.gain())
+        optimizer.step()
+    return {
+        "gains": gains,
+        "weights": weights(model),
+        "tau": optimizer.scale_invariant_steps,
+        "skipped": optimizer.skipped_steps,
+    }
+
+
+def ddp(rank, num_micro_batches, no_sync, **arguments):
+    model = mlp()
+    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches // NUM_RANKS)
+    wrapped = DistributedDataParallel(model, **arguments)
+    return train(wrapped, optimizer, batches(5, num_micro_batches), rank, no_sync)
+
+
+def zero_redundancy(rank):
+    model = mlp()
+    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=RATE, momentum=0.9)
+    optimizer = AdaScale(sharded)
+    outcome = train(DistributedDataParallel(model), optimizer, batches(5, 2), rank)
+    sharded.consolidate_state_dict(to=0)
+    outcome["state"] = optimizer.state_dict() if rank == 0 else None
+    return outcome
+
+
+class Branches(nn.Module):
+    """A second layer that only rank 0 uses."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.trunk, self.extra, self.rank = mlp(), nn.Linear(5, 3).double(), rank
+
+    def forward(self, x):
+        return self.trunk(x) + self.extra(x) if self.rank == 0 else self.trunk(x)
+
+
+def branches(rank):
+    torch.manual_seed(1)
+    model = Branches(rank)
+    optimizer = AdaScale(sgd(model.parameters()))
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    return train(wrapped, optimizer, batches(4, 2), rank)
+
+
+def overflow_on_rank_1(rank):
+    model = mlp()
+    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=2)
+    wrapped = DistributedDataParallel(model)
+    steps = list(batches(3, 4))
+    outcome = train(wrapped, optimizer, steps[:1], rank)
+    x, y = steps[1][2]
+    bad = [*steps[1][:2], (x * float("nan"), y), steps[1][3]]  # the third micro-batch is rank 1's
+    train(wrapped, optimizer, [bad], rank)
+    outcome["after_bad"] = weights(model)
+    outcome |= {"last": train(wrapped, optimizer, steps[1:], rank)}
+    return outcome
+
+
+def refusals():
+    messages = {}
+    mesh = dist.device_mesh.init_device_mesh("cpu", (NUM_RANKS,))
+    models = {
+        "fsdp": FullyShardedDataParallel(mlp(), device_id=torch.device("cpu")),
+        "fsdp_original_parameters": FullyShardedDataParallel(
+            mlp(), device_id=torch.device("cpu"), use_orig_params=True
+        ),
+        "fsdp2": fully_shard(mlp(), mesh=mesh),
+    }
+    for name, model in models.items():
+        try:
+            AdaScale(sgd(model.parameters()))
+        except ValueError as error:
+            messages[name] = str(error)
+    overlapping = ZeroRedundancyOptimizer(mlp().parameters(), torch.optim.SGD, lr=RATE, overlap_with_ddp=True)
+    try:
+        AdaScale(overlapping)
+    except ValueError as error:
+        messages["overlap"] = str(error)
+    return messages
+
+
+def statistics_of_one_rank(rank):
+    """world_size=1 where there are two: each rank's own gain."""
+    model = mlp()
+    optimizer = AdaScale(sgd(model.parameters()), world_size=1, num_gradients_to_accumulate=2)
+    backward(model, share(next(batches(1, 4)), rank))
+    return optimizer.gain()
+
+
+def everything(rank):
+    """All outcomes of one rank by name."""
+    return {
+        "ddp_2": ddp(rank, 2, no_sync=False),
+        "ddp_6": ddp(rank, 6, no_sync=False),
+        "no_sync_6": ddp(rank, 6, no_sync=True),
+        "static_graph": ddp(rank, 2, no_sync=False, static_graph=True),
+        "bucket_view": ddp(rank, 4, no_sync=True, gradient_as_bucket_view=True),
+        "zero_redundancy": zero_redundancy(rank),
+        "branches": branches(rank),
+        "overflow": overflow_on_rank_1(rank),
+        "one_rank": statistics_of_one_rank(rank),
+        "refusals": refusals(),
+    }
+
+
+def main(rank, folder):
+    """Runs ``everything`` on one rank and leaves its outcomes in ``folder``."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=NUM_RANKS
+    )
+    try:
+        torch.save(everything(rank), f"{folder}/rank{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
