@@ -55,7 +55,7 @@ def load(folder: Path) -> dict[str, Any] | None:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             return state
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-            broken.append(f"{path}: {str(error).splitlines()[0]}")
+            broken.append(f"{path}: {type(error).__name__} {str(error).partition(chr(10))[0]}")
             print(f"warning: checkpoint {path} can't be read, trying an older one", file=sys.stderr)
     if broken:
         raise FolderError("no checkpoint can be read: " + "; ".join(broken) + "; fresh=true starts anew")

@@ -16,9 +16,9 @@ from tests.conftest import Compose
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 RUN = ("max_steps=48", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
-# The forkserver imports torch once and forks a clean process for each piece of a run.
+# The forkserver imports torch and this module once and forks a clean process for each piece of a run.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["adaecho.training.trial", "adaecho.tasks.digits"])
+FORKS.set_forkserver_preload([__name__])
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
