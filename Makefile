@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test figures clean
+.PHONY: help quickstart install dev lint format test figures bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: $(VENV)/installed-dev ## the test suite
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m adaecho.figures
+
+bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one run; records in benchmarks/
+	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \
+	  name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
