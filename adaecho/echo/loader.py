@@ -183,8 +183,9 @@ class EchoLoader:
             TypeError: it is endless, or not known.
         """
         position = self._position
-        iteration = position.iteration + (not position.in_pass)
-        return self._stages.num_batches(self.settings, iteration, position.first_number)
+        if position.in_pass:
+            return self._stages.num_batches(self.settings, position.iteration, position.first_number)
+        return self._stages.num_batches(self.settings, position.iteration + 1, position.next_number)
 
     # Counts and clocks
 

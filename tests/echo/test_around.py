@@ -1,0 +1,240 @@
+"""Around a loader one already has, clocks, the automatic factor, sources of other kinds, wrong arguments."""
+
+import random
+import time
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from adaecho import EchoLoader
+from adaecho.echo import wiring
+from adaecho.echo.auto import AutoFactor
+from adaecho.echo.clocks import Clocks, Counters
+from tests.echo.sources import Dataset, arrays
+
+
+def data_loader(length: int = 20) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(length), torch.zeros(length)), batch_size=4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_wraps_a_data_loader(num_workers: int) -> None:
+    with EchoLoader(
+        data_loader(18), batch_size=None, echo="batch", factor=2, num_workers=num_workers
+    ) as loader:
+        firsts, counts = [], []
+        for x, _ in islice(loader, 12):
+            firsts.append(int(x[0]))
+            counts.append(loader.fresh_examples)
+            x.fill_(-1)  # the next repeat must not see it
+    assert firsts == [0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 0, 0]
+    assert counts == [4, 4, 8, 8, 12, 12, 16, 16, 18, 18, 22, 22]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("buffer", [0, 3])
+def test_restores_around_a_data_loader(num_workers: int, buffer: int) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(
+            data_loader(18), batch_size=None, echo="batch", factor=2.5, batch_shuffle_buffer=buffer,
+            num_workers=num_workers,
+        )  # fmt: skip
+
+    loader = make()
+    states, firsts = [], []
+    for x, _ in islice(loader, 14):
+        firsts.append(int(x[0]))
+        states.append((loader.state_dict(), loader.fresh_examples))
+    for position, (state, fresh) in enumerate(states):
+        restored = make()
+        restored.load_state_dict(state)
+        assert restored.fresh_examples == fresh
+        rest = [int(x[0]) for x, _ in islice(restored, 4)]
+        assert rest[: 13 - position] == firsts[position + 1 : position + 5]
+        restored.close()
+    loader.close()
+
+
+def test_wraps_any_batches_in_epochs() -> None:
+    batches = [{"text": ["a", "b"]}, {"text": ["c"]}]
+    loader = EchoLoader(batches.__iter__, batch_size=None, echo="batch", factor=3, epochs=2)
+    assert [batch["text"] for batch in loader] == [*[["a", "b"]] * 3, *[["c"]] * 3] * 2
+    assert loader.fresh_examples == 6
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_clocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers busy for 6 s per fresh batch, the step takes 1 s, every batch is used twice: R = 3."""
+    clock = FakeTime()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    clocks = Clocks(workers=2)
+    for step in range(40):
+        asked = clock.now
+        clock.now += 0.5
+        clocks.waited(asked)
+        clocks.step(
+            Counters(upstream_busy_s=3.0 * step, downstream_busy_s=0.1 * step, fresh_batches=step / 2)
+        )
+        clock.now += 1.0
+        if step == 20:
+            clock.now += 1000.0
+            clocks.pause()
+    assert clocks.wait_time_s == pytest.approx(20)
+    assert clocks.upstream_s_per_batch == pytest.approx(3)
+    assert clocks.downstream_s_per_step == pytest.approx(1)
+    assert clocks.ratio == pytest.approx(3)
+    other = Clocks(workers=2)
+    assert other.ratio is None
+    other.load_state_dict(clocks.state_dict())
+    assert other.ratio == clocks.ratio
+
+
+def test_the_loaders_own_work_counts_where_it_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    clocks = Clocks(workers=1)
+    for step in range(10):
+        clocks.step(Counters(upstream_busy_s=4.0 * step, downstream_busy_s=2.0 * step, fresh_batches=step))
+        clock.now += 1.0
+    assert clocks.downstream_s_per_step == pytest.approx(2)
+    assert clocks.ratio == pytest.approx(2)
+
+
+class Slow(Dataset):
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        time.sleep(0.002)
+        return super().__getitem__(row)
+
+
+@pytest.mark.parametrize("echo", ["batch", "example_before_augmentation"])
+def test_the_automatic_factor_follows_a_slow_source(echo: str) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(
+            Slow(50), 4, echo=echo, factor="auto", max_factor=3, shuffle_buffer=4, num_workers=1
+        )
+
+    with make() as loader:
+        assert loader.factor == 1
+        iterator = iter(loader)
+        # No step at all downstream: R is far beyond the bound.
+        for _ in range(400):
+            next(iterator)
+            if loader.factor == 3:
+                break
+        assert loader.factor == 3
+        assert loader.R is not None
+        assert loader.R > 1
+        assert loader.factor_changes[-1][1] == 3
+        state = loader.state_dict()
+        expected = [next(iterator)["label"].tolist() for _ in range(4)]
+    with make() as restored:
+        restored.load_state_dict(state)
+        assert restored.factor == 3
+        assert restored.factor_changes == [tuple(change) for change in state["factor_changes"]]
+        assert [batch["label"].tolist() for batch in islice(restored, 4)] == expected
+
+
+def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
+    loader = EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor="auto")
+    stage = loader._stages.echo_stage
+    assert stage is not None
+    asked: list[float] = []
+    stage.change_factor = asked.append  # type: ignore[method-assign]
+    auto = AutoFactor(max_factor=4)
+    for ratio in (None, 0.3, 1.04, 2.5, 9.0):
+        for _ in range(20):
+            auto.follow(ratio, stage)
+    assert asked == [2.5, 4]
+
+
+def test_an_augment_of_one_argument_is_seeded_for_each_example_and_leaves_the_generators_alone() -> None:
+    def augment(_: dict[str, Any]) -> dict[str, Any]:
+        return {"x": torch.rand(()), "y": random.random(), "z": np.random.rand()}
+
+    common: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "augment": augment}
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = next(iter(EchoLoader(Dataset(9), 6, **common)))
+    assert torch.equal(torch.get_rng_state(), before)
+    other = next(iter(EchoLoader(Dataset(9), 6, **common)))
+    assert torch.equal(one["x"], other["x"])
+    assert len({*one["x"].tolist()}) == len({*one["y"].tolist()}) == len({*one["z"].tolist()}) == 6
+
+
+def test_batches_keep_the_form_of_the_examples() -> None:
+    tuples = [(np.float32(row), {"n": row}) for row in range(4)]
+    x, rest = next(iter(EchoLoader(tuples, 4, order="stored")))
+    assert x.dtype == torch.float32
+    assert rest["n"].tolist() == [0, 1, 2, 3]
+    tensor = next(iter(EchoLoader(torch.arange(12.0).reshape(6, 2), 3, order="stored")))
+    assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
+    words = next(iter(EchoLoader([{"word": "a", "n": 1}, {"word": "b", "n": 2}], 2, order="stored")))
+    assert words["word"] == ["a", "b"]
+    assert words["n"].tolist() == [1, 2]
+    pair = next(iter(EchoLoader(TensorDataset(torch.arange(4), torch.zeros(4)), 2, order="stored")))
+    assert pair[0].tolist() == [0, 1]
+
+
+def test_a_memory_map_is_read_once_for_each_fresh_example(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", np.arange(40))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    loader = EchoLoader(mapped, 10, echo="example_before_augmentation", factor=2, order="stored")
+    assert next(iter(loader)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_buffer_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "_free_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match="make shuffle_buffer smaller"):
+        next(iter(EchoLoader(Dataset(9), 3, shuffle_buffer=100)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"echo": "echo"}, "echo='echo': must be one of none, batch"),
+        ({"factor": 2}, "echo='none' repeats nothing"),
+        ({"factor": "auto"}, "echo='none' repeats nothing"),
+        ({"echo": "batch", "factor": 0.5}, "factor=0.5"),
+        ({"echo": "batch", "factor": float("nan")}, "factor=nan"),
+        ({"echo": "batch", "factor": "lots"}, "factor='lots'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": None, "echo": "example_before_augmentation"}, "with batch_size=None"),
+        ({"batch_size": None, "shuffle_buffer": 5}, "shuffle_buffer=5 with batch_size=None"),
+        ({"shuffle_buffer": -1}, "shuffle_buffer=-1"),
+        ({"batch_shuffle_buffer": 2}, "only echo='batch' repeats batches"),
+        ({"order": "sorted"}, "order='sorted'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"rank": 2, "world_size": 2}, "rank=2"),
+        ({"augment": 3}, "augment: a int can't be called"),
+        ({"source": []}, "it holds no examples"),
+        ({"source": 5}, "neither indexable with a length nor iterable"),
+        ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(**{"source": arrays(9), "batch_size": 3, **arguments})
+
+
+def test_an_endless_loader_has_no_length() -> None:
+    with pytest.raises(TypeError, match="needs epochs="):
+        len(EchoLoader(arrays(9), 3))
+
+
+def test_length_with_a_fractional_factor() -> None:
+    for echo in ("batch", "example_before_augmentation"):
+        loader = EchoLoader(arrays(50), 4, echo=echo, factor=2.4, epochs=1)
+        for _ in range(3):
+            assert len(loader) == len(list(loader))

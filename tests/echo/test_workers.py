@@ -1,0 +1,231 @@
+"""Threads: errors, bad examples, pausing, stopping; nothing is left behind and nothing is lost."""
+
+import gc
+import threading
+import time
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from tests.echo.sources import Dataset, Stream, add_noise, arrays
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("adaecho")]
+
+
+def assert_no_threads_soon() -> None:
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == []
+
+
+class Broken(Dataset):
+    """Some rows can't be decoded."""
+
+    def __init__(self, length: int, *bad: int) -> None:
+        super().__init__(length)
+        self.bad = bad
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row in self.bad:
+            raise ValueError(f"cannot decode {row}")
+        return super().__getitem__(row)
+
+
+@WORKERS
+def test_an_exception_reaches_the_caller_with_traceback_and_origin(num_workers: int) -> None:
+    loader = EchoLoader(Broken(20, 7), 4, order="stored", num_workers=num_workers)
+    iterator = iter(loader)
+    assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="cannot decode 7") as caught:
+        next(iterator)
+    assert "__getitem__" in [entry.name for entry in caught.traceback]
+    assert "example 7 of Broken" in caught.value.__notes__[0]
+    assert "max_bad_examples=0" in caught.value.__notes__[0]
+    assert loader.fresh_examples == 4
+    with pytest.raises(RuntimeError, match="stopped by an error"):
+        next(iterator)
+    assert_no_threads_soon()
+
+
+@WORKERS
+@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "example_after_augmentation"])
+def test_bad_examples_are_skipped_and_listed_within_the_budget(num_workers: int, echo: str) -> None:
+    common: dict[str, Any] = {"order": "stored", "echo": echo, "max_bad_examples": 3, "augment": add_noise}
+    loader = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
+    batches = list(islice(loader, 2))
+    assert [label for batch in batches for label in batch["label"].tolist()] == [0, 1, 3, 4, 6, 7, 8, 9]
+    assert loader.fresh_examples == 10
+    assert [bad["origin"] for bad in loader.bad_examples] == ["example 2 of Broken", "example 5 of Broken"]
+    assert loader.bad_examples[0]["error"] == "ValueError: cannot decode 2"
+
+    restored = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
+    restored.load_state_dict(loader.state_dict())
+    assert len(restored.bad_examples) == 2
+    assert next(iter(restored))["label"].tolist() == [10, 11, 12, 13]
+    # The second pass meets both again: four are more than three.
+    with pytest.raises(ValueError, match="cannot decode 5") as caught:
+        list(islice(loader, 10))
+    assert "max_bad_examples=3" in caught.value.__notes__[0]
+    loader.close()
+    restored.close()
+
+
+@WORKERS
+def test_a_broken_connection_is_never_a_bad_example(num_workers: int) -> None:
+    def decode(_: Any) -> Any:
+        raise ConnectionResetError("peer went away")
+
+    loader = EchoLoader(Dataset(9), 3, decode=decode, max_bad_examples=100, num_workers=num_workers)
+    with pytest.raises(ConnectionResetError) as caught:
+        next(iter(loader))
+    assert "of Dataset" in caught.value.__notes__[0]
+
+
+@WORKERS
+def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> None:
+    def source() -> Any:
+        yield from range(5)
+        raise OSError("disk on fire")
+
+    loader = EchoLoader(source, 2, num_workers=num_workers)
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        list(islice(loader, 5))
+    assert "example 5 (counted from 0 over all passes) of source" in caught.value.__notes__[0]
+    assert loader.fresh_examples == 4
+
+
+@WORKERS
+def test_an_error_in_augment_or_collate_reaches_the_caller(num_workers: int) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("missing")
+
+    for stages in ({"augment": fail}, {"collate": fail}):
+        for echo in ("none", "batch", "example_before_augmentation"):
+            loader = EchoLoader(Dataset(9), 3, echo=echo, num_workers=num_workers, **stages)
+            with pytest.raises(KeyError, match="missing"):
+                next(iter(loader))
+
+
+@WORKERS
+def test_different_shapes_in_a_batch_are_explained(num_workers: int) -> None:
+    source = [np.zeros(length) for length in (2, 2, 3, 2)]
+    with pytest.raises(ValueError, match=r"shapes, \(2,\) and \(3,\)"):
+        next(iter(EchoLoader(source, 4, num_workers=num_workers)))
+
+
+@WORKERS
+def test_a_one_shot_iterator_says_so(num_workers: int) -> None:
+    loader = EchoLoader(iter(range(6)), 2, num_workers=num_workers)
+    with pytest.raises(ValueError, match=r"pass 1 of .* gave no examples"):
+        list(islice(loader, 4))
+
+
+def test_abandoning_the_iterator_ends_the_threads_and_loses_nothing() -> None:
+    for echo in ("none", "batch", "example_before_augmentation"):
+        common: dict[str, Any] = {"echo": echo, "shuffle_buffer": 5, "augment": add_noise}
+        expected = list(islice(EchoLoader(Stream(30), 4, **common), 12))
+        loader = EchoLoader(Stream(30), 4, num_workers=3, **common)
+        seen = []
+        for _ in range(4):
+            seen += list(islice(loader, 3))
+            assert_no_threads_soon()
+        assert all(torch.equal(one["x"], other["x"]) for one, other in zip(seen, expected, strict=True))
+
+
+def test_a_forgotten_loader_leaves_nothing() -> None:
+    closed = []
+
+    def source() -> Any:
+        try:
+            while True:
+                yield np.zeros(3)
+        finally:
+            closed.append(True)
+
+    loader = EchoLoader(source, 4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert threads()
+    del loader, iterator
+    gc.collect()
+    assert_no_threads_soon()
+    assert closed == [True]
+
+
+def test_with_and_close() -> None:
+    with EchoLoader(arrays(30), 4, num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+    assert threads() == []
+    loader.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)
+
+
+def test_an_interrupt_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = EchoLoader(arrays(30), 4, num_workers=2)
+    iterator = iter(loader)
+    first = next(iterator)
+    with monkeypatch.context() as patch:
+        # Ctrl-C while the training loop waits for a batch.
+        patch.setattr(loader._pipeline._last, "get", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert_no_threads_soon()
+    second = next(iterator)
+    assert not set(first["label"].tolist()) & set(second["label"].tolist())
+    loader.close()
+
+
+def test_nothing_is_read_while_paused() -> None:
+    source = Dataset(1000)
+    with EchoLoader(source, 4, num_workers=2, prefetch=50) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with loader.paused():
+            reads = source.reads
+            time.sleep(0.1)
+            assert source.reads == reads
+        batches = list(islice(iterator, 60))
+    assert len(batches) == 60
+    assert source.reads > reads
+
+
+def test_reading_ahead_is_bounded() -> None:
+    source = Dataset(100_000)
+    with EchoLoader(source, 8, num_workers=2, prefetch=3) as loader:
+        next(iter(loader))
+        reads, before = source.reads, -1
+        while reads != before:
+            time.sleep(0.05)
+            reads, before = source.reads, reads
+    # Batches: one taken, three ahead on either side of the shuffle, and two workers' each.
+    assert reads <= 8 * (1 + 2 * (3 + 2))
+
+
+def test_state_can_be_asked_for_while_upstream_is_stuck() -> None:
+    go = threading.Event()
+
+    def source() -> Any:
+        yield from ({"x": number} for number in range(8))
+        go.wait(20)
+        yield from ({"x": number} for number in range(8))
+
+    with EchoLoader(source, 4, num_workers=1, prefetch=8) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        start = time.monotonic()
+        assert loader.state_dict()["fresh_examples"] == 8
+        assert time.monotonic() - start < 15  # well before the source goes on by itself
+        go.set()
+        assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
