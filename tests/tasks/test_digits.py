@@ -44,7 +44,7 @@ def test_the_model_learns_fresh_batches(compose_config: Compose) -> None:
     task = build_task(compose_config("task=digits"))
     torch.manual_seed(0)
     model = task.build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.8, nesterov=True)
     for rows in np.random.default_rng(0).permutation(1437)[:1408].reshape(44, 32):
         batch = {name: torch.from_numpy(array[rows]) for name, array in task.source.items()}
         optimizer.zero_grad()
