@@ -1,0 +1,89 @@
+"""Seconds of one SGD step of ResNet-32 at batch 128: does bfloat16 autocast, or channels_last, help here?
+
+Run: python -m benchmarks.cifar10_step [threads]
+The variants take turns, so that a change of the machine's speed meets all of them.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from adaecho.models.normalise import Normalise
+from adaecho.models.resnet32 import resnet32
+from adaecho.tasks.cifar10 import MEAN, STD
+from adaecho.tasks.images import mean_cross_entropy
+from adaecho.training.device import autocast
+from benchmarks import record
+
+BATCH_SIZE = 128
+ROUNDS = 4
+STEPS_PER_ROUND = 3
+WARM_UP_STEPS = 1
+
+
+def make_step(precision: str, channels_last: bool, device: torch.device) -> Callable[[], None]:
+    """One update on a fixed batch of noise, as the training loop does it."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(Normalise(MEAN, STD, channels_last=channels_last), resnet32())
+    model = model.to(device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    batch = {
+        "image": torch.randint(0, 256, (BATCH_SIZE, 32, 32, 3), dtype=torch.uint8, device=device),
+        "label": torch.randint(0, 10, (BATCH_SIZE,), device=device),
+    }
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(device, precision):
+            loss = mean_cross_entropy(model, batch)
+        loss.backward()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return step
+
+
+def main() -> None:
+    threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    torch.set_num_threads(threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    steps = {
+        (precision, channels_last): make_step(precision, channels_last, device)
+        for precision in ("float32", "bfloat16")
+        for channels_last in (False, True)
+    }
+    seconds: dict[tuple[str, bool], list[float]] = {variant: [] for variant in steps}
+    for step in steps.values():
+        for _ in range(WARM_UP_STEPS):
+            step()
+    for _ in range(ROUNDS):
+        for variant, step in steps.items():
+            for _ in range(STEPS_PER_ROUND):
+                begin = time.perf_counter()
+                step()
+                seconds[variant].append(time.perf_counter() - begin)
+    rows = [
+        {
+            "precision": precision,
+            "channels_last": channels_last,
+            "device": device.type,
+            "threads": threads,
+            "median_s_per_step": statistics.median(taken),
+            "min_s_per_step": min(taken),
+            "max_s_per_step": max(taken),
+        }
+        for (precision, channels_last), taken in seconds.items()
+    ]
+    record.show(rows)
+    print(record.write("cifar10_step", rows))
+
+
+if __name__ == "__main__":
+    main()
