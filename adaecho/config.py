@@ -57,13 +57,18 @@ class EchoConfig:
 
 @dataclass
 class AdaScaleConfig:
-    """AdaScale around the optimizer; see ``adaecho.AdaScale`` for the arguments."""
+    """AdaScale around the optimizer; see ``adaecho.AdaScale`` for the arguments.
+
+    A step's batch is dealt to ``num_gradients_to_accumulate`` micro-batches, each the base batch that the
+    learning rate and its schedule are meant for (unless ``scale`` says otherwise).
+    """
 
     enabled: bool = MISSING
     num_gradients_to_accumulate: int = 1
     scale: float | None = None
     smoothing: float | None = None
     debias_ewma: bool = True
+    total_steps: float | None = None  # stop when the scale-invariant steps reach it (Algorithm 2)
 
 
 @dataclass
@@ -83,6 +88,7 @@ class ScheduleConfig:
     shape: str = "constant"
     decay_steps: int | None = None
     decay_factor: float = 100.0
+    warmup_steps: int = 0  # a linear rise to the full rate over this many first steps, multiplying the shape
 
 
 @dataclass
@@ -229,6 +235,7 @@ def validate(config: Config) -> None:
     _at_least("threads", config.threads, 1)
     _at_least("echo.shuffle_buffer", config.echo.shuffle_buffer, 1)
     _at_least("echo.batch_shuffle_buffer", config.echo.batch_shuffle_buffer, 0)
+    _at_least("schedule.warmup_steps", config.schedule.warmup_steps, 0)
     _at_least("evaluate.every_fresh_examples", config.evaluate.every_fresh_examples, 1)
     _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
     _at_least("data.validation_examples", config.data.validation_examples, 1)
@@ -242,6 +249,7 @@ def validate(config: Config) -> None:
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value}: a budget must be positive; null means no limit")
     _validate_optimizer(config)
+    _validate_adascale(config)
     if config.target.value is not None and not math.isfinite(config.target.value):
         raise ConfigError(f"target.value={config.target.value}: must be a finite number; null never stops")
 
@@ -280,6 +288,33 @@ def _validate_optimizer(config: Config) -> None:
         )
     if config.schedule.decay_factor < 1:
         raise ConfigError(f"schedule.decay_factor={config.schedule.decay_factor}: must be at least 1")
+
+
+def _validate_adascale(config: Config) -> None:
+    adascale, count = config.adascale, config.adascale.num_gradients_to_accumulate
+    if not adascale.enabled:
+        return
+    _at_least("adascale.num_gradients_to_accumulate", count, 1)
+    if config.batch_size % count:
+        raise ConfigError(
+            f"batch_size={config.batch_size}: can't be dealt evenly to adascale.num_gradients_to_accumulate="
+            f"{count} micro-batches; make it a multiple"
+        )
+    if adascale.total_steps is not None and not adascale.total_steps > 0:
+        raise ConfigError(f"adascale.total_steps={adascale.total_steps}: must be positive; null never stops")
+    shares_examples = config.echo.factor != 1 and (
+        config.echo.variant != "batch" or config.echo.batch_shuffle_buffer > 0
+    )
+    if count == 1 and shares_examples:
+        raise ConfigError(
+            "adascale.num_gradients_to_accumulate=1: the gain then comes from the difference between "
+            f"consecutive batches, which echo={config.echo.variant} makes share examples; use at least 2"
+        )
+    if count == 1 and adascale.scale is None:
+        raise ConfigError(
+            "adascale.num_gradients_to_accumulate=1: give adascale.scale, how many base batches a batch is "
+            "worth, or use at least 2"
+        )
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ class Progress:
         steps: SGD updates.
         evaluations: lines in metrics.jsonl.
         next_evaluation: the multiple of ``evaluate.every_fresh_examples`` that falls due next.
+        fresh_scale_invariant_steps: AdaScale's tau with each step's share divided by its echoing factor.
         best: the best evaluation so far by the target's metric, with where it was.
         to_target: the cost read off at the first evaluation that met the target.
     """
@@ -24,6 +25,7 @@ class Progress:
     steps: int = 0
     evaluations: int = 0
     next_evaluation: int = 0
+    fresh_scale_invariant_steps: float = 0.0
     best: dict[str, Any] | None = None
     to_target: dict[str, Any] | None = None
 

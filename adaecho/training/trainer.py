@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from adaecho.adascale import AdaScale
 from adaecho.config import Config
 from adaecho.echo import EchoLoader
 from adaecho.tasks.base import Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
+from adaecho.training.optimizer import deal, make_optimizer
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
 from adaecho.training.schedule import learning_rate
 
@@ -55,13 +57,8 @@ class Trainer:
         self.model = task.build_model().to(self.device)
         if config.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=config.optimizer.learning_rate,
-            momentum=config.optimizer.momentum,
-            nesterov=config.optimizer.nesterov,
-            weight_decay=config.optimizer.weight_decay,
-        )
+        self.optimizer = make_optimizer(config, self.model)
+        self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
         self.loader = make_loader(config, task)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_max = torch.zeros((), device=self.device)
@@ -80,6 +77,8 @@ class Trainer:
                 status = self._before_step(ahead)
                 if status is not None:
                     return status
+                if self.adascale is not None and ahead == self.loader.fresh_examples:
+                    self.adascale.mark_repeated_batch()
                 self._step(next(batches))
         finally:
             self.clocks.stop(self.device)
@@ -99,6 +98,8 @@ class Trainer:
         steps, train_time_s = self.progress.steps, self.clocks.peek()
         if budget_spent(self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=train_time_s):
             return "budget_spent"
+        if self._is_done():
+            return "budget_spent"
         if self._interrupted():
             return "preempted"
         self._checkpoint(self)
@@ -109,19 +110,48 @@ class Trainer:
             group["lr"] = self.learning_rate()
         batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         self.optimizer.zero_grad(set_to_none=True)
-        with autocast(self.device, self.precision):
-            loss = self.task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        loss = loss.detach()
+        count = self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
+        loss = torch.zeros((), device=self.device)
+        for micro_batch in deal(batch, count):
+            with autocast(self.device, self.precision):
+                micro_loss = self.task.loss(self.model, micro_batch) / count
+            micro_loss.backward()  # type: ignore[no-untyped-call]
+            loss += micro_loss.detach()
+        self._update()
         self._loss_sum += loss
         self._loss_max = torch.maximum(self._loss_max, loss)
         self._losses += 1
         self.progress.steps += 1
 
+    def _update(self) -> None:
+        if self.adascale is None:
+            self.optimizer.step()
+            return
+        before = self.adascale.scale_invariant_steps
+        self.adascale.step()
+        advance = self.adascale.scale_invariant_steps - before
+        self.progress.fresh_scale_invariant_steps += advance / self.loader.factor
+
     def learning_rate(self) -> float:
-        """Of the next step."""
-        return learning_rate(self.config.schedule, self.config.optimizer.learning_rate, self.progress.steps)
+        """Of the next step, before AdaScale's gain."""
+        step = (
+            self.progress.steps if self.adascale is None else math.floor(self.adascale.scale_invariant_steps)
+        )
+        return learning_rate(self.config.schedule, self.config.optimizer.learning_rate, step)
+
+    def _is_done(self) -> bool:
+        total_steps = self.config.adascale.total_steps
+        return self.adascale is not None and total_steps is not None and self.adascale.done(total_steps)
+
+    def gain(self) -> dict[str, float]:
+        """AdaScale's gain ratio, tau, and tau in units of fresh batches; empty without AdaScale."""
+        if self.adascale is None:
+            return {}
+        return {
+            "gain": self.adascale.gain(),
+            "scale_invariant_steps": self.adascale.scale_invariant_steps,
+            "fresh_scale_invariant_steps": self.progress.fresh_scale_invariant_steps,
+        }
 
     def _has_diverged(self) -> bool:
         """Whether a loss since the last look was not finite or beyond ``max_loss``."""
@@ -138,6 +168,7 @@ class Trainer:
             **metrics,
             "train_loss": (self._loss_sum / max(self._losses, 1)).item(),
             "learning_rate": self.learning_rate(),
+            **self.gain(),
             "echo_factor": self.loader.factor,
             "fresh_examples_in_buffer": self.loader.fresh_examples_in_buffer,
             **self.times(),
@@ -168,7 +199,8 @@ class Trainer:
         if best is None or is_better(direction, value, best["value"]):
             self.progress.best = {"metric": self.config.target.metric, "value": value, **cost}
         if meets(direction, value, self.config.target.value):
-            self.progress.to_target = {**cost, "scale_invariant_steps": None}
+            tau = None if self.adascale is None else self.adascale.scale_invariant_steps
+            self.progress.to_target = {**cost, "scale_invariant_steps": tau}
 
     def times(self) -> dict[str, float]:
         """The three clocks."""

@@ -155,6 +155,7 @@ class _Trial:
             "precision": trainer.precision,
             "to_target": progress.to_target,
             "best": progress.best,
+            **trainer.gain(),
             "fresh_examples": loader.fresh_examples,
             "steps": progress.steps,
             "fresh_examples_in_buffer": loader.fresh_examples_in_buffer,

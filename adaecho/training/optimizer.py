@@ -1,0 +1,38 @@
+"""The optimizer of a run, and how a batch becomes a step."""
+
+import torch
+from torch import nn
+
+from adaecho.adascale import AdaScale
+from adaecho.config import Config
+
+Batch = dict[str, torch.Tensor]
+
+
+def make_optimizer(config: Config, model: nn.Module) -> torch.optim.SGD | AdaScale:
+    """SGD as configured, with AdaScale around it under ``adascale=on``."""
+    sgd = torch.optim.SGD(
+        model.parameters(),
+        lr=config.optimizer.learning_rate,
+        momentum=config.optimizer.momentum,
+        nesterov=config.optimizer.nesterov,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    if not config.adascale.enabled:
+        return sgd
+    return AdaScale(
+        sgd,
+        num_gradients_to_accumulate=config.adascale.num_gradients_to_accumulate,
+        scale=config.adascale.scale,
+        smoothing=config.adascale.smoothing,
+        debias_ewma=config.adascale.debias_ewma,
+    )
+
+
+def deal(batch: Batch, count: int) -> list[Batch]:
+    """``batch`` dealt like cards to ``count`` micro-batches.
+
+    So neighbours, among them the copies of one example where nothing is shuffled after the echo, end up on
+    different micro-batches, where AdaScale's gain can see that they are alike.
+    """
+    return [{key: value[first::count] for key, value in batch.items()} for first in range(count)]

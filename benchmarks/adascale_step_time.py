@@ -1,0 +1,98 @@
+"""Step time of AdaScale, and of FairScale's where it is installed, over plain SGD with the same accumulation.
+
+Every round takes one step with each optimizer on a model of its own, in rotating order, and gives one ratio
+to the plain step of the same round: a machine that slows down slows all of them. Synthetic images.
+
+Run: python -m benchmarks.adascale_step_time
+"""
+
+import contextlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models import resnet50
+
+from adaecho import AdaScale
+from adaecho.models.resnet32 import resnet32
+from benchmarks import record
+
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from fairscale.optim import AdaScale as FairScaleAdaScale
+
+ACCUMULATE = 2
+# name: model, images per micro-batch, their size, classes, rounds (the first is not counted)
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
+    "ResNet-32, CIFAR-10": (lambda: resnet32(10), 64, 32, 10, 25),
+    "ResNet-50, ImageNet": (resnet50, 8, 224, 1000, 13),
+}
+
+
+def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
+    """Ways to wrap SGD, the plain one first."""
+    ways: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+        "SGD": lambda sgd: sgd,
+        "AdaScale": lambda sgd: AdaScale(sgd, num_gradients_to_accumulate=ACCUMULATE),
+    }
+    if "FairScaleAdaScale" in globals():
+        ways["FairScale"] = lambda sgd: FairScaleAdaScale(sgd, num_gradients_to_accumulate=ACCUMULATE)
+    return ways
+
+
+def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Seconds of one step of ``ACCUMULATE`` backward passes."""
+    begin = time.perf_counter()
+    optimizer.zero_grad()
+    for _ in range(ACCUMULATE):
+        (nn.functional.cross_entropy(model(images), labels) / ACCUMULATE).backward()
+    optimizer.step()
+    return time.perf_counter() - begin
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """One row per optimizer."""
+    build, batch_size, size, classes, rounds = MODELS[name]
+    images, labels = torch.randn(batch_size, 3, size, size), torch.randint(classes, (batch_size,))
+    runs, seconds = {}, {}
+    for way, wrap in optimizers().items():
+        torch.manual_seed(0)
+        model = build()
+        runs[way] = (model, wrap(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)))
+        seconds[way] = []
+    ways = list(runs)
+    for turn in range(rounds):
+        for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+            seconds[way].append(step_s(*runs[way], images, labels))
+    return [summary(name, way, seconds[way][1:], seconds["SGD"][1:]) for way in ways]
+
+
+def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> dict[str, Any]:
+    """Median step time and ratio, the ratio with its quartiles over rounds."""
+    ratios = [one / other for one, other in zip(seconds, plain, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return {
+        "model": name,
+        "optimizer": way,
+        "step_median_s": statistics.median(seconds),
+        "ratio_of_minima": min(seconds) / min(plain),
+        "ratio_median": median,
+        "ratio_quartiles": [round(low, 4), round(high, 4)],
+        "rounds": len(ratios),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = [row for name in MODELS for row in measure(name)]
+    record.show(rows)
+    print(record.write("adascale_step_time", rows, packages=("torch", "torchvision", "fairscale")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""adascale=on in a run: with every echo, logged, resumed, stopped."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho.config import Config
+from adaecho.errors import ConfigError
+from adaecho.tasks import build_task
+from adaecho.training.optimizer import deal
+from adaecho.training.trainer import Trainer, make_loader
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+RUN = ("task=digits", "adascale=on", "max_steps=24", "target.value=null", "evaluate.every_fresh_examples=64")
+ECHOES = {
+    "none": ("echo=none",),
+    "batch": ("echo=batch", "echo.factor=2"),
+    "before": ("echo=example_before_augmentation", "echo.factor=2"),
+    "after": ("echo=example_after_augmentation", "echo.factor=1.5"),
+    "one_gradient": (
+        "echo=batch",
+        "echo.factor=2",
+        "adascale.num_gradients_to_accumulate=1",
+        "adascale.scale=4",
+    ),
+}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: str) -> None:
+    config = compose_config(*RUN, *ECHOES[echo])
+    summary = run_trial(config, tmp_path / "run")
+    last = lines(tmp_path / "run")[-1]
+    scale = config.adascale.scale or config.adascale.num_gradients_to_accumulate
+    assert summary["status"] == "budget_spent"
+    assert 1 < summary["gain"] <= scale
+    assert summary["steps"] == 24
+    assert 24 < summary["scale_invariant_steps"] <= 24 * scale
+    assert {"gain", "scale_invariant_steps", "fresh_scale_invariant_steps"} <= set(last)
+    fresh = summary["fresh_scale_invariant_steps"] * config.echo.factor
+    assert fresh == pytest.approx(summary["scale_invariant_steps"])
+
+
+def test_the_schedule_is_read_at_the_scale_invariant_steps(compose_config: Compose, tmp_path: Path) -> None:
+    config = compose_config(
+        *RUN, "schedule.shape=linear_decay", "schedule.decay_steps=100", "schedule.decay_factor=10"
+    )
+    run_trial(config, tmp_path / "run")
+    for line in lines(tmp_path / "run"):
+        tau = math.floor(line["scale_invariant_steps"])
+        assert line["learning_rate"] == pytest.approx(0.1 * (1 - 0.9 * tau / 100))
+        assert tau > line["steps"]
+
+
+def test_it_stops_at_the_total_of_scale_invariant_steps(compose_config: Compose, tmp_path: Path) -> None:
+    summary = run_trial(compose_config(*RUN, "adascale.total_steps=10"), tmp_path / "run")
+    assert summary["status"] == "budget_spent"
+    assert 5 <= summary["steps"] < 10
+    assert 10 <= summary["scale_invariant_steps"] < 12
+
+
+@pytest.mark.parametrize("echo", ["before", "one_gradient"])
+def test_resumed_it_is_the_same_run(compose_config: Compose, tmp_path: Path, echo: str) -> None:
+    whole = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "whole")
+    run_trial(compose_config(*RUN, *ECHOES[echo], "max_steps=11"), tmp_path / "parts")
+    resumed = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "parts")
+    for key in ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps", "steps", "best"):
+        assert {**resumed, "best": None}[key] == {**whole, "best": None}[key]
+    weights = [
+        torch.load(tmp_path / part / "checkpoint" / "last.pt", weights_only=True)["model"]
+        for part in ("whole", "parts")
+    ]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+def trainer(config: Config) -> Trainer:
+    return Trainer(
+        config,
+        build_task(config),
+        record=lambda _: None,
+        interrupted=lambda: False,
+        checkpoint=lambda _: None,
+    )
+
+
+def test_one_micro_batch_per_copy_of_a_fresh_batch(compose_config: Compose) -> None:
+    # No shuffling after the echo: every micro-batch has each fresh example of the step once, augmented anew.
+    config = compose_config(
+        "task=digits",
+        "adascale=on",
+        "adascale.num_gradients_to_accumulate=4",
+        "echo=example_before_augmentation",
+        "echo.factor=4",
+        "echo.shuffle_buffer=1",
+        "batch_size=128",
+    )
+    with make_loader(config, build_task(config)) as loader:
+        batches = iter(loader)
+        for step in range(1, 3):
+            micro_batches = deal(next(batches), 4)
+            assert loader.fresh_examples in (32 * step, 32 * step + 1)  # one sits in the buffer
+            assert all(torch.equal(micro["label"], micro_batches[0]["label"]) for micro in micro_batches)
+            assert not torch.equal(micro_batches[0]["image"], micro_batches[1]["image"])
+
+
+def test_equal_micro_batches_are_worth_one(compose_config: Compose) -> None:
+    config = compose_config(
+        *RUN,
+        "echo=example_after_augmentation",
+        "echo.factor=2",
+        "echo.shuffle_buffer=1",
+        "optimizer.learning_rate=1e-3",
+        "evaluate.every_fresh_examples=100000",
+    )
+    one = trainer(config)
+    with one.loader:
+        one.train()
+        # BatchNorm sees equal micro-batches alike, so their gradients are equal too.
+        assert one.gain()["gain"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("batch_size=33",), "can't be dealt evenly"),
+        (("adascale.num_gradients_to_accumulate=1",), r"give adascale\.scale"),
+        (("adascale.total_steps=0",), r"adascale\.total_steps=0"),
+        (
+            (
+                "adascale.num_gradients_to_accumulate=1",
+                "adascale.scale=2",
+                "echo=example_after_augmentation",
+                "echo.factor=2",
+            ),
+            "makes share examples",
+        ),
+    ],
+)
+def test_configs_that_can_not_be(compose_config: Compose, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_config("task=digits", "adascale=on", *overrides)
