@@ -15,7 +15,7 @@ from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
-RUN = ("max_steps=48", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
+RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 # The forkserver imports torch and this module once and forks a clean process for each piece of a run.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
@@ -76,7 +76,7 @@ def test_killed_anywhere_it_continues_to_the_same_metrics(
 
     folder, kills = Path("killed"), 0
     # Ever later deaths, so that each piece gets past the last one's end and each kind of place has its turn.
-    for die_at in (1, 2, 3, 5, 8, 13, 22, 37, 61, 99, 161, 10**9):
+    for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9):
         kills += _piece(config, folder, die_at) == -signal.SIGKILL
     assert kills >= 5
     assert json.loads((folder / "summary.json").read_text())["status"] == "budget_spent"
