@@ -49,6 +49,8 @@ def draw_curves(curves: list[Curve], path: Path, title: str, metric: str, target
             _scale(panel, curves, metric)
             lines |= _draw_panel(panel, plain + group, metric, target)
             panel.set_title(f"e = {factor}" if group else "", fontsize=9.5, loc="center")
+        if target is not None:
+            _name_target(axes[-1], _shown(metric, target))
         axes[0].set_ylabel(
             "validation error" if metric == "accuracy" else f"validation {metric.replace('_', ' ')}"
         )
@@ -61,17 +63,7 @@ def draw_curves(curves: list[Curve], path: Path, title: str, metric: str, target
 def _draw_panel(axes: Axes, curves: list[Curve], metric: str, target: float | None) -> dict[str, Line2D]:
     """Draw the curves of one factor; returns a line per name for the legend."""
     if target is not None:
-        height = _shown(metric, target)
-        axes.axhline(height, color=INK, linestyle=(0, (4, 2)), linewidth=1)
-        axes.annotate(
-            "target",
-            (0, height),
-            xytext=(4, 2),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            fontsize=8,
-            color=MUTED,
-        )
+        axes.axhline(_shown(metric, target), color=INK, linestyle=(0, (4, 2)), linewidth=1)
     lines: dict[str, Line2D] = {}
     for curve in curves:
         name, colour = VARIANTS[curve["echo_variant"]]
@@ -87,6 +79,20 @@ def _draw_panel(axes: Axes, curves: list[Curve], metric: str, target: float | No
             zorder=3,
         )
     return lines
+
+
+def _name_target(axes: Axes, height: float) -> None:
+    """Beside the last panel, where no curve can run through it."""
+    axes.annotate(
+        "target",
+        (1, height),
+        xytext=(4, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=MUTED,
+    )
 
 
 def _shown(metric: str, value: float) -> float:

@@ -33,7 +33,6 @@ def trial_row(
     repeat: int = 0,
     index: int = 0,
     counted: bool = True,
-    axes: Sequence[str] | None = None,
 ) -> Row:
     """The row of one trial.
 
@@ -45,9 +44,8 @@ def trial_row(
         repeat: which search of the arm.
         index: which point of the search.
         counted: whether it is among the search's budget of non-divergent trials.
-        axes: keys of the hyper-parameters that were searched; None keeps all that the summary names.
     """
-    to_target, point = summary.get("to_target") or {}, summary.get("hyperparameters") or {}
+    to_target = summary.get("to_target") or {}
     return {
         "experiment": experiment,
         "task": config["task"]["name"],
@@ -59,7 +57,7 @@ def trial_row(
         "status": summary["status"],
         "counted": counted,
         "seed": config["seed"],
-        "hyperparameters": {key: point.get(key) for key in (point if axes is None else axes)},
+        "hyperparameters": summary.get("hyperparameters", {}),
         "target_metric": config["target"]["metric"],
         "target_value": config["target"]["value"],
         **{f"to_target_{cost}": to_target.get(cost) for cost in COSTS},

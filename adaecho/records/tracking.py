@@ -98,6 +98,13 @@ def open_tracker(
     return WandbTracker(tracking, folder, group=group, name=name)
 
 
+def mirror_sweep(tracking: TrackingConfig, sweep: Path) -> None:
+    """Have a sweep's design, outcome and figures mirrored as one more run of its group."""
+    with open_tracker(tracking, sweep, group=str(sweep), name="outcome") as tracker:
+        for picture in sorted(sweep.glob("*.png")):
+            tracker.image(picture.stem, picture)
+
+
 class _Mirror:
     """The process that talks to W&B, started when first needed and given up for good at the first trouble."""
 

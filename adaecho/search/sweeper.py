@@ -11,6 +11,7 @@ from rich.console import Console
 
 from adaecho.errors import ConfigError
 from adaecho.records.lock import FolderLock
+from adaecho.records.tracking import mirror_sweep
 from adaecho.search.arms import build_arms, composer, parse_typed
 from adaecho.search.design import Design
 from adaecho.search.pool import Pool
@@ -63,6 +64,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             with Progress(state, console) as progress:
                 LocalSweep(state, pool, progress, group=str(folder)).run()
         write_outcome(state, console)
+        mirror_sweep(config.tracking, folder)
 
 
 def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:

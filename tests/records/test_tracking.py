@@ -11,7 +11,7 @@ from PIL import Image
 from adaecho.config import TrackingConfig
 from adaecho.records import tracking
 from adaecho.records.folder import RunFolder
-from adaecho.records.tracking import open_tracker
+from adaecho.records.tracking import mirror_sweep, open_tracker
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wandb_files
@@ -61,12 +61,10 @@ def mirrored(tmp_path_factory):
             record(root / "sweep" / name, [160, 320])
             open_tracker(OFFLINE, root / "sweep" / name, group="fig3").close()
         open_tracker(TrackingConfig(kind="wandb", project="other"), root / "sweep" / "1").close()
-        Image.new("RGB", (2, 2)).save(root / "fig3.png")
+        Image.new("RGB", (2, 2)).save(root / "sweep" / "fig3.png")
         (root / "sweep" / "design.json").write_text('{"trials": 2}')
         (root / "sweep" / "outcome.json").write_text('[{"arm": "baseline", "reached": 1}]')
-        sweep = open_tracker(OFFLINE, root / "sweep", group="fig3", name="outcome")
-        sweep.image("fig3", root / "fig3.png")
-        sweep.close()
+        mirror_sweep(OFFLINE, root / "sweep")
         wait_until_sent(root / "run", 480)
         time.sleep(1.1)  # W&B names the folders of pieces by the second
         run = RunFolder(root / "run")
@@ -113,6 +111,7 @@ def test_another_project_is_another_run_and_gets_everything(mirrored):
 
 def test_a_sweep_shows_design_outcome_and_figure(mirrored):
     (piece,) = wandb_files.pieces(mirrored / "sweep")
+    assert (piece["name"], piece["group"]) == ("outcome", str(mirrored / "sweep"))
     assert piece["config"]["trials"] == 2
     assert piece["summary"]["baseline"] == {"arm": "baseline", "reached": 1}
     assert piece["history"][0]["fig3._type"] == "image-file"
@@ -205,7 +204,7 @@ EXITS = """
 import sys
 from pathlib import Path
 from adaecho.config import TrackingConfig
-from adaecho.records.tracking import open_tracker
+from adaecho.records.tracking import mirror_sweep, open_tracker
 open_tracker(TrackingConfig(kind="wandb"), Path(sys.argv[1])).close()
 """
 
