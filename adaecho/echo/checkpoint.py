@@ -173,7 +173,8 @@ class _Again:
         examples = self._stages.examples
         if examples is None:
             return self.select(np.array([number]))[0]
-        return examples.finish(items, examples.stage.lend(self.select(items >> keys.ECHO_BITS)))
+        held = examples.stage.lend(self.select(items >> keys.ECHO_BITS))
+        return examples.collated(examples.augmented(items, held))
 
 
 def _with_tensor(state: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ for a burst of repeats downstream.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +54,8 @@ class ExampleBatches:
         batch_size: examples per batch.
         augment: after the shuffle, for (items, examples); None where it came before the echo.
         user_collate: a list of examples to a batch; None for the default.
+        group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
+            work where examples are small arrays.
     """
 
     def __init__(
@@ -61,29 +64,39 @@ class ExampleBatches:
         batch_size: int,
         augment: Callable[[keys.Items, Examples], Examples] | None,
         user_collate: Callable[[list[Any]], Any] | None,
+        group: int = 1,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
+        self._group = group
 
     def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
-        """The examples of the next batch; None at the end of the pass."""
-        parts = self.stage.take(self._batch_size)
+        """The examples of the next batches; None at the end of the pass."""
+        parts = self.stage.take(self._group * self._batch_size)
         return (parts, self.skipped) if parts else None
 
-    def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> Ready:
-        """Make the batch."""
+    def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> list[Ready]:
+        """Make the batches."""
         parts, skipped = claim
         items = np.concatenate([taken.items for taken, _ in parts])
-        last = parts[-1][0]
-        next_index = int(last.next_indices[-1])
-        batch = self.finish(items, _joined([examples for _, examples in parts]))
-        return Ready(batch, items, last.end, next_index, next_index - skipped)
+        next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
+        examples = self.augmented(items, _joined([examples for _, examples in parts]))
+        first = parts[0][0].start
+        made = []
+        for start in range(0, len(items), self._batch_size):
+            end = min(start + self._batch_size, len(items))
+            batch = self.collated(examples if end - start == len(items) else examples[start:end])
+            next_index = int(next_indices[end - 1])
+            made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
+        return made
 
-    def finish(self, items: keys.Items, examples: Examples) -> Any:
-        """Augment and collate the examples of one batch."""
-        if self._augment is not None:
-            examples = self._augment(items, examples)
+    def augmented(self, items: keys.Items, examples: Examples) -> Examples:
+        """Augment examples that have left the buffer."""
+        return examples if self._augment is None else self._augment(items, examples)
+
+    def collated(self, examples: Examples) -> Any:
+        """One batch of its examples."""
         if self._collate is not None:
             return self._collate(examples.examples() if isinstance(examples, Stack) else examples)
         return examples.batch() if isinstance(examples, Stack) else collate(examples)
@@ -114,11 +127,29 @@ class WholeBatches:
             fresh = self._queue.take(1)
         return fresh
 
-    def work(self, fresh: Fresh) -> Ready:
+    def work(self, fresh: Fresh) -> list[Ready]:
         """Count its examples (called in order, by one thread)."""
         batch = fresh.things[0]
         self.fresh_examples += batch_length(batch)
-        return Ready(batch, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)
+        return [Ready(batch, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)]
+
+
+class OneByOne:
+    """Batches one by one from a map that makes several at once."""
+
+    def __init__(self, groups: AnyMap) -> None:
+        self.map = groups
+        self._made: deque[Ready] = deque()
+
+    def get(self, *, by_crew: bool) -> Ready | None:
+        """The next batch; None after the last."""
+        if not self._made:
+            self._made.extend(self.map.get(by_crew=by_crew) or ())
+        return self._made.popleft() if self._made else None
+
+    def clear(self) -> None:
+        """Forget what has been made."""
+        self._made.clear()
 
 
 def batch_length(batch: Any) -> int:
@@ -143,7 +174,7 @@ class EchoedBatches:
     """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3)."""
 
     def __init__(
-        self, batches: AnyMap, *, seed: int, factor: float, buffer: int, rank: int, world: int
+        self, batches: OneByOne, *, seed: int, factor: float, buffer: int, rank: int, world: int
     ) -> None:
         self._batches = batches
         self._rank, self._world = rank, world
@@ -287,28 +318,29 @@ class Pipeline:
                 name="batch",
             )  # fmt: skip
         self._batch_map.upstream = queue.map
-        self._last: AnyMap = self._batch_map
+        self._batches = OneByOne(self._batch_map)
+        self._echo_map: AnyMap | None = None
         self.echoed: EchoedBatches | None = None
 
     def echo_batches(self, *, seed: int, factor: float, buffer: int, rank: int, world: int) -> None:
         """Add the batch echo at the end."""
-        echoed = EchoedBatches(
-            self._batch_map, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world
-        )
+        echoed = EchoedBatches(self._batches, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world)
         self.echoed = echoed
         if self.crew is None:
-            self._last = InlineMap(echoed.claim, _same)
+            self._echo_map = InlineMap(echoed.claim, _same)
         else:
-            self._last = OrderedMap(
+            self._echo_map = OrderedMap(
                 self.crew, echoed.claim, _same, threads=1, window=self.DOWNSTREAM_QUEUE, name="echo"
             )
-        self._last.upstream = self._batch_map
+        self._echo_map.upstream = self._batch_map
 
     def next(self) -> Ready | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.crew is not None:
             self.crew.go()
-        ready: Ready | None = self._last.get(by_crew=False)
+        if self._echo_map is None:
+            return self._batches.get(by_crew=False)
+        ready: Ready | None = self._echo_map.get(by_crew=False)
         return ready
 
     @property
@@ -320,17 +352,17 @@ class Pipeline:
     def downstream_busy_s(self) -> float:
         """Seconds that the loader's own work after the echo has taken."""
         after_examples = 0.0 if self._batches_upstream else self._batch_map.busy_s
-        return after_examples + (self._last.busy_s if self.echoed is not None else 0.0)
+        return after_examples + (0.0 if self._echo_map is None else self._echo_map.busy_s)
 
     def halt(self) -> None:
         """End all threads and forget what they were ahead; positions must be set anew afterwards."""
-        if self.crew is None:
-            return
-        self.crew.stop()
-        self.crew.join()
-        for ordered in (self._queue.map, self._batch_map, self._last):
-            if isinstance(ordered, OrderedMap):
-                ordered.reset()
+        if self.crew is not None:
+            self.crew.stop()
+            self.crew.join()
+            for ordered in (self._queue.map, self._batch_map, self._echo_map):
+                if isinstance(ordered, OrderedMap):
+                    ordered.reset()
+        self._batches.clear()
 
     def close(self) -> None:
         """End all threads and let go of the source."""

@@ -21,6 +21,7 @@ from adaecho.echo.upstream import (
 )
 
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
+_GROUP = 512  # examples of small arrays that are worked on at once
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 
 
@@ -50,6 +51,9 @@ class Stages:
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
+        # Arrays are read and worked on in groups of batches; anything slower comes batch by batch.
+        grouped = isinstance(source, ArraySource) and decode is None
+        group = max(1, _GROUP // (settings.batch_size or _GROUP)) if grouped else 1
         preparation = Preparation(decode, augmentation if before else None, stacked=not whole)
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
@@ -64,16 +68,18 @@ class Stages:
                 settings.batch_size,
                 None if before else augmentation,
                 collate,
+                group,
             )
         self.whole = WholeBatches(self.queue) if self.examples is None else None
         batch_size = settings.batch_size or 1
+        chunk = group * batch_size if group > 1 else math.ceil(batch_size / (2 * max(num_workers, 1)))
         self.pipeline = Pipeline(
             self.reader,
             self.queue,
             self.examples or self.whole,  # type: ignore[arg-type]
             echo=settings.echo,
             num_workers=num_workers,
-            chunk=max(1, math.ceil(batch_size / (2 * max(num_workers, 1)))),
+            chunk=chunk,
             prefetch_examples=prefetch * batch_size,
             prefetch=prefetch,
             reads_inline=resident or whole,

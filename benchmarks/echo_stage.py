@@ -1,0 +1,139 @@
+"""What the echo stage costs: against the ideal of the paper's equation 1, and a Python-bound training step.
+
+    python -m benchmarks.echo_stage
+
+* throttled: upstream sleeps so that R = 6; with e = 5, wall time per fresh batch over the ideal
+  max(t_upstream, 5 t_downstream).
+* free: upstream at full speed, e = 2, over the same steps on fresh batches that lie in memory.
+* python_bound: a 10 ms step in pure Python next to the loader's thread, over the same step alone.
+
+Sides take turns in rounds; a ratio is the median over the rounds.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaecho import EchoLoader
+from benchmarks import record
+
+BATCH_SIZE = 128
+
+
+def step_sleeping(seconds: float) -> None:
+    """A step on an accelerator, which leaves the processor alone."""
+    time.sleep(seconds)
+
+
+def step_in_python(iterations: int) -> float:
+    total = 0.0
+    for number in range(iterations):
+        total += number * 0.5
+    return total
+
+
+def throttled(echo: str, rounds: int) -> dict[str, Any]:
+    """R = 6, e = 5: t_upstream 60 ms per batch, t_downstream 10 ms per step."""
+    upstream_s, downstream_s, factor, fresh_batches = 0.060, 0.010, 5, 20
+    images = np.zeros((BATCH_SIZE, 32, 32, 3), np.uint8)
+
+    def source() -> Iterator[dict[str, Any]]:
+        while True:
+            time.sleep(upstream_s)
+            for image in images:
+                yield {"image": image}
+
+    ratios = []
+    for _ in range(rounds):
+        with EchoLoader(source, BATCH_SIZE, echo=echo, factor=factor, num_workers=1) as loader:
+            batches = iter(loader)
+            for _ in range(2 * factor):
+                next(batches)
+                step_sleeping(downstream_s)
+            start, first = time.perf_counter(), loader.fresh_examples
+            while loader.fresh_examples < first + fresh_batches * BATCH_SIZE:
+                next(batches)
+                step_sleeping(downstream_s)
+            spent = time.perf_counter() - start
+        ratios.append(spent / fresh_batches / max(upstream_s, factor * downstream_s))
+    return {"case": f"throttled {echo}", "ratio_to_ideal": statistics.median(ratios)}
+
+
+def free(rounds: int) -> dict[str, Any]:
+    """e = 2 with upstream free, against resident batches; the step is 2 ms of matrix products."""
+    source = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
+    matrix = torch.ones(256, 256)
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        batch["image"].sum()
+        for _ in range(4):
+            matrix @ matrix
+
+    resident = [{"image": torch.zeros(BATCH_SIZE, 32, 32, 3, dtype=torch.uint8)} for _ in range(8)]
+
+    def timed(batches: Iterator[Any], steps: int = 400) -> float:
+        for _ in range(20):
+            step(next(batches))
+        start = time.perf_counter()
+        for _ in range(steps):
+            step(next(batches))
+        return time.perf_counter() - start
+
+    def cycle() -> Iterator[Any]:
+        while True:
+            yield from resident
+
+    ratios = []
+    for _ in range(rounds):
+        with EchoLoader(source, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
+            ratios.append(timed(iter(loader)) / timed(cycle()))
+    return {"case": "free batch", "ratio_to_ideal": statistics.median(ratios)}
+
+
+def python_bound(rounds: int) -> dict[str, Any]:
+    source = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
+    iterations, spent = 1000, 0.0
+    while spent < 0.010:
+        iterations *= 2
+        spent = min(_timed(partial(step_in_python, iterations), 1) for _ in range(5))
+    iterations = int(iterations * 0.010 / spent)
+    ratios = []
+    for _ in range(rounds):
+        with EchoLoader(source, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
+            batches = iter(loader)
+
+            def with_loader(batches: Iterator[Any] = batches) -> None:
+                next(batches)
+                step_in_python(iterations)
+
+            _timed(with_loader, 10)
+            ratios.append(_timed(with_loader, 100) / _timed(lambda: step_in_python(iterations), 100))
+    return {"case": "python_bound batch", "ratio_to_ideal": statistics.median(ratios)}
+
+
+def _timed(call: Callable[[], Any], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    rows = [throttled("batch", rounds), throttled("example_before_augmentation", rounds)]
+    rows += [free(rounds), python_bound(rounds)]
+    record.show(rows)
+    record.write("echo_stage", rows)
+
+
+if __name__ == "__main__":
+    main()
