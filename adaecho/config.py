@@ -4,10 +4,11 @@ Types catch typos and wrong kinds at composition; ``validate`` catches what a ty
 a run folder by what can change its trajectory and by nothing else.
 """
 
+import functools
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +189,10 @@ def run_id(config: dict[str, Any]) -> str:
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
     """A composed config as plain dicts, lists and numbers, without Hydra's own node."""
-    node = (
-        OmegaConf.masked_copy(config, [*Config.__dataclass_fields__])
-        if isinstance(config, DictConfig)
-        else config
-    )
-    plain = OmegaConf.to_container(OmegaConf.structured(node), resolve=True, throw_on_missing=True)
+    if isinstance(config, Config):
+        return asdict(config)
+    node = OmegaConf.masked_copy(config, [*Config.__dataclass_fields__])
+    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -205,12 +204,18 @@ def from_plain(plain: dict[str, Any]) -> Config:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
     """
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+        config = OmegaConf.to_object(OmegaConf.merge(_schema(), plain))
     except Exception as error:
         raise ConfigError(f"config: {error}") from error
     assert isinstance(config, Config)
     validate(config)
     return config
+
+
+@functools.cache  # building the node takes longer than filling it, and a sweep's worker fills one per trial
+def _schema() -> DictConfig:
+    node: DictConfig = OmegaConf.structured(Config)
+    return node
 
 
 def load(path: Path) -> Config:

@@ -4,11 +4,11 @@
 #   scripts/local_slurm.sh up      # install what is missing, start, wait until the node is idle
 #   scripts/local_slurm.sh down    # stop its daemons and remove their state
 #
-# SLURM_LOCAL_CPUS (default 8) is how many CPUs the node claims to have, whatever it has.
+# SLURM_LOCAL_CPUS (default 32) is how many CPUs the node claims to have, whatever it has.
 set -euo pipefail
 
 STATE=/var/lib/adaecho-slurm
-CPUS=${SLURM_LOCAL_CPUS:-8}
+CPUS=${SLURM_LOCAL_CPUS:-32}
 WAIT_S=60
 
 install_packages() {
@@ -29,6 +29,7 @@ AuthType=auth/munge
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+SchedulerParameters=sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 # The node claims more CPUs than the machine may have, which slurmd must be told to believe.
@@ -73,11 +74,22 @@ up() {
     exit 1
 }
 
+stop() { # the daemon of this pid file, and wait until it has written its state
+    local pid
+    pid=$(cat "$1" 2>/dev/null) || return 0
+    kill "$pid" 2>/dev/null || return 0
+    for ((tenth = 0; tenth < 10 * WAIT_S; tenth++)); do
+        kill -0 "$pid" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL "$pid"
+}
+
 down() {
     scancel --user=root --quiet 2>/dev/null || true
-    for pid_file in "$STATE/slurmd.pid" "$STATE/slurmctld.pid" /run/munge/munged.pid; do
-        [ ! -f "$pid_file" ] || kill "$(cat "$pid_file")" 2>/dev/null || true
-    done
+    stop "$STATE/slurmd.pid"
+    stop "$STATE/slurmctld.pid"
+    stop /run/munge/munged.pid
     rm -rf "$STATE"
 }
 

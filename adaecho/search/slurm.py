@@ -29,7 +29,7 @@ from adaecho.search.state import FINISHED, SweepState
 from adaecho.search.study import Mirror
 from adaecho.search.worker import RUN_TRIAL
 
-POLL_S = 10.0
+POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
 _JOBS = "slurm/jobs.jsonl"
 
 
@@ -98,6 +98,7 @@ class SlurmSweep:
     def watch(self, progress: Progress) -> None:
         """Until nothing is queued and nothing is missing that could be submitted once more."""
         mirror = Mirror(self._state)
+        started = time.monotonic()
         known = {trial for trial in self._all() if self._status(trial) in FINISHED}
         while True:
             live = live_jobs(
@@ -113,7 +114,8 @@ class SlurmSweep:
             mirror.update()
             if not live and not self.submit():
                 return
-            time.sleep(POLL_S)
+            waited_s = time.monotonic() - started
+            time.sleep(min(max(POLL_S[0], waited_s / 20), POLL_S[1]))
 
     def _all(self) -> list[TrialId]:
         return [

@@ -95,9 +95,9 @@ class LocalSweep:
                 self._submit(trial)
             if not self._running:
                 return
+            self._progress.show(self._running)
             for ended in self._pool.wait(_REFRESH_S):
                 self._record(ended)
-            self._progress.show(self._running)
             self._mirror.update()
 
     def _next_trials(self) -> list[TrialId]:

@@ -1,10 +1,12 @@
 """A trial that trains nothing: its outcome follows from its learning rate, a file says how it misbehaves."""
 
+import errno
 import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,33 @@ def run_trial(
             return summary
         with (folder / "begun.log").open("a") as log:
             log.write(f"{os.getpid()} {group}\n")
-        _misbehave(folder)
+        disk_is_full = _misbehave(folder)
         summary = _summary(config)
         run.append_metrics({"fresh_examples": summary["fresh_examples"], config.target.metric: 0.98})
-        run.write_summary(summary)
+        with _full_disk() if disk_is_full else nullcontext():
+            run.write_summary(summary)
         return summary
 
 
-def _misbehave(folder: Path) -> None:
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """No file can be made safe inside."""
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real, os.fsync = os.fsync, fsync
+    try:
+        yield
+    finally:
+        os.fsync = real
+
+
+def _misbehave(folder: Path) -> bool:
+    """Do what the sweep's ``control.json`` says of this trial; whether its disk is full."""
     path = folder.parents[2] / "control.json"
     if not path.exists():
-        return
+        return False
     control = json.loads(path.read_text())
     name = "/".join(folder.parts[-3:])
     time.sleep(control.get("sleep_s", 0))
@@ -56,6 +74,7 @@ def _misbehave(folder: Path) -> None:
     if attempts <= control.get("dies", {}).get(name, 0):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(control.get("hangs_s", {}).get(name, 0))
+    return name in control.get("disk_full", ())
 
 
 def _summary(config: Config) -> dict[str, Any]:

@@ -162,6 +162,19 @@ def test_what_only_the_user_can_mend_stops_the_sweep(run_sweep: Command) -> None
     assert _begun(Path("sweep"))["none/0/1"] == 1
 
 
+def test_a_full_disk_stops_the_sweep_and_loses_nothing(run_sweep: Command) -> None:
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"disk_full": ["none/0/2"]})
+    with pytest.raises(UserError, match=r"trial none/0/2: .*: the disk is full"):
+        run_sweep(*ONE_ARM, "search.workers=1")
+    before = _summaries(Path("sweep"))
+    assert sorted(before) == ["none/0/0", "none/0/1"]
+    Path("sweep/control.json").unlink()
+    after = _summaries(run_sweep(*ONE_ARM))
+    assert {name: after[name] for name in before} == before
+    assert {"none/0/2", "none/0/3"} <= after.keys()
+
+
 def test_without_axes_every_arm_runs_once_per_repeat(run_sweep: Command) -> None:
     fixed = ("optimizer.learning_rate=0.5", "optimizer.momentum=0.9")  # diverges: not replaced
     folder = run_sweep(*fixed, "search.trials=4", "search.repeats=2", "echo=none,batch")
