@@ -47,7 +47,11 @@ def figure(height_inches: float, path: Path) -> Iterator[Figure]:
         height_inches: the width is fixed.
         path: its suffix decides the format (png, svg, pdf); the folder is made if missing.
     """
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
+    # A user's own defaults don't count; touching the backend's would start one.
+    default: Any = {
+        key: matplotlib.rcParamsDefault[key] for key in matplotlib.rcParamsDefault if key != "backend"
+    }
+    with matplotlib.rc_context({**default, **_RC}):
         drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
         yield drawing
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -241,4 +241,4 @@ def test_committed_tables_need_nothing_but_matplotlib(results):
     code = "import sys; from adaecho.figures.__main__ import main; main(); print(*sys.modules)"
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=results.parent).stdout
-    assert {"hydra", "torch", "wandb", "matplotlib.pyplot"}.isdisjoint(output.split())
+    assert {"hydra", "torch", "wandb", "matplotlib.pyplot"} & set(output.split()) == set()
