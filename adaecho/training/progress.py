@@ -67,4 +67,4 @@ def is_finished(summary: dict[str, Any] | None, config: Config) -> bool:
         return False
     if summary["status"] != "budget_spent":
         return True
-    return summary["budgets"] == {key: getattr(config, key) for key in BUDGETS}
+    return bool(summary["budgets"] == {key: getattr(config, key) for key in BUDGETS})

@@ -56,7 +56,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = task.build_model().to(self.device)
         if config.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = make_optimizer(config, self.model)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
         self.loader = make_loader(config, task)

@@ -81,7 +81,7 @@ def test_killed_anywhere_it_continues_to_the_same_metrics(
     assert kills >= 5
     assert json.loads((folder / "summary.json").read_text())["status"] == "budget_spent"
     assert _metrics(folder) == _metrics(undisturbed)
-    assert len(_metrics(folder)) > 5
+    assert len(_metrics(folder)) > 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
