@@ -107,13 +107,16 @@ def _loader(config: Config, task: Task, **changes: Any) -> EchoLoader:
 
 def _stages(config: Config, task: Task, budget_s: float) -> dict[str, float]:
     """Each stage's own time: what it adds to a pipeline of the stages before it, inline."""
-    as_list: dict[str, Any] = {"decode": None, "augment": None, "num_workers": 0, "shuffle_buffer": 0}
-    chains: dict[str, dict[str, Any]] = {"read": {**as_list, "collate": len}}
+    chain: dict[str, Any] = {"decode": None, "augment": None, "num_workers": 0, "shuffle_buffer": 0}
+    # Stored examples that are still to be decoded may have no common shape to stack.
+    chain["collate"] = task.collate if task.decode is None else len
+    chains = {"read": dict(chain)}
+    for name, stage in (("decode", task.decode), ("augment", task.augment)):
+        if stage is not None:
+            chain[name] = stage
+            chains[name] = dict(chain)
     if task.decode is not None:
-        chains["decode"] = {**chains["read"], "decode": task.decode}
-    if task.augment is not None:
-        chains["augment"] = {**list(chains.values())[-1], "augment": task.augment}
-    chains["batch"] = {**list(chains.values())[-1], "collate": task.collate}
+        chains["batch"] = {**chain, "collate": task.collate}
     times, before_s = {}, 0.0
     for name, changes in chains.items():
         with _loader(config, task, **changes) as loader:

@@ -10,20 +10,21 @@ tf.data runs the paper's own snippet for the echo (section 2). EchoLoader works 
 """
 
 import argparse
+import os
 import statistics
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
-import numpy as np
 import torch
 
 from adaecho import EchoLoader
 from adaecho.tasks.images import PadCropFlip
 from benchmarks import record
+from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, SHUFFLE_BUFFER, images, rate
 
-BATCH_SIZE, SHUFFLE_BUFFER, PADDING = 128, 10_000, 4
 VARIANTS = {
     "none": 1,
     "example_before_augmentation": 2,
@@ -31,14 +32,6 @@ VARIANTS = {
     "batch": 2,
 }
 Batches = Iterator[Any]
-
-
-def images(number: int) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        "image": rng.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8),
-        "label": rng.integers(0, 10, number),
-    }
 
 
 def echo_loader(source: dict[str, Any], echo: str, factor: int) -> Batches:
@@ -75,54 +68,31 @@ def data_loader(source: dict[str, Any]) -> Batches:
         yield from loader
 
 
-def tf_data(source: dict[str, Any], echo: str, factor: int) -> Batches:
-    import tensorflow as tf
+class TfData:
+    """tf.data in a process of its own; ``found`` is False where TensorFlow is absent."""
 
-    def augment(image: Any, label: Any) -> Any:
-        padded = tf.pad(image, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]])
-        return tf.image.random_flip_left_right(tf.image.random_crop(padded, [32, 32, 3])), label
+    def __init__(self) -> None:
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.peers.echo_tf_data"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment,
+        )  # fmt: skip
+        self.found = self._answer() == "ready"
+        if not self.found:
+            print("tensorflow is absent or does not start: that side is left out")
 
-    def echoed(dataset: Any) -> Any:
-        return dataset.flat_map(lambda *t: tf.data.Dataset.from_tensors(t).repeat(factor))
+    def rate(self, echo: str, seconds: float) -> float:
+        assert self._process.stdin is not None
+        print(echo, VARIANTS[echo], seconds, file=self._process.stdin, flush=True)
+        return float(self._answer())
 
-    dataset = tf.data.Dataset.from_tensor_slices((source["image"], source["label"])).repeat()
-    if echo == "example_before_augmentation":
-        dataset = echoed(dataset).shuffle(SHUFFLE_BUFFER).map(augment, tf.data.AUTOTUNE)
-    elif echo == "example_after_augmentation":
-        dataset = echoed(dataset.map(augment, tf.data.AUTOTUNE)).shuffle(SHUFFLE_BUFFER)
-    else:
-        dataset = dataset.shuffle(SHUFFLE_BUFFER).map(augment, tf.data.AUTOTUNE)
-    dataset = dataset.batch(BATCH_SIZE, drop_remainder=True)
-    if echo == "batch":
-        dataset = echoed(dataset)
-    return iter(dataset.prefetch(2).as_numpy_iterator())
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
 
-
-def rate(batches: Batches, seconds: float) -> float:
-    """Examples per second, after a moment in which queues that filled meanwhile are emptied."""
-    for _ in range(24):
-        next(batches)
-    start, number = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        next(batches)
-        number += 1
-    return number * BATCH_SIZE / (time.perf_counter() - start)
-
-
-def sides(source: dict[str, Any]) -> dict[tuple[str, str], Callable[[], Batches]]:
-    # Workers of DataLoader are forked first, before other libraries have threads.
-    made: dict[tuple[str, str], Callable[[], Batches]] = {("DataLoader", "none"): lambda: data_loader(source)}
-    for echo, factor in VARIANTS.items():
-        made["EchoLoader", echo] = lambda e=echo, f=factor: echo_loader(source, e, f)  # type: ignore[misc]
-    try:
-        import tensorflow as tf
-    except ImportError:
-        print("tensorflow is absent: that side is left out")
-        return made
-    tf.config.set_visible_devices([], "GPU")
-    for echo, factor in VARIANTS.items():
-        made["tf.data", echo] = lambda e=echo, f=factor: tf_data(source, e, f)  # type: ignore[misc]
-    return made
+    def close(self) -> None:
+        self._process.communicate()
 
 
 def main() -> None:
@@ -132,14 +102,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    iterators: dict[tuple[str, str], Batches] = {}
-    for side, make in sides(images(50_000)).items():
-        iterators[side] = make()
-        next(iterators[side])
-    rates: dict[tuple[str, str], list[float]] = {side: [] for side in iterators}
+    source = images(50_000)
+    # Workers of DataLoader are forked first, before other libraries have threads.
+    iterators: dict[tuple[str, str], Batches] = {("DataLoader", "none"): data_loader(source)}
+    next(iterators["DataLoader", "none"])
+    for echo, factor in VARIANTS.items():
+        iterators["EchoLoader", echo] = echo_loader(source, echo, factor)
+    tf_data = TfData()
+    rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(arguments.rounds):
         for side, batches in iterators.items():
-            rates[side].append(rate(batches, arguments.seconds))
+            rates.setdefault(side, []).append(rate(batches, arguments.seconds))
+        for echo in VARIANTS if tf_data.found else ():
+            rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, arguments.seconds))
+    tf_data.close()
     rows = []
     for echo, factor in VARIANTS.items():
         ours = rates["EchoLoader", echo]

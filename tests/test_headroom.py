@@ -9,7 +9,7 @@ from adaecho.headroom import Headroom
 
 
 def found(upstream_s: float, step_s: float) -> Headroom:
-    return Headroom({"read": 0.1, "decode": 0.7, "batch": 0.2}, upstream_s, step_s)
+    return Headroom({"read": 0.1, "decode": 0.7, "augment": 0.2}, upstream_s, step_s)
 
 
 def test_gains_follow_equation_1() -> None:

@@ -1,0 +1,73 @@
+"""Memory of a shuffle buffer of 10^6 token examples of 128 int32, over its raw bytes, and its growth.
+
+    python -m benchmarks.echo_memory
+
+The examples pass through the loader's own buffer (example_after_augmentation keeps augmented copies). The
+growth is that of the resident set over the batches after the buffer has reached equilibrium.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaecho import EchoLoader
+from benchmarks import record
+
+LENGTH, BATCH_SIZE = 128, 1024
+
+
+class Copy:
+    """The cheapest vectorised augmentation."""
+
+    def block(self, fields: dict[str, Any], keys: Any) -> dict[str, Any]:  # noqa: ARG002
+        return fields
+
+
+def resident_bytes() -> int:
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")
+    )
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--buffer", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=100_000)
+    arguments = parser.parse_args()
+    rows = []
+    for factor in (1, 2):
+        # A source that itself takes no memory: one row, seen again and again.
+        source = {"tokens": np.broadcast_to(np.zeros(LENGTH, np.int32), (2_000_000, LENGTH))}
+        before = resident_bytes()
+        loader = EchoLoader(
+            source, BATCH_SIZE, echo="example_after_augmentation", factor=factor, augment=Copy(),
+            shuffle_buffer=arguments.buffer, order="stored",
+        )  # fmt: skip
+        batches = iter(loader)
+        # The number of distinct examples settles exponentially, with a constant of a buffer's length.
+        for _ in range(8 * arguments.buffer // BATCH_SIZE):
+            next(batches)
+        settled = resident_bytes()
+        for _ in range(arguments.batches):
+            next(batches)
+        raw = arguments.buffer * LENGTH * 4
+        rows.append(
+            {
+                "factor": factor,
+                "raw_mib": raw / 2**20,
+                "ratio_to_raw": (settled - before) / raw,
+                "batches_after": arguments.batches,
+                "growth_mib": (resident_bytes() - settled) / 2**20,
+            }
+        )
+        loader.close()
+        del loader, batches
+    record.show(rows)
+    record.write("echo_memory", rows)
+
+
+if __name__ == "__main__":
+    main()
