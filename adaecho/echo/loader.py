@@ -130,6 +130,8 @@ class EchoLoader:
         if stages.examples is not None:
             stages.examples.skipped = position.skipped
             stages.examples.stage.begin_pass(index)
+        elif stages.whole is not None:
+            stages.whole.fresh_examples = position.fresh_examples
         if self._pipeline.echoed is not None:
             self._pipeline.echoed.begin(position.next_number)
 

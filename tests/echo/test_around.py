@@ -66,6 +66,16 @@ def test_wraps_any_batches_in_epochs() -> None:
     assert loader.fresh_examples == 6
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_read_ahead_of_an_abandoned_pass_count_nothing(num_workers: int) -> None:
+    common: dict[str, Any] = {"batch_size": None, "epochs": 1, "num_workers": num_workers}
+    loader = EchoLoader(data_loader(20), echo="batch", factor=2, **common)
+    next(iter(loader))
+    assert loader.fresh_examples == 4
+    assert len(list(loader)) == 10
+    assert loader.fresh_examples == 24
+
+
 class FakeTime:
     def __init__(self) -> None:
         self.now = 0.0
