@@ -20,6 +20,18 @@ Command = Callable[..., Path]
 BuildArms = Callable[..., tuple[Arm, ...]]
 
 
+# Of the stub's own, so that no change to a task's axes changes which of its trials diverge.
+AXES = {
+    "optimizer.learning_rate": "tag(log,interval(0.01,1.0))",
+    "optimizer.momentum": "tag(reverse_log,interval(0.5,0.98))",
+}
+
+
+def _with_axes(overrides: Sequence[str]) -> list[str]:
+    given = {override.partition("=")[0] for override in overrides}
+    return [*overrides, *(f"{key}={axis}" for key, axis in AXES.items() if key not in given)]
+
+
 def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any]) -> Any:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         hydra = GlobalHydra.instance().hydra
@@ -37,14 +49,14 @@ def _arms(*overrides: str) -> tuple[Arm, ...]:
 
 @pytest.fixture
 def arms_of() -> BuildArms:
-    """``arms_of("echo=none,batch")`` are the arms of that sweep."""
+    """``arms_of(*_with_axes(["echo=none,batch"]))`` are the arms of that sweep."""
     return _arms
 
 
 def launch(overrides: Sequence[str]) -> None:
     """Run a sweep with stub trials in ``./sweep``."""
     sweeper.Pool = functools.partial(Pool, runner=RUNNER)  # type: ignore[assignment,misc]
-    _composed([*overrides, "hydra.sweep.dir=sweep"], sweeper.sweep)
+    _composed([*_with_axes(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
 
 
 @pytest.fixture
@@ -53,7 +65,7 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setattr(sweeper, "Pool", functools.partial(Pool, runner=RUNNER))
 
     def run(*overrides: str, folder: str = "sweep") -> Path:
-        _composed([*overrides, f"hydra.sweep.dir={folder}"], sweeper.sweep)
+        _composed([*_with_axes(overrides), f"hydra.sweep.dir={folder}"], sweeper.sweep)
         return Path(folder)
 
     return run
@@ -62,4 +74,4 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.fixture
 def design(arms_of: BuildArms) -> Design:
     """Two arms, two searches of three trials each."""
-    return Design(arms_of("echo=none,batch"), seed=0, trials=3, repeats=2, max_diverged=6)
+    return Design(arms_of(*_with_axes(["echo=none,batch"])), seed=0, trials=3, repeats=2, max_diverged=6)

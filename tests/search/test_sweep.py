@@ -100,7 +100,7 @@ def test_a_sweep_can_grow(run_sweep: Command) -> None:
             "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1",
         ),
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
-        ("max_fresh_examples=500", "none.config.max_fresh_examples: 40000 in the folder, 500 now"),
+        ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
     ],
 )
