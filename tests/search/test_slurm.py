@@ -267,10 +267,11 @@ def _wait_until(what: Callable[[], Any], timeout_s: float = 300.0) -> Any:
 
 
 def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without clocks, and without what tells that a run was resumed: its buffer was read again."""
     return {
         key: _without_clocks(value) if isinstance(value, dict) else value
         for key, value in record.items()
-        if key != "R" and not key.endswith(("_s", "_s_per_batch", "_s_per_step"))
+        if key not in ("R", "reread_examples") and not key.endswith(("_s", "_s_per_batch", "_s_per_step"))
     }
 
 
