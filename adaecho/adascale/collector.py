@@ -70,6 +70,15 @@ class GradientCollector:
         """Where the gradients are; one device for all."""
         return next(iter(self._handles)).device
 
+    def refuse_between_passes(self, what: str) -> None:
+        """Raise RuntimeError if a step's backward passes have begun and are not complete."""
+        if 0 < self.passes < self.num_passes:
+            raise RuntimeError(
+                f"AdaScale: {what} after {self.passes} of num_gradients_to_accumulate={self.num_passes} "
+                f"backward passes; make {self.num_passes} for each step(), and call it after step() or "
+                "zero_grad()"
+            )
+
     def sums_of_squares(self) -> Tensor:
         """sum_i |g_i|^2 of this rank per group, [num_groups] in float64, in the units of the loss."""
         return self._stacked([sum_of_pieces(group) if group else None for group in self._pieces])

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from adaecho.adascale import checkpoint, checks
 from adaecho.adascale.progress import Progress
 from adaecho.adascale.statistics import GradientStatistics, Sample
-from adaecho.adascale.update import scaled_learning_rates, step_on_device, steps_on_device
+from adaecho.adascale.update import step_on_device, step_on_host, steps_on_device
 
 
 class AdaScale(Optimizer):
@@ -28,11 +28,6 @@ class AdaScale(Optimizer):
             for micro_batch in micro_batches:               # 4 backward passes
                 (loss(micro_batch) / 4).backward()
             optimizer.step()                                # lr * gain, for this step only
-
-    or with a torch scheduler, whose unit is then one base step, after each ``step()``::
-
-            for _ in range(optimizer.schedule_increment()):
-                scheduler.step()
 
     Supported is SGD, with and without momentum; other optimizers are wrapped alike, but the theory does not
     cover them. Statistics are of the gradients as backward leaves them (after DistributedDataParallel's
@@ -139,8 +134,8 @@ class AdaScale(Optimizer):
     def scale_invariant_steps(self) -> float:
         """tau: how many steps of the base schedule the steps so far amount to; never waits.
 
-        Where ``step()`` stays on a CUDA device, this is tau as of one step earlier, always.
-        Assign to it to continue a count that was kept elsewhere.
+        Where ``step()`` stays on a CUDA device, it is tau of one step earlier, always. Assign to it to go on
+        with a count kept elsewhere.
         """
         return self._progress.reported
 
@@ -164,26 +159,22 @@ class AdaScale(Optimizer):
     # Settings that may change between steps
 
     def set_scale(self, scale: float, update_estimate: bool = True) -> None:  # noqa: ARG002
-        """Change S between steps, as when ranks come and go.
+        """Change S, >= 1, between steps, as when ranks come and go.
 
-        Args:
-            scale: the new S, >= 1.
-            update_estimate: accepted for FairScale's callers. The estimates stay as they are either way: the
-                variance of one base batch does not depend on how many of them make a step.
+        The estimates stay: the variance of one base batch does not depend on how many of them make a step.
+        ``update_estimate`` is accepted for FairScale's callers and changes nothing.
         """
-        self._refuse_within_accumulation("set_scale()")
+        self._statistics.collector.refuse_between_passes("set_scale()")
         self._settings.scale = checks.checked_scale(scale)
 
     def set_num_gradients_to_accumulate(
         self, num_gradients_to_accumulate: int, update_smoothing: bool = True
     ) -> None:
-        """Change the backward passes per step, between steps; S is changed by ``set_scale``.
+        """Change the backward passes per step, between steps, and theta to its default for them.
 
-        Args:
-            num_gradients_to_accumulate: passes per step and rank, >= 1.
-            update_smoothing: whether theta becomes the default for the new number.
+        ``update_smoothing=False`` keeps theta. S is changed by ``set_scale``.
         """
-        self._refuse_within_accumulation("set_num_gradients_to_accumulate()")
+        self._statistics.collector.refuse_between_passes("set_num_gradients_to_accumulate()")
         num_passes = checks.checked_num_gradients(num_gradients_to_accumulate)
         self._settings.num_passes = self._statistics.collector.num_passes = num_passes
         self._statistics.begin(self._groups())
@@ -214,7 +205,7 @@ class AdaScale(Optimizer):
                 loss = closure()
         sample = self._statistics.sample
         if sample is None:
-            self._refuse_within_accumulation("step()")
+            self._statistics.collector.refuse_between_passes("step()")
             self._refuse_unseen_gradients()
             self._optimizer.step()
         else:
@@ -223,11 +214,7 @@ class AdaScale(Optimizer):
         return loss
 
     def scale_grad_by_num_grads_to_accum(self) -> None:
-        """Divide ``.grad`` by the passes per step: before ``step()``, where the losses were not divided.
-
-        Raises:
-            RuntimeError: they were (``is_scaled_loss=True``).
-        """
+        """Divide ``.grad`` by the passes per step: before ``step()``, with ``is_scaled_loss=False`` only."""
         if self._settings.is_scaled_loss:
             raise RuntimeError("AdaScale: is_scaled_loss=True says that the losses were divided already")
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
@@ -241,7 +228,7 @@ class AdaScale(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, between steps; its averages start with its first gradient."""
-        self._refuse_within_accumulation("add_param_group()")
+        self._statistics.collector.refuse_between_passes("add_param_group()")
         self._optimizer.add_param_group(param_group)
         checks.check_parameters(self._parameters())
         self._statistics.add_group()
@@ -259,11 +246,9 @@ class AdaScale(Optimizer):
         """The wrapped optimizer's state and, under "adascale", tensors and plain numbers of our own.
 
         ``torch.load(weights_only=True)`` reads it. It holds no settings: construct the optimizer as before.
-
-        Raises:
-            RuntimeError: within gradient accumulation, which a checkpoint can't hold.
+        Within gradient accumulation it is refused (RuntimeError).
         """
-        self._refuse_within_accumulation("state_dict()")
+        self._statistics.collector.refuse_between_passes("state_dict()")
         own = self._statistics.state_dict(self._parameters())
         return {
             **self._optimizer.state_dict(),
@@ -279,7 +264,7 @@ class AdaScale(Optimizer):
         Raises:
             ValueError: groups or kind of averaging differ from the checkpoint's.
         """
-        self._refuse_within_accumulation("load_state_dict()")
+        self._statistics.collector.refuse_between_passes("load_state_dict()")
         optimizer_state, own = checkpoint.split(
             state_dict, len(self.param_groups), self._settings.debias_ewma
         )
@@ -296,32 +281,20 @@ class AdaScale(Optimizer):
 
     def _take_step(self, sample: Sample) -> None:
         gains = self._statistics.gains()
-        if self._step_supports_amp_scaling:
-            found_inf, grad_scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
-            step_on_device(self._optimizer, gains[:-1].unbind(), sample.finite, found_inf, grad_scale)
-            self._progress.advance(gains[-1], sample.finite)
-            self._statistics.commit(sample, keep_gradient=True)
-            return
-        host = torch.cat([gains, sample.finite[None].to(gains.dtype)]).cpu()  # the one synchronisation
-        taken = host[-1] > 0
-        if taken:
-            with scaled_learning_rates(self._optimizer, host[:-2].tolist()):
-                self._optimizer.step()
-        self._progress.advance(host[-2], taken)
-        self._statistics.commit(sample, keep_gradient=bool(taken))
+        on_device = self._step_supports_amp_scaling
+        if on_device:
+            amp = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
+            step_on_device(self._optimizer, gains[:-1].unbind(), sample.finite, *amp)
+            gain, taken = gains[-1], sample.finite
+        else:
+            gain, taken = step_on_host(self._optimizer, gains, sample.finite)
+        self._progress.advance(gain, taken)
+        self._statistics.commit(sample, keep_gradient=on_device or bool(taken))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # GradScaler asks: it hands a step that stays on the device its verdict, instead of reading it.
         return steps_on_device(self._optimizer, self._statistics.collector.device)
-
-    def _refuse_within_accumulation(self, what: str) -> None:
-        passes, num_passes = self._statistics.collector.passes, self._settings.num_passes
-        if 0 < passes < num_passes:
-            raise RuntimeError(
-                f"AdaScale: {what} after {passes} of num_gradients_to_accumulate={num_passes} backward "
-                f"passes; make {num_passes} of them for each step(), and call it after step() or zero_grad()"
-            )
 
     def _refuse_unseen_gradients(self) -> None:
         if any(parameter.grad is not None for parameter in self._parameters()):

@@ -21,6 +21,25 @@ def scaled_learning_rates(optimizer: Optimizer, factors: Sequence[float | Tensor
             group["lr"] = lr
 
 
+def step_on_host(optimizer: Optimizer, gains: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+    """Step at ``lr * gain`` if ``finite``, after reading both at once: the one synchronisation of a step.
+
+    Args:
+        optimizer: any.
+        gains: of each group, then the pooled one.
+        finite: bool scalar.
+
+    Returns:
+        On the host: the pooled gain, and whether the step was taken.
+    """
+    host = torch.cat([gains, finite[None].to(gains.dtype)]).cpu()
+    taken = host[-1] > 0
+    if taken:
+        with scaled_learning_rates(optimizer, host[:-2].tolist()):
+            optimizer.step()
+    return host[-2], taken
+
+
 def steps_on_device(optimizer: Optimizer, device: torch.device) -> bool:
     """Whether a step can be scaled, and skipped, without the host knowing: fused, with ``lr`` on the device.
 
