@@ -76,15 +76,17 @@ def test_removing_it_loses_nothing(sweep: Path) -> None:
 
 
 def test_a_trial_that_ended_otherwise_when_tried_again_is_mirrored_anew(sweep: Path) -> None:
-    summary = sweep / "none/0/0/summary.json"
+    rows = json.loads((sweep / "trials.json").read_text())
+    index = next(row["index"] for row in rows if row["repeat"] == 0 and row["status"] == "reached")
+    summary = sweep / "none/0" / str(index) / "summary.json"
     before = summary.read_text()
     summary.write_text(before.replace('"reached"', '"failed"'))
     (sweep / JOURNAL).unlink()
     mirror(read_state(sweep))
-    assert _studies(sweep)["none/0"].trials[0].state == TrialState.FAIL
+    assert _studies(sweep)["none/0"].trials[index].state == TrialState.FAIL
     summary.write_text(before)
     mirror(read_state(sweep))
-    assert _studies(sweep)["none/0"].trials[0].state == TrialState.COMPLETE
+    assert _studies(sweep)["none/0"].trials[index].state == TrialState.COMPLETE
 
 
 def test_a_journal_torn_in_mid_line_is_kept_and_written_anew(sweep: Path) -> None:
