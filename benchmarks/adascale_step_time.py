@@ -1,7 +1,8 @@
 """Step time of AdaScale, and of FairScale's where it is installed, over plain SGD with the same accumulation.
 
 Every round takes one step with each optimizer on a model of its own, in rotating order, and gives one ratio
-to the plain step of the same round: a machine that slows down slows all of them. Synthetic images.
+to the plain step of the same round. Steps are timed in CPU seconds of one thread, which is what they take on
+an idle machine and what a busy one changes least. Synthetic images.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -45,13 +46,13 @@ def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Seconds of one step of ``ACCUMULATE`` backward passes."""
-    begin = time.perf_counter()
+    """CPU seconds of one step of ``ACCUMULATE`` backward passes."""
+    begin = time.process_time()
     optimizer.zero_grad()
     for _ in range(ACCUMULATE):
         (nn.functional.cross_entropy(model(images), labels) / ACCUMULATE).backward()
     optimizer.step()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def measure(name: str) -> list[dict[str, Any]]:
@@ -78,7 +79,7 @@ def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> di
     return {
         "model": name,
         "optimizer": way,
-        "step_median_s": statistics.median(seconds),
+        "step_median_cpu_s": statistics.median(seconds),
         "ratio_of_minima": min(seconds) / min(plain),
         "ratio_median": median,
         "ratio_quartiles": [round(low, 4), round(high, 4)],
