@@ -6,6 +6,7 @@ Training is imported only when it is about to begin, so that ``--cfg job`` and t
 import difflib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def main(composed: DictConfig) -> None:
     from adaecho.training.trial import run_trial
 
     print(f"{folder}: {_headline(config)}", flush=True)
-    summary = run_trial(config, folder, list(hydra_config.overrides.task), report=_print_line)
+    summary = run_trial(
+        config, folder, list(hydra_config.overrides.task), report=partial(_print_line, config.target.metric)
+    )
     print(_outcome(summary), flush=True)
     if summary["status"] == "preempted":
         sys.exit(130)
@@ -105,11 +108,10 @@ def _headline(config: schema.Config) -> str:
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
 
 
-def _print_line(line: dict[str, Any]) -> None:
-    shown = [key for key in ("accuracy", "cross_entropy", "train_loss") if key in line]
-    metrics = "  ".join(f"{key} {line[key]:.4f}" for key in shown)
+def _print_line(metric: str, line: dict[str, Any]) -> None:
     cost = f"fresh {line['fresh_examples']:>9,}  step {line['steps']:>7,}"
-    print(f"{cost}  {metrics}  {line['train_time_s']:.1f} s", flush=True)
+    measured = f"{metric} {line[metric]:.4f}  train_loss {line['train_loss']:.4f}"
+    print(f"{cost}  {measured}  {line['train_time_s']:.1f} s", flush=True)
 
 
 def _outcome(summary: dict[str, Any]) -> str:
