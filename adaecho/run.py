@@ -28,6 +28,13 @@ schema.register()
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(composed: DictConfig) -> None:
     """Run one composed config in Hydra's output folder."""
+    try:
+        _run(composed)
+    except UserError as error:
+        _fail(str(error))  # before Hydra puts a line of its own in front
+
+
+def _run(composed: DictConfig) -> None:
     plain = schema.to_plain(composed)
     config = schema.from_plain(plain)
     hydra_config = HydraConfig.get()
@@ -76,9 +83,10 @@ def _explain(error: BaseException) -> str:
     messages: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
-        first = str(cause).strip()
-        if first and first not in messages:
-            messages.append(first)
+        # Hydra advises to add an unknown key with +; nothing here would read it.
+        message = "\n".join(x for x in str(cause).strip().splitlines() if not x.startswith("To append"))
+        if message and message not in messages:
+            messages.append(message)
         cause = cause.__cause__
     return "\n".join(messages + _did_you_mean(messages))
 

@@ -156,7 +156,14 @@ class RunFolder:
         Raises:
             FolderError: the file is damaged.
         """
-        return dict(read_json(self._summary)) if self._summary.exists() else None
+        if not self._summary.exists():
+            return None
+        summary = read_json(self._summary)
+        if not isinstance(summary, dict) or "status" not in summary:
+            raise FolderError(
+                f"{self._summary}: damaged (no summary of a run). Restore it, or start anew with fresh=true"
+            )
+        return summary
 
     def read_config(self) -> dict[str, Any] | None:
         """The plain config the run was started with, or None in a new folder.

@@ -59,12 +59,15 @@ def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def move_aside(folder: Path) -> None:
-    """Rename a sweep's folder to ``<name>.old-<n>``, so that a new one can start in its place."""
+    """Rename a sweep's folder to ``<name>.old-<n>``, so that a new one can start in its place.
+
+    The caller holds the folder's lock, which does not move along.
+    """
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
-    if folder.exists():
-        folder.rename(old)
+    folder.rename(old)
+    (old / "lock").unlink(missing_ok=True)
 
 
 class LocalSweep:

@@ -36,8 +36,6 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
     HydraConfig.instance().set_config(config)  # the sweep's folder is named through ${hydra:...}
     folder = Path(config.hydra.sweep.dir)
     launcher = _launcher(config)
-    if config.fresh:
-        move_aside(folder)
     with ExitStack() as stack:
         lock = FolderLock(folder)
         lock.acquire()
@@ -49,9 +47,13 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             )
 
         # Workers take seconds to import torch, which a new sweep needs for sure: meanwhile arms are composed.
-        prestart = launcher == "basic" and not (folder / "design.json").exists()
-        pool = start_pool() if prestart else None
+        is_new = not (folder / "design.json").exists()
+        pool = start_pool() if launcher == "basic" and is_new else None
         design = build_design(config, config_loader, arguments)
+        if config.fresh and not is_new:
+            move_aside(folder)
+            lock.release()
+            lock.acquire()
         record_design(design, folder)
         state = SweepState(design, folder)
         console = Console()

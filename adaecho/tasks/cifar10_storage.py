@@ -158,6 +158,7 @@ def _check_schema(schema: Any, origin: str) -> None:
         img is not None
         and types.is_struct(img)
         and img.get_field_index("bytes") >= 0
+        and (types.is_binary(kind := img.field("bytes").type) or types.is_large_binary(kind))
         and label is not None
         and types.is_integer(label)
     )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from adaecho.config import Config
-from adaecho.errors import DataError
+from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
 from adaecho.tasks.base import Split, Task
@@ -33,8 +33,14 @@ def build(config: Config) -> Task:
     """The digits task.
 
     Raises:
+        ConfigError: ``data.path`` is set.
         DataError: scikit-learn's file is absent, or the validation split would leave nothing to train on.
     """
+    if config.data.path is not None:
+        raise ConfigError(
+            f"data.path={config.data.path}: task digits carries its images in itself; drop data.path, or "
+            "choose a task= that reads data"
+        )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
 
     def build_model() -> nn.Module:

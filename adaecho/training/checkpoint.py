@@ -52,7 +52,9 @@ def load(folder: Path) -> dict[str, Any] | None:
         if not path.exists():
             continue
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict):
+                raise ValueError("holds no training state")
             return state
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
             broken.append(f"{path}: {type(error).__name__} {str(error).partition(chr(10))[0]}")

@@ -122,12 +122,18 @@ class _Trial:
         state = checkpoint.load(self.run_folder.checkpoint_dir)
         if state is not None:
             for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
-                if state[key] != now:
+                if state.get(key, now) != now:
                     raise FolderError(
                         f"{self.run_folder.path}: begun with {key}={state[key]}, here it would go on with "
                         f"{now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
                     )
-            trainer.load_state_dict(state)
+            try:
+                trainer.load_state_dict(state)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise FolderError(
+                    f"{self.run_folder.checkpoint_dir}: not a checkpoint of this run "
+                    f"({str(error).splitlines()[0]}); put the right one back, or start anew with fresh=true"
+                ) from error
         self.run_folder.truncate_metrics(trainer.progress.evaluations)
 
     def checkpoint_if_due(self, trainer: Trainer) -> None:

@@ -144,6 +144,32 @@ def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> 
         run_trial(compose_config("max_steps=9", "device=cpu"), FOLDER)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: {"step": 1},
+        lambda state: {**state, "model": {}},
+        lambda state: {**state, "loader": {**state["loader"], "version": -1}},
+        lambda state: [state],
+    ],
+    ids=["no training state", "another model", "another loader", "no dict"],
+)
+def test_a_checkpoint_of_another_run_is_refused(compose_config: Compose, change: Any) -> None:
+    run_trial(compose_config("max_steps=5"), FOLDER)
+    path = FOLDER / "checkpoint" / "last.pt"
+    torch.save(change(torch.load(path, weights_only=True)), path)
+    with pytest.raises(FolderError, match="fresh=true"):
+        run_trial(compose_config("max_steps=9"), FOLDER)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}"])
+def test_a_summary_of_the_wrong_shape_is_refused(compose_config: Compose, text: str) -> None:
+    run_trial(compose_config("max_steps=5"), FOLDER)
+    (FOLDER / "summary.json").write_text(text)
+    with pytest.raises(FolderError, match=r"summary\.json"):
+        run_trial(compose_config("max_steps=9"), FOLDER)
+
+
 def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     def weights(config: Config, folder: str) -> torch.Tensor:
         run_trial(config, Path(folder))
