@@ -4,6 +4,7 @@ Training is imported only when it is about to begin, so that ``--cfg job`` and t
 """
 
 import difflib
+import gc
 import os
 import sys
 from functools import partial
@@ -39,8 +40,10 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(plain)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
+    gc.disable()  # torch makes a million objects that stay: scanning them while they grow takes half a second
     from adaecho.training.trial import run_trial
 
+    gc.enable()
     print(f"{folder}: {_headline(config)}", flush=True)
     summary = run_trial(
         config, folder, list(hydra_config.overrides.task), report=partial(_print_line, config.target.metric)

@@ -1,4 +1,4 @@
-"""How long the command takes to print a config, and to do its first training step on digits.
+"""How long the command takes to print a config, and to report its first training step on digits.
 
 Run: python -m benchmarks.startup
 """
@@ -19,14 +19,18 @@ COMMANDS = {
 
 
 def measure(arguments: list[str]) -> list[float]:
-    """Wall seconds of the whole process, one warm-up not counted."""
+    """Wall seconds from the command to its last line of output, one warm-up not counted."""
     seconds = []
     for _ in range(RUNS + 1):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "adaecho.run", *arguments, f"hydra.run.dir={folder}/run"]
             begin = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            seconds.append(time.perf_counter() - begin)
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                for _ in process.stdout:
+                    last = time.perf_counter()
+            if process.returncode:
+                raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+            seconds.append(last - begin)
     return seconds[1:]
 
 

@@ -1,5 +1,7 @@
 """The optimizer of a run, and how a batch becomes a step."""
 
+from inspect import unwrap
+
 import torch
 from torch import nn
 
@@ -9,9 +11,23 @@ from adaecho.config import Config
 Batch = dict[str, torch.Tensor]
 
 
+class EagerSGD(torch.optim.SGD):
+    """torch's SGD without its decorators for ``torch.compile``.
+
+    At their first call these import the whole compiler, which takes as long as importing torch itself, and
+    nothing is compiled here. A test holds the weights equal to torch's, bit for bit.
+    """
+
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
+    zero_grad = unwrap(torch.optim.SGD.zero_grad)
+    add_param_group = unwrap(torch.optim.SGD.add_param_group)
+    state_dict = unwrap(torch.optim.SGD.state_dict)
+    load_state_dict = unwrap(torch.optim.SGD.load_state_dict)
+
+
 def make_optimizer(config: Config, model: nn.Module) -> torch.optim.SGD | AdaScale:
     """SGD as configured, with AdaScale around it under ``adascale=on``."""
-    sgd = torch.optim.SGD(
+    sgd = EagerSGD(
         model.parameters(),
         lr=config.optimizer.learning_rate,
         momentum=config.optimizer.momentum,
