@@ -1,0 +1,19 @@
+"""Programs that some tests need beyond the project's packages."""
+
+import os
+
+import pytest
+
+
+def needs(name: str, *, present: bool, remedy: str) -> pytest.MarkDecorator:
+    """Skips tests where a program is absent.
+
+    Raises:
+        RuntimeError: it is absent, and ``ADAECHO_REQUIRE`` (names separated by spaces) says it must not be.
+    """
+    reason = f"{name} is absent; {remedy}"
+    if not present and name in os.environ.get("ADAECHO_REQUIRE", "").split():
+        raise RuntimeError(
+            f"{reason}. ADAECHO_REQUIRE={os.environ['ADAECHO_REQUIRE']!r} forbids to skip its tests"
+        )
+    return pytest.mark.skipif(not present, reason=reason)
