@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from adaecho.echo import keys
+from adaecho.echo.batch_echo import EchoedBatches
+from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks
-from adaecho.echo.pipeline import EchoedBatches, Ready
 from adaecho.echo.settings import Settings
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.wiring import Stages

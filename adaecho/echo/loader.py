@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from adaecho.echo import checkpoint, keys
+from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
+from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks, Counters
-from adaecho.echo.pipeline import Ready
+from adaecho.echo.gauges import Gauges
 from adaecho.echo.settings import Settings, share, whole
 from adaecho.echo.source import as_source
 from adaecho.echo.wiring import Stages
 
 
-class EchoLoader:
+class EchoLoader(Gauges):
     """Batches for SGD, with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
 
     The stages of each variant; every one has a single shuffle buffer of the same size::
@@ -189,75 +188,9 @@ class EchoLoader:
             return self._stages.num_batches(self.settings, position.iteration, position.first_number)
         return self._stages.num_batches(self.settings, position.iteration + 1, position.next_number)
 
-    # Counts and clocks
-
-    @property
-    def fresh_examples(self) -> int:
-        """Examples of this rank that had to be read for the batches taken so far."""
-        return self._position.fresh_examples
-
     def next_fresh_examples(self) -> int:
         """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
         return self._ahead[0].fresh_examples if self._look_ahead() else self.fresh_examples
-
-    @property
-    def fresh_examples_in_buffer(self) -> int:
-        """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
-        position, echoed = self._position, self._pipeline.echoed
-        items = [np.empty(0, dtype=np.int64)]
-        if self._stages.examples is not None:
-            items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
-        if echoed is not None:
-            items += echoed.state_at(position.batch_output)[1].values()
-        return len(np.unique(np.concatenate(items) >> keys.ECHO_BITS))
-
-    @property
-    def reread_examples(self) -> int:
-        """Examples read a second time to restore a position; not fresh."""
-        return self._position.reread_examples
-
-    @property
-    def bad_examples(self) -> list[dict[str, Any]]:
-        """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
-        return [bad for bad in self._stages.bad.found if bad["index"] < self._position.next_index]
-
-    @property
-    def factor(self) -> float:
-        """The echoing factor in force."""
-        return self._factor_at()[0]
-
-    @property
-    def factor_changes(self) -> list[tuple[int, float]]:
-        """Each change by ``factor="auto"``: number of the first fresh item under it, and the factor."""
-        return self._factor_at()[1]
-
-    def _factor_at(self) -> tuple[float, list[tuple[int, float]]]:
-        stage, position = self._stages.echo_stage, self._position
-        if stage is None:
-            return 1.0, []
-        return stage.factor_at(
-            position.next_number if self._pipeline.echoed is not None else position.next_index
-        )
-
-    @property
-    def wait_time_s(self) -> float:
-        """Seconds that the consumer has waited for batches."""
-        return self._clocks.wait_time_s
-
-    @property
-    def upstream_s_per_batch(self) -> float:
-        """Busy worker time upstream of the echo per fresh batch, over the number of workers."""
-        return self._clocks.upstream_s_per_batch
-
-    @property
-    def downstream_s_per_step(self) -> float:
-        """The larger of the loader's own work after the echo and the consumer's step."""
-        return self._clocks.downstream_s_per_step
-
-    @property
-    def R(self) -> float | None:  # noqa: N802 (the paper's name)
-        """t_upstream / t_downstream (paper, section 2), smoothed over some 50 steps; None until known."""
-        return self._clocks.ratio
 
     # State
 

@@ -6,19 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from adaecho.echo.augment import Augmentation
-from adaecho.echo.pipeline import ExampleBatches, Pipeline, WholeBatches
+from adaecho.echo.batches import ExampleBatches, WholeBatches
+from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.pool import ResidentPool
+from adaecho.echo.random_reader import RandomReader
+from adaecho.echo.sequential_reader import SequentialReader
 from adaecho.echo.settings import Settings
 from adaecho.echo.source import ArraySource, IterableSource, MapSource, Permutation
 from adaecho.echo.stage import EchoStage
-from adaecho.echo.upstream import (
-    BadExamples,
-    FreshQueue,
-    Preparation,
-    RandomReader,
-    Reader,
-    SequentialReader,
-)
+from adaecho.echo.upstream import BadExamples, FreshQueue, Preparation, Reader
 
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP = 512  # examples of small arrays that are worked on at once

@@ -90,7 +90,7 @@ class InlineMap(Generic[Claim, Result]):
         self._claim, self._work = claim, work
         self.busy_s = 0.0
         self.blocked_s = 0.0
-        self.upstream: InlineMap[Any, Any] | OrderedMap[Any, Any] | None = None
+        self.upstream: AnyMap | None = None
 
     def get(self, *, by_crew: bool) -> Result | None:  # noqa: ARG002 (as OrderedMap)
         """The next result; None after the last."""
@@ -136,7 +136,7 @@ class OrderedMap(Generic[Claim, Result]):
         self.busy_s = 0.0
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
-        self.upstream: InlineMap[Any, Any] | OrderedMap[Any, Any] | None = None
+        self.upstream: AnyMap | None = None
         crew.add(self)
 
     def reset(self) -> None:
@@ -266,3 +266,6 @@ class OrderedMap(Generic[Claim, Result]):
         self._claimed += 1
         self._claiming, self._ended = False, True
         self._crew.condition.notify_all()
+
+
+AnyMap = InlineMap[Any, Any] | OrderedMap[Any, Any]

@@ -1,0 +1,163 @@
+"""From fresh examples, or somebody else's batches, to batches."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adaecho.echo import keys
+from adaecho.echo.examples import Stack, collate, concatenate
+from adaecho.echo.pool import Examples
+from adaecho.echo.stage import EchoStage, Fresh, Taken
+from adaecho.echo.upstream import FreshQueue
+from adaecho.echo.workers import AnyMap
+
+
+@dataclass
+class Ready:
+    """A batch and where the stages stood when it was complete.
+
+    Attributes:
+        batch: what the consumer gets.
+        items: of its examples; empty where whole batches are read.
+        output: outputs of the example stage up to then.
+        next_index: upstream position there.
+        fresh_examples: examples read up to there, since the loader began.
+        number, next_number: of the fresh batch and of the first one not yet echoed, under batch echoing.
+        batch_output: outputs of the batch echo stage.
+    """
+
+    batch: Any
+    items: keys.Items
+    output: int
+    next_index: int
+    fresh_examples: int
+    number: int = 0
+    next_number: int = 0
+    batch_output: int = 0
+
+
+class ExampleBatches:
+    """echo > shuffle > [augment >] batch, from fresh examples.
+
+    Args:
+        stage: repeats and shuffles examples; a factor of 1 only shuffles.
+        batch_size: examples per batch.
+        augment: after the shuffle, for (items, examples); None where it came before the echo.
+        user_collate: a list of examples to a batch; None for the default.
+        group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
+            work where examples are small arrays.
+    """
+
+    def __init__(
+        self,
+        stage: EchoStage,
+        batch_size: int,
+        augment: Callable[[keys.Items, Examples], Examples] | None,
+        user_collate: Callable[[list[Any]], Any] | None,
+        group: int = 1,
+    ) -> None:
+        self.stage = stage
+        self.skipped = 0  # local numbers that were passed over unread
+        self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
+        self._group = group
+
+    def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
+        """The examples of the next batches; None at the end of the pass."""
+        parts = self.stage.take(self._group * self._batch_size)
+        return (parts, self.skipped) if parts else None
+
+    def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> list[Ready]:
+        """Make the batches."""
+        parts, skipped = claim
+        items = np.concatenate([taken.items for taken, _ in parts])
+        next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
+        examples = self.augmented(items, _joined([examples for _, examples in parts]))
+        first = parts[0][0].start
+        made = []
+        for start in range(0, len(items), self._batch_size):
+            end = min(start + self._batch_size, len(items))
+            batch = self.collated(examples if end - start == len(items) else examples[start:end])
+            next_index = int(next_indices[end - 1])
+            made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
+        return made
+
+    def augmented(self, items: keys.Items, examples: Examples) -> Examples:
+        """Augment examples that have left the buffer."""
+        return examples if self._augment is None else self._augment(items, examples)
+
+    def collated(self, examples: Examples) -> Any:
+        """One batch of its examples."""
+        if self._collate is not None:
+            return self._collate(examples.examples() if isinstance(examples, Stack) else examples)
+        return examples.batch() if isinstance(examples, Stack) else collate(examples)
+
+
+def _joined(blocks: list[Examples]) -> Examples:
+    if len(blocks) == 1:
+        return blocks[0]
+    stacks = [block for block in blocks if isinstance(block, Stack)]
+    if len(stacks) == len(blocks):
+        return concatenate(stacks)
+    return [
+        example for block in blocks for example in (block.examples() if isinstance(block, Stack) else block)
+    ]
+
+
+class WholeBatches:
+    """Batches that somebody else's loader makes, one a time."""
+
+    def __init__(self, queue: FreshQueue) -> None:
+        self._queue = queue
+        self.fresh_examples = 0
+
+    def claim(self) -> Fresh | None:
+        """The next batch; None at the end of the pass."""
+        fresh = self._queue.take(1)
+        while fresh is not None and not len(fresh.serials):
+            fresh = self._queue.take(1)
+        return fresh
+
+    def work(self, fresh: Fresh) -> list[Ready]:
+        """Count its examples (called in order, by one thread)."""
+        batch = fresh.things[0]
+        self.fresh_examples += batch_length(batch)
+        return [Ready(batch, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)]
+
+
+class OneByOne:
+    """Batches one by one from a map that makes several at once."""
+
+    def __init__(self, groups: AnyMap) -> None:
+        self.map = groups
+        self._made: deque[Ready] = deque()
+
+    def get(self, *, by_crew: bool) -> Ready | None:
+        """The next batch; None after the last."""
+        if not self._made:
+            self._made.extend(self.map.get(by_crew=by_crew) or ())
+        return self._made.popleft() if self._made else None
+
+    def clear(self) -> None:
+        """Forget what has been made."""
+        self._made.clear()
+
+
+def batch_length(batch: Any) -> int:
+    """Examples in a batch: the leading length of its first tensor, array or sequence.
+
+    Raises:
+        ValueError: the batch has none.
+    """
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str | bytes | int | float):
+        return batch_length(batch[0])
+    shape = getattr(batch, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    if hasattr(batch, "__len__"):
+        return len(batch)
+    raise ValueError(f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}")
