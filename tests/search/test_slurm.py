@@ -1,16 +1,9 @@
-"""Sweeps on Slurm: what is asked of it, told by stand-ins; what becomes of jobs, by the real thing."""
+"""Sweeps on Slurm: what a job does, and what is asked of Slurm, told by stand-ins for its commands."""
 
 import functools
-import getpass
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 
 from adaecho.errors import ConfigError, FolderError
 from adaecho.records.folder import RunFolder
-from adaecho.search import slurm, sweeper
+from adaecho.search import sweeper
 from adaecho.search.design import Design, TrialId
 from adaecho.search.execute import code_digest
 from adaecho.search.job import TrialsJob
@@ -30,9 +23,7 @@ from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER
 
-STATE = Path("/var/lib/adaecho-slurm")  # of scripts/local_slurm.sh
 ON_SLURM = ("hydra/launcher=slurm",)
-TIMEOUT_S = 900  # a sweep of 16 trials on a machine that may be busy
 
 
 def _job(design: Design, folder: Path, indices: tuple[int, ...], **changes: Any) -> TrialsJob:
@@ -218,181 +209,3 @@ def test_other_launchers_are_refused(run_sweep: Command) -> None:
     ConfigStore.instance().store(group="hydra/launcher", name="other", node={"_target_": "nothing"})
     with pytest.raises(ConfigError, match=r"hydra/launcher=other: .* basic or slurm"):
         run_sweep("hydra/launcher=other")
-
-
-# The real thing.
-
-
-def _slurm_runs() -> bool:
-    if shutil.which("sinfo") is None:
-        return False
-    return subprocess.run(["sinfo", "--noheader"], capture_output=True, check=False).returncode == 0
-
-
-on_slurm = pytest.mark.skipif(
-    not _slurm_runs(), reason="no Slurm answers here; as root: scripts/local_slurm.sh up"
-)
-# Four arms x four trials of a second or two; nothing stops early, so that all can be compared.
-SWEEP = (
-    "echo=none,batch,example_before_augmentation,example_after_augmentation",
-    "optimizer.learning_rate=tag(log,interval(0.01,0.1))",
-    "search.trials=4",
-    "target.value=null",
-    "max_fresh_examples=3200",
-    "evaluate.every_fresh_examples=160",
-    "checkpoint_every_s=0.2",
-    "tracking=none",
-    "device=cpu",
-    *ON_SLURM,
-    "hydra.launcher.trials_per_job=4",
-)
-
-
-@pytest.fixture
-def _no_jobs_left() -> Iterator[None]:
-    yield
-    subprocess.run(["scancel", f"--user={getpass.getuser()}", "--quiet"], check=False)
-
-
-def _command(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "adaecho.run", "-m", *SWEEP, f"hydra.sweep.dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def _finish(launcher: "subprocess.Popen[bytes]") -> None:
-    _, errors = launcher.communicate(timeout=TIMEOUT_S)
-    assert launcher.returncode == 0, errors.decode()
-
-
-def _wait_until(what: Callable[[], Any], timeout_s: float = 300.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"waited {timeout_s} s in vain")
-
-
-def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without clocks, and without what tells that a run was resumed: its buffer was read again."""
-    return {
-        key: _without_clocks(value) if isinstance(value, dict) else value
-        for key, value in record.items()
-        if key not in ("R", "reread_examples") and not key.endswith(("_s", "_s_per_batch", "_s_per_step"))
-    }
-
-
-def _outcomes(folder: Path) -> dict[str, Any]:
-    """All that a sweep computed, clocks aside."""
-    found = {}
-    for path in sorted(folder.glob("*/*/*/summary.json")):
-        lines = (path.parent / "metrics.jsonl").read_text().splitlines()
-        found[str(path.parent.relative_to(folder))] = {
-            "summary": _without_clocks(json.loads(path.read_text())),
-            "metrics": [_without_clocks(json.loads(line)) for line in lines],
-        }
-    return found
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcomes of a sweep that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("slurm") / "sweep"
-    _finish(_command(folder))
-    return _outcomes(folder)
-
-
-@on_slurm
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
-def test_a_sweep_runs_on_slurm(undisturbed: dict[str, Any]) -> None:
-    arms = {name.partition("/")[0] for name in undisturbed}
-    assert len(arms) == 4
-    assert len(undisturbed) >= 16
-    assert {trial["summary"]["status"] for trial in undisturbed.values()} <= {"budget_spent", "diverged"}
-
-
-@on_slurm
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
-def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    launcher = _command(folder)
-
-    _wait_until(lambda: len(slurm.recorded_jobs(folder)) == 4)
-    launcher.kill()
-    launcher.communicate()
-    requeued = _wait_until(lambda: _at_work(folder, but=None))
-    subprocess.run(["scontrol", "requeue", requeued], check=True)
-    cancelled = _wait_until(lambda: _at_work(folder, but=requeued))
-    subprocess.run(["scancel", cancelled], check=True)
-    if (STATE / "slurmd.pid").exists():
-        os.kill(int((STATE / "slurmd.pid").read_text()), signal.SIGTERM)
-        _wait_until(lambda: not (STATE / "slurmd.pid").exists())
-        subprocess.run(["slurmd"], check=True)
-    # Slurm holds a requeued job back for two minutes.
-    _wait_until(lambda: "PENDING" in _state_of(requeued))
-    subprocess.run(["scontrol", "update", f"JobId={requeued}", "StartTime=now"], check=True)
-    _finish(_command(folder))
-    assert _outcomes(folder) == undisturbed
-    rows = json.loads((folder / "trials.json").read_text())
-    assert len({(row["arm"], row["repeat"], row["index"]) for row in rows}) == len(rows) == len(undisturbed)
-    assert len(slurm.recorded_jobs(folder)) == 5, "the cancelled job alone was submitted again"
-
-
-def _at_work(folder: Path, but: str | None) -> str | None:
-    """A job, other than ``but``, in the middle of a trial that has been checkpointed."""
-    for job, trials in slurm.recorded_jobs(folder):
-        for trial in trials:
-            run = RunFolder(folder / str(trial))
-            summary = run.read_summary()
-            if job != but and summary and summary["status"] == "running" and summary["steps"] > 0:
-                return job
-    return None
-
-
-def _state_of(job: str) -> str:
-    command = ["squeue", "--noheader", f"--job={job}", "--format=%T"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-@on_slurm
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
-def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
-    undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = tmp_path / "sweep"
-    launcher = _command(folder)
-
-    job = _wait_until(lambda: _at_work(folder, but=None))
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    _wait_until(lambda: "PENDING" in _state_of(job))
-    preempted = [
-        summary
-        for path in folder.glob("*/*/*/summary.json")
-        if (summary := json.loads(path.read_text()))["status"] == "preempted"
-    ]
-    assert [summary["signal"] for summary in preempted] == ["SIGUSR2"]
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
-    _finish(launcher)
-    assert {name: trial["metrics"] for name, trial in _outcomes(folder).items()} == {
-        name: trial["metrics"] for name, trial in undisturbed.items()
-    }
-
-
-@on_slurm
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
-def test_32_jobs_at_once_on_one_study(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "SlurmSweep", functools.partial(SlurmSweep, runner=RUNNER))
-    folder = run_sweep(*ON_SLURM, "search.trials=32")
-    begun = {
-        str(path.parent.relative_to(folder)): len(path.read_text().splitlines())
-        for path in folder.glob("*/*/*/begun.log")
-    }
-    rows = json.loads((folder / "trials.json").read_text())
-    assert set(begun.values()) == {1}
-    assert len(rows) == len(begun) == 32 + sum(row["status"] == "diverged" for row in rows)
-    assert sum(row["counted"] for row in rows) == 32
-    assert len({tuple(row["hyperparameters"].values()) for row in rows}) == len(rows)
