@@ -57,6 +57,38 @@ class Augmentation:
         return self._augment(example)
 
 
+class DecodeThenAugment:
+    """What comes after the buffer where it holds examples as they are stored.
+
+    Args:
+        decode: one example, deterministic.
+        augmentation: of decoded examples, if any.
+        origin: what to call the example of a serial in a message.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Any], Any],
+        augmentation: Augmentation | None,
+        origin: Callable[[int], str],
+    ) -> None:
+        self._decode, self._augmentation, self._origin = decode, augmentation, origin
+
+    def __call__(self, items: keys.Items, examples: Examples) -> Examples:
+        """The decoded and augmented examples of these items."""
+        singles = examples.examples() if isinstance(examples, Stack) else examples
+        decoded = [self._decoded(int(item), single) for item, single in zip(items, singles, strict=True)]
+        return decoded if self._augmentation is None else self._augmentation(items, decoded)
+
+    def _decoded(self, item: int, example: Any) -> Any:
+        try:
+            return self._decode(example)
+        except Exception as error:
+            origin = self._origin(item >> keys.ECHO_BITS)
+            error.add_note(f"while decoding {origin}; place='decoded' can skip it, see max_bad_examples")
+            raise
+
+
 def _num_arguments(augment: Callable[..., Any]) -> int:
     if not callable(augment):
         raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block")

@@ -167,12 +167,23 @@ def same_layout(one: Stack, other: Stack) -> bool:
     )
 
 
+def num_bytes(value: Any) -> int:
+    """Bytes of the arrays, tensors and byte strings in an example; the rest hardly counts."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return int(value.nbytes)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(num_bytes, value.values()))
+    return sum(map(num_bytes, value)) if isinstance(value, tuple | list) else 0
+
+
 def duplicate(value: Any) -> Any:
-    """A deep copy of an example or a batch that shares no memory with it; devices stay."""
+    """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.copy()
+        return value.copy() if value.flags.writeable else value
     if isinstance(value, str | bytes | int | float | None):
         return value
     if type(value) is dict:

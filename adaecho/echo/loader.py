@@ -12,7 +12,7 @@ from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks, Counters
 from adaecho.echo.gauges import Gauges
-from adaecho.echo.settings import Settings, share, whole
+from adaecho.echo.settings import Settings, check_place, share, whole
 from adaecho.echo.source import as_source
 from adaecho.echo.wiring import Stages
 
@@ -45,6 +45,9 @@ class EchoLoader(Gauges):
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, from global generators.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
+        place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
+            ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
+            repeat, and needs the memory of encoded examples alone.
         order: ``permutation`` (a new one for each epoch, where the source has a length) or ``stored``.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless.
@@ -72,6 +75,7 @@ class EchoLoader(Gauges):
         decode: Callable[[Any], Any] | None = None,
         augment: Any = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        place: str = "decoded",
         order: str = "permutation",
         epochs: int | None = None,
         num_workers: int = 0,
@@ -89,8 +93,9 @@ class EchoLoader(Gauges):
         )  # fmt: skip
         whole("num_workers", num_workers, 0)
         whole("prefetch", prefetch, 0)
+        check_place(place, decode, self.settings)
         self._stages = Stages(
-            as_source(source), self.settings, decode=decode, augment=augment, collate=collate,
+            as_source(source), self.settings, decode=decode, augment=augment, collate=collate, place=place,
             num_workers=num_workers, prefetch=prefetch,
         )  # fmt: skip
         self._pipeline = self._stages.pipeline

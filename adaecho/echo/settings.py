@@ -11,6 +11,7 @@ from adaecho.echo import keys
 VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
 ORDERS = ("permutation", "stored")
 RESTORES = ("replay", "snapshot")
+PLACES = ("decoded", "encoded")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,27 @@ class Settings:
                     f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
                     "give the loader the arguments it was saved with"
                 )
+
+
+def check_place(place: str, decode: Any, settings: Settings) -> None:
+    """Raises ValueError where the buffer can't hold examples in that form."""
+    one_of("place", place, PLACES)
+    if place == "decoded":
+        return
+    if decode is None:
+        raise ValueError("place='encoded': without decode= examples are buffered as they come; leave it out")
+    if settings.batch_size is None:
+        raise ValueError("place='encoded' with batch_size=None: whole batches are not decoded here")
+    if settings.echo == "example_after_augmentation":
+        raise ValueError(
+            "place='encoded' with echo='example_after_augmentation': what is echoed there is decoded; "
+            "choose place='decoded' or echo='example_before_augmentation'"
+        )
+    if settings.max_bad_examples:
+        raise ValueError(
+            f"max_bad_examples={settings.max_bad_examples} with place='encoded': an example found bad after "
+            "the buffer can't be skipped any more; choose place='decoded' or max_bad_examples=0"
+        )
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:

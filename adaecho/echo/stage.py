@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, duplicate
+from adaecho.echo.examples import Stack, duplicate, num_bytes
 from adaecho.echo.pool import Examples, ListPool, Pool, ResidentPool, StackPool
 
 # Purposes of the stage's own draws, out of the way of those an augmentation numbers from 0.
@@ -351,11 +351,11 @@ class EchoStage:
         return self._pool.insert(things, counts)
 
     def _new_pool(self, things: Any) -> Pool:
-        if not isinstance(things, Stack):
-            return ListPool()
+        stacked = isinstance(things, Stack)
         if self._check_memory is not None:
-            self._check_memory(self._size * things.example_bytes)
-        return StackPool(things, self._size + self._block)
+            example_bytes = things.example_bytes if stacked else num_bytes(things) // len(things)
+            self._check_memory(self._size * example_bytes)
+        return StackPool(things, self._size + self._block) if stacked else ListPool()
 
     def lend(self, things: Any) -> Examples:
         """Things that don't go through the buffer, in the form in which they would leave it."""

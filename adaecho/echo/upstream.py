@@ -12,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, stack
+from adaecho.echo.examples import Stack, num_bytes, stack
 from adaecho.echo.pool import Examples
 from adaecho.echo.stage import Fresh
 from adaecho.echo.workers import InlineMap, OrderedMap
 
 # What a broken connection or machine raises says nothing about the example: never skipped as a bad one.
 _NOT_THE_EXAMPLE = (ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError)
+
+# Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
+# than the interpreter's work for each.
+_LARGE_BYTES = 1 << 16
 
 Serials = NDArray[np.int64]
 
@@ -41,7 +45,9 @@ class Preparation:
         """Augment where that comes before the echo, and stack what can be stacked."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keys.ECHO_BITS, examples)
-        if isinstance(examples, Stack) or not self.stacked:
+        if isinstance(examples, Stack) or not self.stacked or not examples:
+            return examples
+        if num_bytes(examples[0]) > _LARGE_BYTES:
             return examples
         return stack(examples) or examples
 

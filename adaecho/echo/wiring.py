@@ -5,7 +5,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from adaecho.echo.augment import Augmentation
+import numpy as np
+
+from adaecho.echo.augment import Augmentation, DecodeThenAugment
 from adaecho.echo.batches import ExampleBatches, WholeBatches
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.pool import ResidentPool
@@ -40,17 +42,21 @@ class Stages:
         decode: Callable[[Any], Any] | None,
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
+        place: str,
         num_workers: int,
         prefetch: int,
     ) -> None:
-        augmentation = None if augment is None else Augmentation(augment, settings.seed)
+        after_echo: Augmentation | DecodeThenAugment | None
+        after_echo = None if augment is None else Augmentation(augment, settings.seed)
+        if decode is not None and place == "encoded":
+            after_echo, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
         # Arrays are read and worked on in groups of batches; anything slower comes batch by batch.
-        grouped = isinstance(source, ArraySource) and decode is None
+        grouped = isinstance(source, ArraySource) and decode is None and place == "decoded"
         group = max(1, _GROUP // (settings.batch_size or _GROUP)) if grouped else 1
-        preparation = Preparation(decode, augmentation if before else None, stacked=not whole)
+        preparation = Preparation(decode, after_echo if before else None, stacked=not whole)
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
         self.reader = self._reader(source, settings, preparation, resident)
@@ -62,7 +68,7 @@ class Stages:
             self.examples = ExampleBatches(
                 self._example_stage(settings, settings.batch_size, pool),
                 settings.batch_size,
-                None if before else augmentation,
+                None if before else after_echo,
                 collate,
                 group,
             )
@@ -133,6 +139,16 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:
+    def origin(serial: int) -> str:
+        if isinstance(source, IterableSource):
+            return source.origin(serial)
+        permutation = Permutation(source.length, settings.order, settings.seed)
+        return source.origin(int(permutation.rows(np.array([serial]))[0]))
+
+    return origin
 
 
 def check_memory(needed_bytes: int) -> None:
