@@ -30,7 +30,8 @@ def pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else a norm."""
     tensor = _dense(tensor)
     if tensor.device.type == "cpu":
-        chunks = torch.split(_flat(tensor.to(_wide(tensor))), _CHUNK)
+        flat = _flat(tensor.to(_wide(tensor)))
+        chunks = torch.split(flat, _CHUNK) if len(flat) > _CHUNK else (flat,)
         return [torch.dot(chunk, chunk) for chunk in chunks]
     return [torch.linalg.vector_norm(tensor, dtype=_wide(tensor))]
 

@@ -23,6 +23,8 @@ from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials, outcome
 
+_ADASCALE = ("gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
+
 
 def trial_row(
     config: dict[str, Any],
@@ -63,6 +65,9 @@ def trial_row(
         **{f"to_target_{cost}": to_target.get(cost) for cost in COSTS},
         "best_value": (summary.get("best") or {}).get("value"),
         **{cost: summary.get(cost) for cost in COSTS},
+        "trained_examples": summary.get("steps", 0) * config["batch_size"],
+        **{f"final_{metric}": value for metric, value in summary.get("final", {}).items()},
+        **{key: summary[key] for key in _ADASCALE if key in summary},
     }
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from adaecho.tasks.base import Task
 
 # Modules of this package with build(config) -> Task, imported when asked for: they import torch.
-TASKS = ("digits", "cifar10")
+TASKS = ("digits", "digits_mlp", "cifar10")
 
 
 def build_task(config: Config) -> "Task":

@@ -4,6 +4,7 @@ They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Han
 repository, 1998): pixel values 0 to 16. There is no test split beside the validation split.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,29 +31,34 @@ BRIGHTEST = 16.0
 
 
 def build(config: Config) -> Task:
-    """The digits task.
+    """The digits task, with a small convolutional net.
 
     Raises:
         ConfigError: ``data.path`` is set.
         DataError: scikit-learn's file is absent, or the validation split would leave nothing to train on.
     """
+    return build_with(small_conv, config, name="digits")
+
+
+def build_with(net: Callable[[int], nn.Module], config: Config, *, name: str) -> Task:
+    """The digits with ``net(num_classes)``: float [N, 1, 8, 8] to logits [N, num_classes]."""
     if config.data.path is not None:
         raise ConfigError(
-            f"data.path={config.data.path}: task digits carries its images in itself; drop data.path, or "
+            f"data.path={config.data.path}: task {name} carries its images in itself; drop data.path, or "
             "choose a task= that reads data"
         )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
-        return nn.Sequential(normalise, small_conv(NUM_CLASSES))
+        return nn.Sequential(normalise, net(NUM_CLASSES))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
-        assert split == "validation", "digits has no test split"
+        assert split == "validation", "digits have no test split"
         return classification_metrics(model, validation, batch_size=config.evaluate.batch_size, device=device)
 
     return Task(
-        name="digits",
+        name=name,
         metrics=CLASSIFICATION_METRICS,
         source=source,
         decode=None,

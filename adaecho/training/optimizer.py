@@ -51,4 +51,6 @@ def deal(batch: Batch, count: int) -> list[Batch]:
     So neighbours, among them the copies of one example where nothing is shuffled after the echo, end up on
     different micro-batches, where AdaScale's gain can see that they are alike.
     """
+    if count == 1:
+        return [batch]
     return [{key: value[first::count] for key, value in batch.items()} for first in range(count)]

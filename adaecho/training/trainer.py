@@ -111,17 +111,22 @@ class Trainer:
         batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         self.optimizer.zero_grad(set_to_none=True)
         count = self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
-        loss = torch.zeros((), device=self.device)
-        for micro_batch in deal(batch, count):
-            with autocast(self.device, self.precision):
-                micro_loss = self.task.loss(self.model, micro_batch) / count
-            micro_loss.backward()  # type: ignore[no-untyped-call]
-            loss += micro_loss.detach()
+        first, *others = [self._backward(micro_batch, count) for micro_batch in deal(batch, count)]
+        loss = sum(others, first)
         self._update()
         self._loss_sum += loss
         self._loss_max = torch.maximum(self._loss_max, loss)
         self._losses += 1
         self.progress.steps += 1
+
+    def _backward(self, micro_batch: dict[str, torch.Tensor], count: int) -> torch.Tensor:
+        """Add one of ``count`` micro-batches' gradients to the step's; its share of the mean loss."""
+        with autocast(self.device, self.precision):
+            loss = self.task.loss(self.model, micro_batch)
+            if count > 1:
+                loss = loss / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _update(self) -> None:
         if self.adascale is None:
@@ -144,11 +149,13 @@ class Trainer:
         return self.adascale is not None and total_steps is not None and self.adascale.done(total_steps)
 
     def gain(self) -> dict[str, float]:
-        """AdaScale's gain ratio, tau, and tau in units of fresh batches; empty without AdaScale."""
+        """AdaScale's gain ratio, what makes it up, tau, and tau in units of fresh batches; empty without."""
         if self.adascale is None:
             return {}
         return {
             "gain": self.adascale.gain(),
+            "gradient_variance": self.adascale.grad_var_avg(),
+            "gradient_square": self.adascale.grad_sqr_avg(),
             "scale_invariant_steps": self.adascale.scale_invariant_steps,
             "fresh_scale_invariant_steps": self.progress.fresh_scale_invariant_steps,
         }

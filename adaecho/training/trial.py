@@ -112,9 +112,11 @@ class _Trial:
         summary = self._summary(trainer, status)
         if status == "preempted" and interrupt.signal is not None:
             summary["signal"] = interrupt.signal.name
+        if status == "budget_spent":  # wherever that was: evaluations fall at multiples of fresh examples
+            summary["final"] = trainer.measure("validation")
         if status in ("reached", "budget_spent") and trainer.task.has_test_split:
             summary["test"] = trainer.measure("test")
-            summary["eval_time_s"] = trainer.clocks.eval_time_s
+        summary["eval_time_s"] = trainer.clocks.eval_time_s
         self.run_folder.write_summary(summary)
         return summary
 

@@ -17,6 +17,7 @@ def make_run(
         "echo": {"variant": variant, "factor": factor},
         "target": {"metric": "accuracy", "value": 0.97},
         "seed": 3,
+        "batch_size": 32,
     }
     summary = {
         "status": status,
@@ -66,8 +67,17 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
         "fresh_examples": 320,
         "steps": 10,
         "train_time_s": 0.6,
+        "trained_examples": 320,
     }
     assert outcome([row])[0]["fresh_examples"]["mean"] == 320
+
+
+def test_a_row_of_a_run_to_the_end_of_its_budget_holds_its_end_and_adascales_part(tmp_path):
+    config, summary = make_run(tmp_path / "run", status="budget_spent")
+    end = {"final": {"accuracy": 0.9, "cross_entropy": 0.3}, "gain": 1.5, "scale_invariant_steps": 15.0}
+    row = trial_row(config, {**summary, **end}, experiment="x", arm="a")
+    assert (row["final_accuracy"], row["final_cross_entropy"]) == (0.9, 0.3)
+    assert (row["gain"], row["scale_invariant_steps"]) == (1.5, 15.0)
 
 
 def test_a_run_that_crashed_at_once_has_a_row(tmp_path):

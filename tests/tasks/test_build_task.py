@@ -17,7 +17,7 @@ def test_every_config_of_a_task_names_one_that_exists(compose_config: Compose, n
 
 
 def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits, cifar10"):
+    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits, digits_mlp, cifar10"):
         build_task(compose_config("task.name=mnist"))
 
 
