@@ -20,6 +20,8 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: naming key, value, reason and remedy.
     """
+    if config.data.path is not None and not config.data.path.strip():
+        raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
     _one_of("echo.variant", config.echo.variant, ECHO_VARIANTS)
     _one_of("schedule.shape", config.schedule.shape, SCHEDULES)
     _one_of("precision", config.precision, PRECISIONS)

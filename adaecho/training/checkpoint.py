@@ -1,5 +1,6 @@
 """Checkpoints: written atomically, the last good one kept, read without executing pickled code."""
 
+import io
 import os
 import pickle
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from adaecho.errors import FolderError
+from adaecho.records.files import folder_errors
 
 LAST, PREVIOUS, PARTIAL = "last.pt", "previous.pt", "partial.pt"
 
@@ -23,21 +25,21 @@ def save(folder: Path, state: dict[str, Any]) -> None:
         FolderError: the disk is full or read-only; earlier checkpoints are untouched.
     """
     partial = folder / PARTIAL
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if (folder / LAST).exists():
-            os.replace(folder / LAST, folder / PREVIOUS)
-        os.replace(partial, folder / LAST)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        partial.unlink(missing_ok=True)
-        raise FolderError(
-            f"{partial}: the checkpoint can't be written ({error}); earlier checkpoints are untouched. "
-            "Free some space or make the folder writable, then run the same command again"
-        ) from error
+    whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
+    torch.save(state, whole)
+    with folder_errors(partial):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(whole.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            if (folder / LAST).exists():
+                os.replace(folder / LAST, folder / PREVIOUS)
+            os.replace(partial, folder / LAST)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def load(folder: Path) -> dict[str, Any] | None:

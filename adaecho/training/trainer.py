@@ -9,6 +9,7 @@ import torch
 from adaecho.adascale import AdaScale
 from adaecho.config import Config
 from adaecho.echo import EchoLoader
+from adaecho.errors import ConfigError
 from adaecho.tasks.base import Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
@@ -96,6 +97,13 @@ class Trainer:
         if self.progress.steps % LOSS_CHECK_STEPS == 0 and self._has_diverged():
             return "diverged"
         steps, train_time_s = self.progress.steps, self.clocks.peek()
+        most = self.config.max_fresh_examples
+        if steps == 0 and most is not None and ahead > most:
+            raise ConfigError(
+                f"max_fresh_examples={most}: the first batch of {self.config.batch_size} needs {ahead} fresh "
+                f"examples, since echo.shuffle_buffer={self.config.echo.shuffle_buffer} fills first; "
+                "allow more, or make the buffer smaller"
+            )
         if budget_spent(self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=train_time_s):
             return "budget_spent"
         if self._is_done():

@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(FolderError, match="No space left"):
+    with pytest.raises(FolderError, match="the disk is full"):
         checkpoint.save(tmp_path, {"step": 1})
     assert checkpoint.load(tmp_path) == {"step": 0}
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.LAST]
