@@ -1,4 +1,4 @@
-"""What AdaScale can't take, said before training starts."""
+"""What AdaScale can't take, said before it does harm."""
 
 import math
 from collections.abc import Iterable
@@ -44,6 +44,19 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise ValueError(
             "AdaScale: ZeroRedundancyOptimizer(overlap_with_ddp=True) updates parameters during backward, "
             "before the gain is known; use overlap_with_ddp=False"
+        )
+
+
+def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:
+    """Refuse a step whose gradients no hook has seen.
+
+    Raises:
+        RuntimeError: there are gradients.
+    """
+    if any(parameter.grad is not None for parameter in parameters):
+        raise RuntimeError(
+            "AdaScale: step() with gradients that no backward pass brought (set by hand, or after "
+            "unhook()), so their gain is unknown; step the wrapped optimizer instead"
         )
 
 

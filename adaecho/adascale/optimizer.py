@@ -206,7 +206,7 @@ class AdaScale(Optimizer):
         sample = self._statistics.sample
         if sample is None:
             self._statistics.collector.refuse_between_passes("step()")
-            self._refuse_unseen_gradients()
+            checks.refuse_unseen_gradients(self._parameters())
             self._optimizer.step()
         else:
             self._take_step(sample)
@@ -295,10 +295,3 @@ class AdaScale(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         # GradScaler asks: it hands a step that stays on the device its verdict, instead of reading it.
         return steps_on_device(self._optimizer, self._statistics.collector.device)
-
-    def _refuse_unseen_gradients(self) -> None:
-        if any(parameter.grad is not None for parameter in self._parameters()):
-            raise RuntimeError(
-                "AdaScale: step() with gradients that no backward pass brought (set by hand, or after "
-                "unhook()), so their gain is unknown; step the wrapped optimizer instead"
-            )

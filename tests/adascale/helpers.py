@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from adaecho import AdaScale
+
 
 def mlp(dtype=torch.float64):
     torch.manual_seed(0)
@@ -16,6 +18,21 @@ def batches(num_steps, num_micro_batches, seed=0, dtype=torch.float64, batch_siz
         x = torch.randn(num_micro_batches, batch_size, 5, generator=generator, dtype=dtype)
         y = torch.randint(3, (num_micro_batches, batch_size), generator=generator)
         yield list(zip(x, y, strict=True))
+
+
+def accumulating(model, num_gradients=2, momentum=0.9, **arguments):
+    """AdaScale around SGD, one process."""
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    return AdaScale(sgd, num_gradients_to_accumulate=num_gradients, **arguments)
+
+
+def micro_gradients(model, groups, micro_batches):
+    """Each micro-batch's gradient by group, computed apart from the optimizer and its hooks."""
+    parameters = [p for group in groups for p in group]
+    for x, y in micro_batches:
+        loss = nn.functional.cross_entropy(model(x), y)
+        flat = list(torch.autograd.grad(loss, parameters))
+        yield [[flat.pop(0) for _ in group] for group in groups]
 
 
 def backward(model, micro_batches, factor=1.0):

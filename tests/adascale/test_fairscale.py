@@ -1,4 +1,4 @@
-"""Side by side with the fairscale package, where it is installed (extra ``fairscale``)."""
+"""Side by side with the fairscale package, where it is installed."""
 
 import copy
 import warnings
@@ -12,7 +12,7 @@ from tests.adascale.helpers import backward, batches, mlp, weights
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it imports modules that torch has deprecated
-    fairscale = pytest.importorskip("fairscale.optim", reason="the fairscale package is not installed")
+    fairscale = pytest.importorskip("fairscale.optim", reason="no fairscale; see CONTRIBUTING.md")
 
 
 def sgd(model, num_groups):

@@ -1,0 +1,197 @@
+"""What happens to gradients in and after backward: unused, frozen, clipped, not finite, out of order."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.adascale.helpers import (
+    accumulating,
+    assert_identical,
+    backward,
+    batches,
+    micro_gradients,
+    mlp,
+    train,
+    weights,
+)
+from tests.adascale.slow import SlowAdaScale
+
+
+def test_clipping_changes_the_step_and_not_the_gain():
+    clipped, free = mlp(), mlp()
+    optimizers = [accumulating(model, momentum=0.0) for model in (clipped, free)]
+    for micro_batches in batches(5, 2):
+        before = weights(clipped)
+        for model, optimizer in zip((clipped, free), optimizers, strict=True):
+            model.load_state_dict(clipped.state_dict())
+            optimizer.zero_grad()
+            backward(model, micro_batches)
+        for parameter in clipped.parameters():
+            parameter.grad *= 0.1
+        assert optimizers[0].gain() == optimizers[1].gain()
+        gain = optimizers[0].gain()
+        for optimizer in optimizers:
+            optimizer.step()
+        for old, new, other in zip(before, weights(clipped), free.parameters(), strict=True):
+            torch.testing.assert_close(new, old - 0.05 * gain * 0.1 * other.grad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_leaves_no_trace(bad):
+    model, clean = mlp(), mlp()
+    optimizer, expected = accumulating(model), accumulating(clean)
+    steps = list(batches(6, 2))
+    train(clean, expected, steps)
+    for number, micro_batches in enumerate(steps):
+        if number in (0, 3):
+            (x, y), other = micro_batches
+            optimizer.zero_grad()
+            backward(model, [(x * bad, y), other])
+            optimizer.step()
+        train(model, optimizer, [micro_batches])
+    assert optimizer.skipped_steps == 2
+    assert_identical(weights(model), weights(clean))
+    assert optimizer.scale_invariant_steps == expected.scale_invariant_steps
+    assert optimizer.gain() == expected.gain()
+
+
+class Branches(nn.Module):
+    """An MLP, a layer beside it that adds 0 at first, and an unused one."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.never = mlp(), nn.Linear(5, 3).double()
+        self.extra = nn.Linear(5, 3).double()
+        nn.init.zeros_(self.extra.weight)
+        nn.init.zeros_(self.extra.bias)
+
+    def forward(self, x):
+        return self.trunk(x) + self.extra(x)
+
+
+def test_unused_and_frozen_parameters_do_not_count():
+    model, trunk = Branches(), mlp()
+    model.extra.requires_grad_(False)
+    gains = train(model, accumulating(model), batches(5, 2))
+    assert gains == pytest.approx(train(trunk, accumulating(trunk), batches(5, 2)), rel=1e-12)
+    assert_identical(weights(model.trunk), weights(trunk))
+
+
+def test_a_parameter_used_by_one_micro_batch_has_zero_gradient_in_the_other():
+    model = Branches()
+    optimizer = accumulating(model, smoothing=0.0)
+    micro_batches = next(batches(1, 2))
+    groups = [[*model.trunk.parameters(), *model.extra.parameters()]]
+    with_both = list(micro_gradients(model, groups, micro_batches))
+    with_both[1][0][-2:] = [torch.zeros_like(p) for p in model.extra.parameters()]
+    expected = SlowAdaScale(groups, [0.0], 2, 0.0).step(with_both)
+    (x, y), (x2, y2) = micro_batches
+    (nn.functional.cross_entropy(model(x), y) / 2).backward()
+    (nn.functional.cross_entropy(model.trunk(x2), y2) / 2).backward()
+    assert optimizer.gain() == pytest.approx(expected)
+
+
+def test_unfrozen_parameters_count_from_the_next_step():
+    model = Branches()
+    model.extra.requires_grad_(False)
+    optimizer = accumulating(model, smoothing=0.0)
+    steps = list(batches(2, 2))
+    train(model, optimizer, steps[:1])
+    model.extra.requires_grad_(True)
+    groups = [[*model.trunk.parameters(), *model.extra.parameters()]]
+    expected = SlowAdaScale(groups, [0.0], 2, 0.0).step(list(micro_gradients(model, groups, steps[1])))
+    assert train(model, optimizer, steps[1:]) == [pytest.approx(expected)]
+
+
+def test_passes_and_steps_in_the_wrong_order():
+    model = mlp()
+    optimizer = accumulating(model, num_gradients=3)
+    micro_batches = next(batches(1, 3))
+    backward(model, micro_batches[:2])
+    for refused in (optimizer.step, optimizer.state_dict, lambda: optimizer.set_scale(4)):
+        with pytest.raises(RuntimeError, match="after 2 of num_gradients_to_accumulate=3"):
+            refused()
+    backward(model, micro_batches[2:])
+    with pytest.raises(RuntimeError, match="backward pass 4 of a step"):
+        backward(model, micro_batches[:1])
+    optimizer.zero_grad()
+    train(model, optimizer, [micro_batches])
+
+
+def test_a_step_given_up_is_forgotten():
+    model, expected = mlp(), mlp()
+    optimizer, other = accumulating(model), accumulating(expected)
+    steps = list(batches(3, 2))
+    backward(model, steps[0])
+    model.zero_grad()  # not the optimizer's: it learns from the next backward pass
+    train(model, optimizer, steps[1:])
+    train(expected, other, steps[1:])
+    assert_identical(weights(model), weights(expected))
+    assert optimizer.scale_invariant_steps == other.scale_invariant_steps
+
+
+def test_step_without_gradients_does_nothing_and_hand_made_gradients_are_refused():
+    model = mlp()
+    optimizer = accumulating(model)
+    optimizer.step()
+    assert optimizer.scale_invariant_steps == 0
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    with pytest.raises(RuntimeError, match="no backward pass brought"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    model, expected = mlp(), mlp()
+    optimizer, plain = accumulating(model), accumulating(expected)
+    for micro_batches in batches(3, 2):
+        optimizer.zero_grad()
+        for x, y in micro_batches:
+            hidden = checkpoint(model[0], x.requires_grad_(), use_reentrant=reentrant)
+            output = checkpoint(model[2], torch.tanh(hidden), use_reentrant=reentrant)
+            (nn.functional.cross_entropy(output, y) / 2).backward()
+        gain = optimizer.gain()
+        optimizer.step()
+        assert train(expected, plain, [[(x.detach(), y) for x, y in micro_batches]]) == [
+            pytest.approx(gain, rel=1e-12)
+        ]
+    torch.testing.assert_close(weights(model), weights(expected))
+
+
+# torch.compile says so on that one release.
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
+def test_compiled_model():
+    model, expected = mlp(), mlp()
+    compiled = torch.compile(model, backend="aot_eager")
+    gains = train(compiled, accumulating(model), batches(3, 2))
+    assert gains == pytest.approx(train(expected, accumulating(expected), batches(3, 2)))
+
+
+def test_gradients_changed_inside_backward_still_count_as_they_came():
+    model, expected = mlp(), mlp()
+
+    def clear(parameter):
+        parameter.grad.zero_()
+
+    model[0].weight.register_post_accumulate_grad_hook(clear)
+    optimizer, plain = accumulating(model), accumulating(expected)
+    micro_batches = next(batches(1, 2))
+    backward(model, micro_batches)
+    backward(expected, micro_batches)
+    local = optimizer._statistics.collector.sums_of_squares()
+    assert_identical(local, plain._statistics.collector.sums_of_squares())
+
+
+def test_a_backward_pass_that_failed_is_forgotten_by_zero_grad():
+    model, expected = mlp(), mlp()
+    optimizer = accumulating(model)
+    steps = list(batches(2, 2))
+    ((x, y), _) = steps[0]
+    hidden = model[0](x)
+    hidden.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nn.functional.cross_entropy(model[2](torch.tanh(hidden)), y).backward()
+    train(model, optimizer, steps)
+    train(expected, accumulating(expected), steps)
+    assert_identical(weights(model), weights(expected))
