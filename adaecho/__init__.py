@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adaecho.adascale import AdaScale as AdaScale
     from adaecho.echo import EchoLoader as EchoLoader
+    from adaecho.echo import IndexedTarShards as IndexedTarShards
+    from adaecho.echo import Retries as Retries
+    from adaecho.echo import TarShards as TarShards
 
-__all__ = ["AdaScale", "EchoLoader"]
+__all__ = ["AdaScale", "EchoLoader", "IndexedTarShards", "Retries", "TarShards"]
 
-_ROOMS = {"AdaScale": "adaecho.adascale", "EchoLoader": "adaecho.echo"}
+_ROOMS = {"AdaScale": "adaecho.adascale"}
+_ROOMS |= dict.fromkeys(("EchoLoader", "IndexedTarShards", "Retries", "TarShards"), "adaecho.echo")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from adaecho.echo.settings import Settings
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.wiring import Stages
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass

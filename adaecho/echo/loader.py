@@ -48,7 +48,8 @@ class EchoLoader(Gauges):
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone.
-        order: ``permutation`` (a new one for each epoch, where the source has a length) or ``stored``.
+        order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
+            for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.

@@ -85,6 +85,9 @@ class RandomReader:
             examples = self._source.read(rows).examples()
             return examples.__getitem__
         source = self._source
+        together = source.read_many(rows)
+        if together is not None:
+            return together.__getitem__
         return lambda position: source.read_one(int(rows[position]))
 
     def restore(

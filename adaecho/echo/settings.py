@@ -9,7 +9,7 @@ import torch
 from adaecho.echo import keys
 
 VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
-ORDERS = ("permutation", "stored")
+ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
 PLACES = ("decoded", "encoded")
 

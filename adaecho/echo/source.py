@@ -9,18 +9,26 @@ from numpy.typing import NDArray
 
 from adaecho.echo.examples import Rows, Stack, flatten
 
+# What a broken connection or machine raises says nothing about the example: never skipped as a bad one.
+NOT_THE_EXAMPLE = (ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError)
+
 
 class Permutation:
     """Rows of a source of fixed length by serial: the passes follow one another without a seam.
 
     Args:
         length: examples in the source.
-        order: "permutation" draws a new one for every pass from (seed, pass); "stored" keeps the source's.
+        order: "permutation" draws a new one for every pass from (seed, pass); "shards" permutes the shards
+            and reads each through; "stored" keeps the source's.
         seed: of the permutations.
+        shard_lengths: examples of each shard, for "shards".
     """
 
-    def __init__(self, length: int, order: str, seed: int) -> None:
+    def __init__(
+        self, length: int, order: str, seed: int, shard_lengths: NDArray[np.int64] | None = None
+    ) -> None:
         self.length = length
+        self._lengths = shard_lengths
         self._order, self._seed = order, seed
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
@@ -45,8 +53,15 @@ class Permutation:
             if len(self._kept) > 1:
                 del self._kept[min(self._kept)]
             rng = np.random.Generator(np.random.Philox(key=[self._seed & 0xFFFFFFFFFFFFFFFF, number]))
-            self._kept[number] = rng.permutation(np.arange(self.length, dtype=self._dtype))
+            rows = np.arange(self.length, dtype=self._dtype)
+            shuffled = self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
+            self._kept[number] = shuffled
         return self._kept[number]
+
+    def _shards(self, rows: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        assert self._lengths is not None
+        shards = np.split(rows, np.cumsum(self._lengths)[:-1])
+        return np.concatenate([shards[shard] for shard in rng.permutation(len(shards))])
 
 
 class ArraySource:
@@ -68,40 +83,72 @@ class ArraySource:
 
 
 class MapSource:
-    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``, or ``__getitems__`` for many rows."""
+    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``.
+
+    It may have ``__getitems__(rows)`` for many rows at once, ``origin(row)`` for messages, and
+    ``shard_lengths``, the number of examples in each of its shards, for the order "shards".
+    """
 
     resident = False
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self.length = len(dataset)
+        self.shard_lengths = getattr(dataset, "shard_lengths", None)
 
     def read_one(self, row: int) -> Any:
         """One example."""
         return self._dataset[row]
 
+    def read_many(self, rows: Rows) -> list[Any] | None:
+        """Examples read at once; None where the dataset can't, or where one of them may be a bad one."""
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is None:
+            return None
+        try:
+            return list(together(rows.tolist()))
+        except NOT_THE_EXAMPLE as error:
+            error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
+            raise
+        except Exception:
+            return None
+
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
-        return f"example {row} of {type(self._dataset).__name__}"
+        own = getattr(self._dataset, "origin", None)
+        return f"example {row} of {type(self._dataset).__name__}" if own is None else str(own(row))
 
 
 class IterableSource:
     """Examples one after another; a pass is one iteration.
 
     Args:
-        source: an iterable that can be iterated again for the next pass, or a factory of iterators. Its
-            ``set_epoch`` is called with the number of the pass where it has one.
+        source: an iterable that can be iterated again for the next pass, or a factory of iterators. It may
+            have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
+            it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
+            ``position`` of an earlier iterator was, a sequence of whole numbers.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
         self._source = source
         self.name = getattr(source, "__name__", type(source).__name__)
+        self.seekable = hasattr(source, "iterate_from")
 
-    def open(self, number: int) -> Iterator[Any]:
-        """The iterator of one pass."""
+    def set_share(self, rank: int, world: int) -> bool:
+        """Whether the source gives one rank's examples alone."""
+        set_share = getattr(self._source, "set_share", None)
+        if set_share is not None:
+            set_share(rank, world)
+        return set_share is not None
+
+    def open(self, number: int, position: tuple[int, ...] = ()) -> Iterator[Any]:
+        """The iterator of one pass, from somewhere within it."""
         set_epoch = getattr(self._source, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(number)
+        if position:
+            iterator: Iterator[Any] = self._source.iterate_from(position)  # type: ignore[union-attr]
+            return iterator
         if isinstance(self._source, Iterable):
             return iter(self._source)
         return iter(self._source())

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, num_bytes, stack
 from adaecho.echo.pool import Examples
+from adaecho.echo.source import NOT_THE_EXAMPLE
 from adaecho.echo.stage import Fresh
 from adaecho.echo.workers import InlineMap, OrderedMap
-
-# What a broken connection or machine raises says nothing about the example: never skipped as a bad one.
-_NOT_THE_EXAMPLE = (ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError)
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
@@ -61,7 +59,7 @@ class Preparation:
                 example = fetch(position)
                 decoded.examples.append(example if self.decode is None else self.decode(example))
                 decoded.positions.append(position)
-            except _NOT_THE_EXAMPLE as error:
+            except NOT_THE_EXAMPLE as error:
                 error.add_note(f"while reading {origin(position)}")
                 raise
             except Exception as error:

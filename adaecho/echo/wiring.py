@@ -98,7 +98,10 @@ class Stages:
     def _reader(self, source: Any, settings: Settings, preparation: Preparation, resident: bool) -> Reader:
         if isinstance(source, IterableSource):
             return SequentialReader(source, preparation, rank=self.rank, world=self.world)
-        permutation = Permutation(source.length, settings.order, settings.seed)
+        shard_lengths = getattr(source, "shard_lengths", None)
+        if settings.order == "shards" and shard_lengths is None:
+            raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
+        permutation = Permutation(source.length, settings.order, settings.seed, shard_lengths)
         return RandomReader(
             source, permutation, preparation, rank=self.rank, world=self.world, resident=resident
         )

@@ -1,0 +1,49 @@
+"""Small tar shards, and what lies in them."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+
+def contents(number: int) -> dict[str, bytes]:
+    """Of one example: bytes of no fixed length, and a label."""
+    rng = np.random.default_rng(number)
+    return {"bin": rng.bytes(int(rng.integers(1, 3000))), "cls": str(number).encode()}
+
+
+def write_shard(
+    path: Path, numbers: list[int], *, format: int = tarfile.USTAR_FORMAT, prefix: str = ""
+) -> None:
+    with tarfile.open(path, "w", format=format) as archive:
+        for number in numbers:
+            for extension, content in contents(number).items():
+                member = tarfile.TarInfo(f"{prefix}{number:05d}.{extension}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
+    """Shards of different lengths that hold so many examples in all; their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cuts = [
+        0,
+        *sorted(np.random.default_rng(0).choice(np.arange(1, examples), shards - 1, replace=False)),
+        examples,
+    ]
+    names = []
+    for shard in range(shards):
+        names.append(f"shard-{shard:03d}.tar")
+        write_shard(folder / names[-1], list(range(int(cuts[shard]), int(cuts[shard + 1]))))
+    return names
+
+
+def number_of(example: dict[str, object]) -> int:
+    """Which example it is, after a check that it is whole."""
+    label = example["cls"]
+    assert isinstance(label, bytes)
+    number = int(label)
+    assert example == {"__key__": example["__key__"], **contents(number)}
+    assert str(example["__key__"]).endswith(f"{number:05d}")
+    return number

@@ -1,0 +1,155 @@
+"""A real nginx on loopback, and a proxy in front of it that breaks connections."""
+
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.needs import needs
+
+_PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+needs_nginx = needs("nginx", present=_PROGRAM is not None, remedy="on Debian: apt-get install nginx-light")
+
+_CONFIG = """
+daemon off;
+master_process off;
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{ }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
+  uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
+  server {{
+    listen 127.0.0.1:{port};
+    root {root};
+    location /slow/ {{ alias {root}/; limit_rate 200k; }}
+    location /whole/ {{ alias {root}/; max_ranges 0; }}
+    location /broken/ {{ return 503; }}
+    location /forbidden/ {{ return 403; }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def nginx(folder: Path, root: Path) -> Iterator[str]:
+    """The url under which it serves a folder; ``slow/``, ``whole/`` (no ranges), ``broken/`` below it."""
+    assert _PROGRAM is not None
+    folder.mkdir()
+    port = _free_port()
+    config = folder / "nginx.conf"
+    config.write_text(_CONFIG.format(folder=folder, root=root, port=port))
+    error_log = str(folder / "error.log")
+    server = subprocess.Popen([_PROGRAM, "-p", str(folder), "-e", error_log, "-c", str(config)])
+    try:
+        _wait_until_it_listens(port, server)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Passes connections on, each after its own fault.
+
+    Attributes:
+        faults: for each connection to come: ``("cut", n)`` closes it after n bytes of content,
+            ``("reset", n)`` resets it, ``("stall", n)`` says no more. Later ones are passed on whole.
+        ranges: the Range header of each request so far.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, server: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.upstream = ("127.0.0.1", int(server.rpartition(":")[2].strip("/")))
+        self.faults: list[tuple[str, int]] = []
+        self.ranges: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
+
+    def __enter__(self) -> "Proxy":
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: Proxy
+
+    def handle(self) -> None:
+        fault, limit = self.server.faults.pop(0) if self.server.faults else ("none", 1 << 60)
+        with socket.create_connection(self.server.upstream) as upstream:
+            head = self._head()
+            lines = head.decode().splitlines()
+            self.server.ranges += [line.partition(": ")[2] for line in lines if line.startswith("Range")] or [
+                ""
+            ]
+            upstream.sendall(head)
+            # The fault counts bytes of content: the answer's own head goes through.
+            limit += self._pass_head(upstream)
+            self._pass(upstream, limit)
+        if fault == "stall":
+            self.request.settimeout(20)
+            self.request.recv(1)  # until the client gives up
+        elif fault == "reset":
+            linger = b"\1\0\0\0\0\0\0\0"
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        if fault != "none":
+            self.server.meanwhile()
+
+    def _head(self) -> bytes:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            piece = self.request.recv(4096)
+            if not piece:
+                break
+            head += piece
+        return head
+
+    def _pass_head(self, upstream: socket.socket) -> int:
+        self._peeked = upstream.recv(1 << 16)
+        return self._peeked.find(b"\r\n\r\n") + 4
+
+    def _pass(self, upstream: socket.socket, limit: int) -> None:
+        piece = self._peeked
+        try:
+            while piece and limit > 0:
+                self.request.sendall(piece[:limit])
+                limit -= len(piece)
+                if limit > 0:
+                    piece = upstream.recv(1 << 16)
+        except OSError:
+            pass  # the client has gone
