@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import DataError, UserError
-from adaecho.figures.report import Section, html_report, markdown_report
+from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.outcome import outcome
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
@@ -32,9 +31,9 @@ def draw_all(results: Path, into: Path) -> list[Path]:
     written: list[Path] = []
     sections = []
     for table in tables:
-        figures, section = _draw(table, into)
+        figures, about = _draw(table, into)
         written += figures
-        sections.append(section)
+        sections.append(about)
     for name, text in (("report.md", markdown_report(sections)), ("report.html", html_report(sections))):
         (into / name).write_text(text)
         written.append(into / name)
@@ -50,8 +49,7 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
     pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
     commands = _read(table.with_name("origin.json"), {}).get("commands", [])
     title = f"{table.parts[-3]}, {describe(rows)}"
-    section = Section(title, outcome(rows), [path.name for path in pictures], commands)
-    return [*pictures, *vectors], section
+    return [*pictures, *vectors], section(title, rows, [path.name for path in pictures], commands)
 
 
 def _read(path: Path, default: Any = None) -> Any:

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.figures.curves import Curve, draw_curves
+from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.style import target_words
+from adaecho.records.ends import ends, without_target
 from adaecho.records.files import read_json
 from adaecho.records.outcome import Row, outcome
 
@@ -36,6 +38,9 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     """
     first = rows[0]
     paths = [into / f"{stem}.{form}"]
+    if without_target(rows):
+        draw_ends(ends(rows), paths[0], describe(rows), first["target_metric"])
+        return paths
     draw_fig3(outcome(rows), paths[0], describe(rows))
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
@@ -47,4 +52,6 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
 def describe(rows: list[Row]) -> str:
     """What was measured, e.g. ``digits: fresh examples to 97 % validation accuracy``."""
     first: dict[str, Any] = rows[0]
+    if without_target(rows):
+        return f"{first['task']}: where the runs ended"
     return f"{first['task']}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"

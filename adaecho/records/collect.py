@@ -3,7 +3,7 @@
 ::
 
     trials.json    one row per trial; see ``records.outcome``
-    outcome.json   one dict per arm, computed from the rows
+    outcome.json   one dict per arm, computed from the rows; without a target see ``records.ends``
     curves.json    the metric over fresh examples of the best trial of each search
     origin.json    the commands that made the records, and the machines and versions they ran on
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, UserError
+from adaecho.records.ends import ends, without_target
 from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials, outcome
@@ -143,7 +144,8 @@ def _write(
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
     origin = {"commands": commands, "environments": _environments(folders)}
-    for name, table in (("trials", rows), ("outcome", outcome(rows)), ("curves", curves)):
+    arms = ends(rows) if without_target(rows) else outcome(rows)
+    for name, table in (("trials", rows), ("outcome", arms), ("curves", curves)):
         write_text(into / f"{name}.json", _one_line_each(table))
     write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
     return into

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adaecho.records.collect import trial_row
+from adaecho.records.ends import COUNTS, ends, without_target
 from adaecho.records.files import write_json
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.search.design import Design, TrialId
@@ -19,20 +20,23 @@ EDGE = 0.05  # of an axis, at either end: the paper checked that no best point l
 def write_outcome(state: SweepState, console: Console) -> None:
     """Write ``trials.json``, ``outcome.json`` and the Optuna study beside the trials; show the outcome."""
     rows = trial_rows(state)
-    arms = outcome(rows)
+    to_the_end = without_target(rows)
+    arms = ends(rows) if to_the_end else outcome(rows)
     write_json(state.folder / "trials.json", rows)
     write_json(state.folder / "outcome.json", arms)
     mirror(state)
     console.print()
-    console.print(outcome_table(arms, rows))
-    lines = [caption(state), *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
+    console.print(ends_table(arms) if to_the_end else outcome_table(arms, rows))
+    about = "At the end of the budgets: means over the runs of each arm." if to_the_end else caption(state)
+    lines = [about, *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 
 def draw(state: SweepState, rows: list[Row]) -> list[str]:
     """Draw the sweep beside its trials; where the figures are, or why there are none."""
-    if all(row["to_target_fresh_examples"] is None for row in rows):
+    nothing_reached = all(row["to_target_fresh_examples"] is None for row in rows)
+    if nothing_reached and not without_target(rows):
         return []
     try:
         from adaecho.figures.tables import draw_sweep
@@ -86,6 +90,26 @@ def outcome_table(arms: list[Row], rows: list[Row]) -> Table:
             _mean(arm["train_time_s"], ".1f"),
             str(arm["diverged"] or "-"),
             str(arm["missed"] or "-"),
+        )
+    return table
+
+
+def ends_table(arms: list[Row]) -> Table:
+    """Per arm without a target: the metrics where the budget ended, what was spent, how many runs."""
+    finals = [key for key in arms[0] if key.startswith("final_")] if arms else []
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("arm", overflow="fold")
+    headings = [*(key.removeprefix("final_") for key in finals), *COUNTS, "mean_gain", "runs", "diverged"]
+    for heading in headings:
+        table.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
+    for arm in arms:
+        table.add_row(
+            arm["arm"],
+            *(_mean(arm[key], ".4f") for key in finals),
+            *(_mean(arm[key], ",.0f") for key in COUNTS),
+            _mean(arm["mean_gain"], ".2f"),
+            str(arm["runs"] or "-"),
+            str(arm["diverged"] or "-"),
         )
     return table
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from adaecho.records.ends import ends
 from adaecho.records.outcome import outcome
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import edge_warnings, outcome_table, remarks, trial_rows
+from adaecho.search.report import edge_warnings, ends_table, outcome_table, remarks, trial_rows
 from adaecho.search.state import SweepState
 from tests.search.conftest import Command
 
@@ -122,3 +123,14 @@ def test_a_folder_without_a_sweep_is_refused(
 ) -> None:
     assert main([command, str(tmp_path)]) == 2
     assert f"{tmp_path}: no sweep, for it has no design.json" in capsys.readouterr().err
+
+
+def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
+    row = {"arm": "a", "echo_variant": "none", "echo_factor": 1, "status": "budget_spent"}
+    counts = {"fresh_examples": 3200, "steps": 100, "trained_examples": 6400}
+    rows = [{**row, **counts, "final_accuracy": value, "best_value": value} for value in (0.5, 0.75)]
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(ends_table(ends(rows)))
+    assert isinstance(console.file, io.StringIO)
+    line = console.file.getvalue().splitlines()[-1].split()
+    assert line == ["a", "0.6250", "3,200", "100", "6,400", "-", "2", "-"]

@@ -1,0 +1,84 @@
+"""Figure and report of an experiment without a target."""
+
+import json
+
+import pytest
+
+from adaecho.figures.__main__ import draw_all
+from adaecho.figures.ends import caption, draw_ends, short_number
+from adaecho.records.ends import ends
+
+
+def rows(arm, finals, *, steps, status="budget_spent"):
+    return [
+        {
+            "experiment": "x",
+            "task": "digits_mlp",
+            "arm": arm,
+            "echo_variant": "none",
+            "echo_factor": 1,
+            "repeat": repeat,
+            "status": status,
+            "target_metric": "cross_entropy",
+            "target_value": None,
+            "fresh_examples": 32 * steps,
+            "steps": steps,
+            "trained_examples": 32 * steps,
+            "final_cross_entropy": final,
+            "best_value": final,
+        }
+        for repeat, final in enumerate(finals)
+    ]
+
+
+@pytest.fixture
+def table():
+    return [
+        *rows("s1", [0.05, 0.07], steps=1000),
+        *rows("s2_linear", [0.1, 0.2], steps=500),
+        *rows("s2_untouched", [9.0, 9.0], steps=10, status="diverged"),
+    ]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+    draw_ends(ends(table), tmp_path / "x.png", "title", "cross_entropy")
+    panels = figures[0].axes
+    assert [axes.get_xlabel() for axes in panels] == [
+        "cross entropy\nat the end",
+        "steps",
+        "examples\ntrained on",
+        "fresh examples",
+    ]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [
+        "s1",
+        "s2 linear",
+        "s2 untouched (2 diverged)",
+    ]
+    dots = [line.get_xydata().tolist() for line in panels[0].lines if line.get_marker() == "o"]
+    assert dots == [[[pytest.approx(0.06), 0]], [[pytest.approx(0.15), 1]]]
+    assert [pytest.approx(0.1), pytest.approx(0.2)] in [list(line.get_xdata()) for line in panels[0].lines]
+
+
+def test_the_caption_counts_runs(table):
+    assert caption(ends(table[:4])).startswith("Mean, minimum and maximum over 2 runs per arm.")
+    assert caption(ends(table[:1])) == "One run per arm. Dashed: s1."
+
+
+def test_short_numbers():
+    assert [short_number(value) for value in (0.05, 200, 20_000, 2_000_000)] == ["0.05", "200", "20k", "2M"]
+
+
+def test_the_report_has_the_ends(table, tmp_path):
+    folder = tmp_path / "results" / "x" / "digits_mlp"
+    folder.mkdir(parents=True)
+    (folder / "trials.json").write_text(json.dumps(table))
+    written = draw_all(tmp_path / "results", tmp_path / "figures")
+    assert {path.name for path in written} >= {"x_digits_mlp.png", "x_digits_mlp.svg"}
+    text = (tmp_path / "figures" / "report.md").read_text()
+    assert (
+        "| s2_linear | 0.1500 | 0.1000 to 0.2000 | 0.1500 | 16,000 | 500 | 16,000 | - | 2 | 0 | 0 |" in text
+    )
+    assert "| s2_untouched | - | - | - | - | - | - | - | 0 | 2 | 0 |" in text
