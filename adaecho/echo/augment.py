@@ -1,7 +1,9 @@
 """Augmentation keyed to (seed, fresh serial, echo index), one example at a time or vectorised."""
 
 import inspect
+import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +12,10 @@ import numpy as np
 import torch
 
 from adaecho.echo import keys
+from adaecho.echo.augment_process import AugmentProcess, seeded
 from adaecho.echo.examples import Stack, stack
 from adaecho.echo.pool import Examples
+from adaecho.echo.workers import CrewThread
 
 
 class Augmentation:
@@ -21,7 +25,7 @@ class Augmentation:
       the same form. Draw with ``adaecho.echo.keys``. It is used wherever it exists.
     * ``augment(example, rng)``: ``rng`` is a NumPy generator of this example and repeat.
     * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
-      for each example and given back afterwards. Slower, and only in the thread that owns them.
+      for each example and given back afterwards. Slower; worker threads have it done in processes.
 
     Raises:
         ValueError: it is not callable or takes another number of arguments.
@@ -47,14 +51,29 @@ class Augmentation:
         if not self.uses_global_generators:
             pairs = zip(singles, drawn, strict=True)
             return [self._augment(example, keys.generator(key)) for example, key in pairs]
+        thread = threading.current_thread()
+        if isinstance(thread, CrewThread):
+            if thread.helper is None:
+                thread.helper = AugmentProcess(self._pickled())
+            augmented: list[Any] = thread.helper(singles, drawn.tolist())
+            return augmented
         with _global_generators_kept():
-            return [self._seeded(example, int(key)) for example, key in zip(singles, drawn, strict=True)]
+            return seeded(self._augment, singles, drawn.tolist())
 
-    def _seeded(self, example: Any, key: int) -> Any:
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(key >> 1)
-        return self._augment(example)
+    def check_threads(self) -> None:
+        """Raises ValueError where it can't be run by worker threads."""
+        if self.uses_global_generators:
+            self._pickled()
+
+    def _pickled(self) -> bytes:
+        try:
+            return pickle.dumps(self._augment)
+        except Exception as error:
+            raise ValueError(
+                "augment: of one argument with num_workers > 0 it runs in worker processes, and can't be "
+                f"pickled for them ({error}); define it at the top of a module, without lambdas, or give "
+                "augment(example, rng), or num_workers=0"
+            ) from error
 
 
 class DecodeThenAugment:

@@ -48,6 +48,8 @@ class Stages:
     ) -> None:
         after_echo: Augmentation | DecodeThenAugment | None
         after_echo = None if augment is None else Augmentation(augment, settings.seed)
+        if after_echo is not None and num_workers:
+            after_echo.check_threads()
         if decode is not None and place == "encoded":
             after_echo, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
         before = settings.echo == "example_after_augmentation"

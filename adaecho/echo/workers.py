@@ -6,7 +6,7 @@ Threads, not processes: reading, decoding and NumPy or torch kernels release the
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
@@ -14,6 +14,29 @@ Result = TypeVar("Result")
 
 class Interrupted(Exception):  # noqa: N818 (a signal between threads, not an error)
     """The crew is stopping; whoever waits gives up and can ask again later."""
+
+
+class Helper(Protocol):
+    """Something that belongs to one thread."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Ask it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class CrewThread(threading.Thread):
+    """A thread of a crew; what ``helper`` holds is closed when it ends."""
+
+    helper: Helper | None = None
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self.helper is not None:
+                self.helper.close()
 
 
 class Crew:
@@ -150,7 +173,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         missing = 0 if self._ended else self._wanted - len(self._threads)
         for _ in range(missing):
-            thread = threading.Thread(target=self._run, name=f"adaecho-{self._name}", daemon=True)
+            thread = CrewThread(target=self._run, name=f"adaecho-{self._name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
