@@ -43,8 +43,9 @@ class EchoLoader(Gauges):
         batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
         decode: ``decode(example)``, deterministic.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
-            with ``augment.block(arrays, keys)``, vectorised; or of one argument, from global generators: seeded for
-            each example, slower, and with ``num_workers`` in as many processes, for which it must pickle.
+            with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
+            generators: seeded for each example, slower, and under ``num_workers`` run in as many processes,
+            for which it must pickle.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each

@@ -105,7 +105,7 @@ def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> No
 
 @WORKERS
 def test_an_error_in_augment_or_collate_reaches_the_caller(num_workers: int) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(_: Any, rng: Any = None) -> Any:  # noqa: ARG001
         raise KeyError("missing")
 
     for stages in ({"augment": fail}, {"collate": fail}):
