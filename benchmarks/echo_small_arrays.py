@@ -5,14 +5,12 @@ rounds of one process, so that another load on the machine falls on all of them;
 the rounds. DataLoader has 2 workers and torchvision v2 on tensors, which is faster than on PIL images.
 tf.data runs the paper's own snippet for the echo (section 2). EchoLoader works in one background thread.
 
-    pip install tensorflow-cpu    # optional: without it that side is left out, and the record says so
+    pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
     python -m benchmarks.echo_small_arrays
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +22,7 @@ from adaecho import EchoLoader
 from adaecho.tasks.images import PadCropFlip
 from benchmarks import record
 from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, SHUFFLE_BUFFER, images, rate
+from benchmarks.peers.process import Peer
 
 VARIANTS = {
     "none": 1,
@@ -68,37 +67,11 @@ def data_loader(source: dict[str, Any]) -> Batches:
         yield from loader
 
 
-class TfData:
-    """tf.data in a process of its own; ``found`` is False where TensorFlow is absent."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peers.echo_tf_data"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=environment,
-        )  # fmt: skip
-        self.found = self._answer() == "ready"
-        if not self.found:
-            print("tensorflow is absent or does not start: that side is left out")
-
-    def rate(self, echo: str, seconds: float) -> float:
-        assert self._process.stdin is not None
-        print(echo, VARIANTS[echo], seconds, file=self._process.stdin, flush=True)
-        return float(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -108,18 +81,19 @@ def main() -> None:
     next(iterators["DataLoader", "none"])
     for echo, factor in VARIANTS.items():
         iterators["EchoLoader", echo] = echo_loader(source, echo, factor)
-    tf_data = TfData()
+    tf_data = Peer(arguments.tf_python, "benchmarks.peers.echo_tf_data")
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(arguments.rounds):
         for side, batches in iterators.items():
             rates.setdefault(side, []).append(rate(batches, arguments.seconds))
-        for echo in VARIANTS if tf_data.found else ():
-            rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, arguments.seconds))
+        for echo, factor in VARIANTS.items() if tf_data.found else ():
+            rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, factor, arguments.seconds))
     tf_data.close()
     rows = []
     for echo, factor in VARIANTS.items():
         ours = rates["EchoLoader", echo]
         row: dict[str, Any] = {"echo": echo, "factor": factor, "examples_per_s": statistics.median(ours)}
+        row["tf.data"] = tf_data.version
         for peer, key in (("DataLoader", (("DataLoader", "none"))), ("tf.data", ("tf.data", echo))):
             theirs = rates.get(key)
             row[f"{peer}_examples_per_s"] = statistics.median(theirs) if theirs else "absent"
@@ -129,7 +103,7 @@ def main() -> None:
     record.show(rows)
     record.write(
         "echo_small_arrays", rows,
-        packages=("torch", "torchvision", "numpy", "opencv-python-headless", "tensorflow-cpu"),
+        packages=("torch", "torchvision", "numpy", "opencv-python-headless"),
     )  # fmt: skip
 
 

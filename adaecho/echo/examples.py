@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
+from adaecho.echo import recycle
+
 Rows = NDArray[np.int64]
 
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
@@ -86,7 +88,7 @@ class Stack:
 
     def take(self, rows: Rows) -> "Stack":
         """A copy of some rows."""
-        return Stack(self.form, [array.take(rows, axis=0) for array in self.arrays])
+        return Stack(self.form, [recycle.take(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
         """The arrays in the form of one example, e.g. a dict of arrays [n, ...]."""

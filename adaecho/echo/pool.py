@@ -91,7 +91,7 @@ class StackPool:
         return rows
 
     def take(self, rows: Rows) -> Stack:
-        taken = Stack(self._form, [array.take(rows, axis=0) for array in self._arrays])
+        taken = Stack(self._form, self._arrays).take(rows)
         np.subtract.at(self._repeats, rows, 1)
         spent = rows[self._repeats[rows] == 0]
         if len(spent):

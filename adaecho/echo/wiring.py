@@ -19,7 +19,7 @@ from adaecho.echo.stage import EchoStage
 from adaecho.echo.upstream import BadExamples, FreshQueue, Preparation, Reader
 
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
-_GROUP = 512  # examples of small arrays that are worked on at once
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 
 
@@ -56,8 +56,9 @@ class Stages:
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
         # Arrays are read and worked on in groups of batches; anything slower comes batch by batch.
-        grouped = isinstance(source, ArraySource) and decode is None and place == "decoded"
-        group = max(1, _GROUP // (settings.batch_size or _GROUP)) if grouped else 1
+        group = 1
+        if isinstance(source, ArraySource) and decode is None and place == "decoded":
+            group = _batches_at_once(source, settings.batch_size)
         preparation = Preparation(decode, after_echo if before else None, stacked=not whole)
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
@@ -144,6 +145,13 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
+    if batch_size is None:
+        return 1
+    examples = min(_GROUP, _GROUP_BYTES // max(source.arrays.example_bytes, 1))
+    return max(1, examples // batch_size)
 
 
 def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:

@@ -38,7 +38,7 @@ def batches(source: dict[str, Any], echo: str, factor: int) -> Iterator[Any]:
 def main() -> None:
     source = images(50_000)
     running: dict[str, Iterator[Any]] = {}
-    print("ready", flush=True)
+    print("ready", tf.__version__, flush=True)
     for line in sys.stdin:
         echo, factor, seconds = line.split()
         if echo not in running:

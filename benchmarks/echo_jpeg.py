@@ -1,0 +1,155 @@
+"""Photographs: examples per second of EchoLoader against DataLoader and tf.data, side by side, on all cores.
+
+JPEGs lie encoded in memory; every side gives uint8 batches of 64 after random resized crop to 224, horizontal
+flip and jitter of brightness, contrast and saturation by 0.4. The sides take turns in short rounds; a ratio
+is the median over the rounds. Like is compared with like: DataLoader (2 workers, Pillow and torchvision)
+averages where it shrinks (antialias), tf.data (decoding only what the crop needs) interpolates linearly.
+A ratio is per training example, so echoing's gain counts.
+
+    pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
+    python -m benchmarks.echo_jpeg [folder of JPEGs, else synthetic ones are made]
+"""
+
+import argparse
+import io
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adaecho import EchoLoader
+from adaecho.echo.images import DecodeImage, RandomResizedCrop
+from benchmarks import record
+from benchmarks.peers.echo_jpegs import (
+    BATCH_SIZE,
+    JITTER,
+    RATIO,
+    SCALE,
+    SHUFFLE_BUFFER,
+    SIZE,
+    rate,
+    read_images,
+    write_images,
+)
+from benchmarks.peers.process import Peer
+
+Batches = Iterator[Any]
+NUMBER = 300
+WORKERS = 2
+# echo, factor, antialias, peer
+CASES = [
+    ("none", 1, True, "DataLoader"),
+    ("none", 1, False, "tf.data"),
+    ("example_before_augmentation", 2, True, "DataLoader"),
+    ("example_before_augmentation", 2, False, "tf.data"),
+    ("batch", 2, True, "DataLoader"),
+]
+
+
+class Encoded(torch.utils.data.Dataset[Any]):
+    """Photographs as they are stored, or as a torchvision user would write it."""
+
+    def __init__(self, images: list[bytes], transform: Any = None) -> None:
+        self._images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, row: int) -> Any:
+        if self._transform is None:
+            return {"image": self._images[row]}
+        from PIL import Image
+
+        return self._transform(Image.open(io.BytesIO(self._images[row])).convert("RGB"))
+
+
+def echo_loader(images: list[bytes], echo: str, factor: int, antialias: bool) -> Batches:
+    augment = RandomResizedCrop(
+        SIZE, SCALE, RATIO, brightness=JITTER, contrast=JITTER, saturation=JITTER, antialias=antialias
+    )
+    loader = EchoLoader(
+        Encoded(images), BATCH_SIZE, echo=echo, factor=factor, shuffle_buffer=SHUFFLE_BUFFER,
+        decode=DecodeImage(), augment=augment, num_workers=WORKERS,
+        place="decoded" if echo.startswith("example") else "encoded",
+    )  # fmt: skip
+    return iter(loader)
+
+
+def data_loader(images: list[bytes]) -> Batches:
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE, SCALE, RATIO),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(JITTER, JITTER, JITTER),
+            v2.PILToTensor(),
+        ]
+    )
+    loader = torch.utils.data.DataLoader(
+        Encoded(images, transform), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS, drop_last=True,
+        persistent_workers=True,
+    )  # fmt: skip
+    while True:
+        yield from loader
+
+
+def measure(folder: Path, rounds: int, seconds: float, tf_python: str) -> list[dict[str, Any]]:
+    """One row for each case."""
+    images = read_images(folder)
+    # Workers of DataLoader are forked first, before other libraries have threads.
+    sides: dict[Any, Batches] = {"DataLoader": data_loader(images)}
+    next(sides["DataLoader"])
+    sides |= {case[:3]: echo_loader(images, *case[:3]) for case in CASES}
+    tf_data = Peer(tf_python, "benchmarks.peers.echo_jpeg_tf_data", str(folder))
+    rates: dict[Any, list[float]] = {side: [] for side in [*sides, "tf.data"]}
+    for _ in range(rounds):
+        for side, batches in sides.items():
+            rates[side].append(rate(batches, seconds))
+        if tf_data.found:
+            rates["tf.data"].append(tf_data.rate(seconds))
+    tf_data.close()
+    return [_row(case, rates, tf_data.version) for case in CASES]
+
+
+def _row(case: tuple[str, int, bool, str], rates: dict[Any, list[float]], tf: str) -> dict[str, Any]:
+    echo, factor, antialias, peer = case
+    ours, theirs = rates[case[:3]], rates[peer]
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)] if theirs else []
+    return {
+        "echo": echo,
+        "factor": factor,
+        "antialias": antialias,
+        "examples_per_s": statistics.median(ours),
+        "peer": f"{peer} {tf}" if peer == "tf.data" else peer,
+        "peer_examples_per_s": statistics.median(theirs) if theirs else "absent",
+        "ratio": statistics.median(ratios) if ratios else "absent",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as made:
+        if arguments.folder is None:
+            write_images(Path(made), NUMBER)
+        folder = arguments.folder or Path(made)
+        rows = measure(folder, arguments.rounds, arguments.seconds, arguments.tf_python)
+    record.show(rows)
+    record.write(
+        "echo_jpeg", rows,
+        packages=("torch", "torchvision", "numpy", "opencv-python-headless", "pillow"),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""A peer in a process of its own, perhaps of another Python, where two libraries don't go together."""
+
+import os
+import subprocess
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Peer:
+    """Runs ``python -m <module>``, which says "ready" and then answers each line with a number.
+
+    Attributes:
+        found: whether it started; False where its library is absent.
+    """
+
+    def __init__(self, python: str, module: str, *arguments: str) -> None:
+        environment = {
+            **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CHECKOUT)
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [python, "-m", module, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment,
+        )  # fmt: skip
+        answer = self._answer()
+        self.found = answer.startswith("ready")
+        self.version = answer.removeprefix("ready").strip() if self.found else "absent"
+        if not self.found:
+            print(f"{module} does not start with {python}: that side is left out")
+
+    def rate(self, *words: object) -> float:
+        """Ask for one measurement."""
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
