@@ -8,6 +8,7 @@ import numpy as np
 from adaecho.echo import keys
 from adaecho.echo.batches import OneByOne, Ready
 from adaecho.echo.pool import ListPool
+from adaecho.echo.snapshot import Recent
 from adaecho.echo.stage import EchoStage, Fresh
 
 
@@ -23,6 +24,7 @@ class EchoedBatches:
             self._take, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, block=1,
             pool=ListPool(),
         )  # fmt: skip
+        self.recent: Recent | None = None  # where the state holds contents
         self._next_number = 0
         self._made: dict[int, Ready] = {}  # by batch number, from the last position on
         self._held: dict[int, tuple[keys.Items, int]] = {}  # items of a batch, and its repeats to come
@@ -33,6 +35,8 @@ class EchoedBatches:
         self._held.clear()
         self._made.clear()
         self.stage.begin_pass(number)
+        if self.recent is not None:
+            self.recent.clear()
 
     def claim(self) -> Ready | None:
         """The next repeat; None at the end of the pass."""
@@ -40,6 +44,8 @@ class EchoedBatches:
         if not parts:
             return None
         taken, batches = parts[0]
+        if self.recent is not None:
+            self.recent.add(taken, batches)
         position = int(taken.next_indices[-1])
         for number in [number for number in self._made if number < position]:
             del self._made[number]
@@ -72,6 +78,8 @@ class EchoedBatches:
     def consumed(self, ready: Ready) -> None:
         """The consumer has taken a repeat: earlier states won't be asked for any more."""
         self.stage.forget(ready.batch_output)
+        if self.recent is not None:
+            self.recent.forget(ready.batch_output)
         items, left = self._held[ready.number]
         if left > 1:
             self._held[ready.number] = items, left - 1
@@ -91,6 +99,7 @@ class EchoedBatches:
         self, state: dict[str, Any], held: dict[int, keys.Items], remade: dict[int, Any], last: Ready
     ) -> None:
         """Return to a state, with the batches it held made again."""
+        self.begin(state["next_index"])
         self._next_number = state["next_index"]
         self._made = {self._next_number: last}
         self.stage.load(state, lambda serials: [remade[int(serial) // self._world] for serial in serials])

@@ -10,6 +10,7 @@ import numpy as np
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, collate, concatenate
 from adaecho.echo.pool import Examples
+from adaecho.echo.snapshot import Recent
 from adaecho.echo.stage import EchoStage, Fresh, Taken
 from adaecho.echo.upstream import FreshQueue
 from adaecho.echo.workers import AnyMap
@@ -61,12 +62,23 @@ class ExampleBatches:
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
+        self.recent: Recent | None = None  # where the state holds contents
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group = group
+
+    def begin(self, index: int, skipped: int) -> None:
+        """Start with an empty buffer at a local number, having passed over so many unread."""
+        self.skipped = skipped
+        self.stage.begin_pass(index)
+        if self.recent is not None:
+            self.recent.clear()
 
     def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
         """The examples of the next batches; None at the end of the pass."""
         parts = self.stage.take(self._group * self._batch_size)
+        if self.recent is not None:
+            for taken, examples in parts:
+                self.recent.add(taken, examples)
         return (parts, self.skipped) if parts else None
 
     def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> list[Ready]:
@@ -83,6 +95,12 @@ class ExampleBatches:
             next_index = int(next_indices[end - 1])
             made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
         return made
+
+    def consumed(self, ready: Ready) -> None:
+        """The consumer has taken a batch: earlier states won't be asked for any more."""
+        self.stage.forget(ready.output)
+        if self.recent is not None:
+            self.recent.forget(ready.output)
 
     def augmented(self, items: keys.Items, examples: Examples) -> Examples:
         """Augment examples that have left the buffer."""

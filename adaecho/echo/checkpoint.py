@@ -10,11 +10,13 @@ from adaecho.echo import keys
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks
+from adaecho.echo.packing import pack, unpack
 from adaecho.echo.settings import Settings
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.wiring import Stages
 
 VERSION = 2
+_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass
@@ -80,8 +82,26 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks)
             position.next_number if echoed is not None else position.next_index
         )[1]
         state["factor_changes"] = [list(change) for change in changes]
+    if stages.snapshots:
+        state["contents"] = _contents(state, stages)
+        oldest = position.next_index * stages.world
     state["progress"] = stages.reader.progress(oldest, position.next_index)
     return state
+
+
+def _contents(state: dict[str, Any], stages: Stages) -> dict[str, Any]:
+    """What lies in the buffers, so that nothing has to be read again for it; nobody may work meanwhile."""
+    contents = {}
+    if stages.examples is not None and stages.examples.recent is not None:
+        stage = stages.examples.stage
+        serials = EchoStage.serials_in(_with_array(state["examples"]))
+        contents["examples"] = pack(stages.examples.recent.contents(stage, serials))
+    echoed = stages.pipeline.echoed
+    if echoed is not None and echoed.recent is not None:
+        numbers = np.array(list(state["held_batches"]), dtype=np.int64)
+        serials = numbers * stages.world + stages.rank
+        contents["batches"] = pack(echoed.recent.contents(echoed.stage, serials))
+    return contents
 
 
 def _oldest(examples: dict[str, Any]) -> int:
@@ -110,7 +130,7 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: C
     again = _Again(state, settings, stages, position, held)
     stages.queue.begin(position.next_index)
     if stages.examples is not None:
-        stages.examples.skipped = position.skipped
+        stages.examples.begin(position.next_index, position.skipped)
         stages.examples.stage.load(_with_array(state["examples"]), again.select)
         position.output = stages.examples.stage.emitted
     elif stages.whole is not None:
@@ -138,7 +158,7 @@ def _load_batches(
 
 
 class _Again:
-    """Everything that has to be read again for a position, read once in serial order."""
+    """What lay in the buffers at a position: as the state holds it, or read again, once, in serial order."""
 
     def __init__(
         self,
@@ -149,17 +169,27 @@ class _Again:
         held: dict[int, keys.Items],
     ) -> None:
         self._stages = stages
-        parts = [np.empty(0, dtype=np.int64)]
-        if stages.examples is not None:
-            parts.append(EchoStage.serials_in(_with_array(state["examples"])))
-            parts += [items >> keys.ECHO_BITS for items in held.values()]
-        else:
-            parts.append(np.array(list(held), dtype=np.int64))
-        self._serials = np.unique(np.concatenate(parts))
+        contents = state.get("contents")
+        needed = _NONE if contents is not None else self._needed(state, held)
+        self._serials = needed
         self._things, count = stages.reader.restore(
-            position.next_index, position.iteration, settings.epochs, self._serials, state["progress"]
+            position.next_index, position.iteration, settings.epochs, needed, state["progress"]
         )
         position.reread_examples += count
+        self._batches: dict[int, Any] = {}
+        if contents is not None and "examples" in contents:
+            self._serials = EchoStage.serials_in(_with_array(state["examples"]))
+            self._things = unpack(contents["examples"])
+        if contents is not None and "batches" in contents:
+            batches = unpack(contents["batches"])
+            assert isinstance(batches, list)
+            self._batches = dict(zip(held, batches, strict=True))
+
+    def _needed(self, state: dict[str, Any], held: dict[int, keys.Items]) -> keys.Items:
+        if self._stages.examples is None:
+            return np.array(sorted(held), dtype=np.int64)
+        parts = [items >> keys.ECHO_BITS for items in held.values()]
+        return np.unique(np.concatenate([EchoStage.serials_in(_with_array(state["examples"])), *parts]))
 
     def select(self, serials: Any) -> Any:
         """The examples of some of the serials, as the pool takes them."""
@@ -170,7 +200,9 @@ class _Again:
         return things[index] if isinstance(things, np.ndarray) else things.take(index)
 
     def batch(self, number: int, items: keys.Items) -> Any:
-        """A fresh batch made again from its items."""
+        """A fresh batch, as the state holds it or made again from its items."""
+        if number in self._batches:
+            return self._batches[number]
         examples = self._stages.examples
         if examples is None:
             return self.select(np.array([number]))[0]

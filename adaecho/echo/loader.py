@@ -12,7 +12,7 @@ from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks, Counters
 from adaecho.echo.gauges import Gauges
-from adaecho.echo.settings import Settings, check_place, share, whole
+from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
 from adaecho.echo.source import as_source
 from adaecho.echo.wiring import Stages
 
@@ -50,6 +50,9 @@ class EchoLoader(Gauges):
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone.
+        restore: for sources that can only be iterated: ``replay`` reads what the buffer held again, from its
+            oldest example on (about B (ln B + 0.6) examples back for a buffer of B); ``snapshot`` puts the
+            contents of the buffer into the state and only passes over what was read.
         order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
             for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
@@ -79,6 +82,7 @@ class EchoLoader(Gauges):
         augment: Any = None,
         collate: Callable[[list[Any]], Any] | None = None,
         place: str = "decoded",
+        restore: str = "replay",
         order: str = "permutation",
         epochs: int | None = None,
         num_workers: int = 0,
@@ -97,9 +101,10 @@ class EchoLoader(Gauges):
         whole("num_workers", num_workers, 0)
         whole("prefetch", prefetch, 0)
         check_place(place, decode, self.settings)
+        one_of("restore", restore, RESTORES)
         self._stages = Stages(
             as_source(source), self.settings, decode=decode, augment=augment, collate=collate, place=place,
-            num_workers=num_workers, prefetch=prefetch,
+            snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
         )  # fmt: skip
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
@@ -135,8 +140,7 @@ class EchoLoader(Gauges):
         position.in_pass = True
         stages.queue.begin(index)
         if stages.examples is not None:
-            stages.examples.skipped = position.skipped
-            stages.examples.stage.begin_pass(index)
+            stages.examples.begin(index, position.skipped)
         elif stages.whole is not None:
             stages.whole.fresh_examples = position.fresh_examples
         if self._pipeline.echoed is not None:
@@ -151,7 +155,7 @@ class EchoLoader(Gauges):
         if self._pipeline.echoed is not None:
             self._pipeline.echoed.consumed(ready)
         if self._stages.examples is not None:
-            self._stages.examples.stage.forget(ready.output)
+            self._stages.examples.consumed(ready)
         self._clocks.step(self._counters())
         if self._auto is not None and self._stages.echo_stage is not None:
             self._auto.follow(self._clocks.ratio, self._stages.echo_stage)
@@ -206,10 +210,13 @@ class EchoLoader(Gauges):
         """The position just after the last batch taken, whatever has been read ahead.
 
         Returns:
-            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), which
-            ``torch.load(weights_only=True)`` accepts.
+            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), with
+            ``restore="snapshot"`` of contents too: what ``torch.load(weights_only=True)`` accepts.
         """
-        return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
+        if not self._stages.snapshots:
+            return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
+        with self.paused():
+            return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
@@ -235,13 +242,14 @@ class EchoLoader(Gauges):
         The step it falls into is not clocked.
         """
         crew = self._pipeline.crew
+        already = crew is None or crew.paused
         if crew is not None:
             crew.pause()
         try:
             yield
         finally:
             self._clocks.pause()
-            if crew is not None:
+            if crew is not None and not already:
                 crew.resume()
 
     def stop(self) -> None:

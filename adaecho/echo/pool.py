@@ -20,6 +20,9 @@ class Pool(Protocol):
     def take(self, rows: Rows) -> Examples:
         """One use of each row, sharing no memory with later uses; a row used up is free again."""
 
+    def peek(self, rows: Rows) -> Examples:
+        """What lies in rows, without using it; not to be written into."""
+
 
 class ResidentPool:
     """Examples of a source that lies in memory as arrays: nothing is copied in, rows are the source's."""
@@ -32,6 +35,8 @@ class ResidentPool:
 
     def take(self, rows: Rows) -> Examples:
         return self._source.take(rows)
+
+    peek = take
 
 
 class FreeRows:
@@ -98,6 +103,9 @@ class StackPool:
             self._free.push(np.unique(spent))
         return taken
 
+    def peek(self, rows: Rows) -> Stack:
+        return Stack(self._form, [array.take(rows, axis=0) for array in self._arrays])
+
     def _grow(self, needed: int) -> None:
         capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
         for index, array in enumerate(self._arrays):
@@ -148,6 +156,9 @@ class ListPool:
 
     def take(self, rows: Rows) -> list[Any]:
         return [self._use(row) for row in rows.tolist()]
+
+    def peek(self, rows: Rows) -> list[Any]:
+        return [self._examples[row] for row in rows.tolist()]
 
     def _use(self, row: int) -> Any:
         self._repeats[row] -= 1

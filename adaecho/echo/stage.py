@@ -439,6 +439,21 @@ class EchoStage:
         return np.unique(np.concatenate([state["buffer"], _pending(state)]) >> keys.ECHO_BITS)
 
     @property
+    def waiting(self) -> list[tuple[Taken, Examples]]:
+        """Outputs that nobody has taken yet, because upstream was interrupted."""
+        return list(self._stash)
+
+    def held(self, serials: NDArray[np.int64]) -> Examples:
+        """The things behind serials that lie in the buffer or are about to enter it; not counted as a use."""
+        slots = np.arange(self._filled) if self._drain is None else self._drain[self._drained :]
+        known = np.concatenate([self._items[slots], self._tail.items]) >> keys.ECHO_BITS
+        rows = np.concatenate([self._rows[slots], self._tail.rows])
+        _, places, found = np.intersect1d(known, serials, return_indices=True)
+        if len(found) < len(serials):
+            raise RuntimeError("a buffered example was lost")
+        return self._pool.peek(rows[places].astype(np.int64)) if self._pool is not None else []
+
+    @property
     def emitted(self) -> int:
         """Outputs so far."""
         return self._emitted

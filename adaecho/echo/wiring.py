@@ -14,6 +14,7 @@ from adaecho.echo.pool import ResidentPool
 from adaecho.echo.random_reader import RandomReader
 from adaecho.echo.sequential_reader import SequentialReader
 from adaecho.echo.settings import Settings
+from adaecho.echo.snapshot import Recent
 from adaecho.echo.source import ArraySource, IterableSource, MapSource, Permutation
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.upstream import BadExamples, FreshQueue, Preparation, Reader
@@ -32,6 +33,7 @@ class Stages:
         pipeline: everything wired up.
         rank, world: whose serials are read.
         bad: bad examples so far.
+        snapshots: whether states hold contents.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Stages:
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
         place: str,
+        snapshots: bool,
         num_workers: int,
         prefetch: int,
     ) -> None:
@@ -89,6 +92,9 @@ class Stages:
             prefetch=prefetch,
             reads_inline=resident or whole,
         )
+        self.snapshots = snapshots and isinstance(source, IterableSource)
+        if self.snapshots and self.examples is not None:
+            self.examples.recent = Recent()
         if settings.echo == "batch":
             self.pipeline.echo_batches(
                 seed=settings.seed + 1,
@@ -97,14 +103,13 @@ class Stages:
                 rank=self.rank,
                 world=self.world,
             )
+            if self.snapshots and self.pipeline.echoed is not None:
+                self.pipeline.echoed.recent = Recent()
 
     def _reader(self, source: Any, settings: Settings, preparation: Preparation, resident: bool) -> Reader:
         if isinstance(source, IterableSource):
             return SequentialReader(source, preparation, rank=self.rank, world=self.world)
-        shard_lengths = getattr(source, "shard_lengths", None)
-        if settings.order == "shards" and shard_lengths is None:
-            raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
-        permutation = Permutation(source.length, settings.order, settings.seed, shard_lengths)
+        permutation = _permutation(source, settings)
         return RandomReader(
             source, permutation, preparation, rank=self.rank, world=self.world, resident=resident
         )
@@ -154,12 +159,18 @@ def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
     return max(1, examples // batch_size)
 
 
+def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permutation:
+    shard_lengths = getattr(source, "shard_lengths", None)
+    if settings.order == "shards" and shard_lengths is None:
+        raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
+    return Permutation(source.length, settings.order, settings.seed, shard_lengths)
+
+
 def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:
     def origin(serial: int) -> str:
         if isinstance(source, IterableSource):
             return source.origin(serial)
-        permutation = Permutation(source.length, settings.order, settings.seed)
-        return source.origin(int(permutation.rows(np.array([serial]))[0]))
+        return source.origin(int(_permutation(source, settings).rows(np.array([serial]))[0]))
 
     return origin
 

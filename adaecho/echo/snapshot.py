@@ -1,0 +1,68 @@
+"""The contents behind a state, for ``restore="snapshot"``.
+
+The stages work ahead of the consumer. What has left a buffer since the consumer's position, and so belongs to
+the state there, is remembered until the consumer has passed it.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo import keys
+from adaecho.echo.examples import Stack, concatenate, duplicate, same_layout
+from adaecho.echo.pool import Examples
+from adaecho.echo.stage import EchoStage, Taken
+
+Serials = NDArray[np.int64]
+
+
+class Recent:
+    """Copies of the outputs of a stage that the consumer has not passed."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[tuple[int, Serials, Examples]] = deque()
+
+    def add(self, taken: Taken, things: Examples) -> None:
+        """Remember outputs before anybody can write into them."""
+        copied = things[:] if isinstance(things, Stack) else [duplicate(thing) for thing in things]
+        if isinstance(copied, Stack):
+            copied = Stack(copied.form, [array.copy() for array in copied.arrays])
+        self._outputs.append((taken.end, taken.items >> keys.ECHO_BITS, copied))
+
+    def forget(self, output: int) -> None:
+        """The consumer has passed this output."""
+        while self._outputs and self._outputs[0][0] <= output:
+            self._outputs.popleft()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._outputs.clear()
+
+    def contents(self, stage: EchoStage, serials: Serials) -> Examples:
+        """What belongs to serials of a state of the stage not yet passed; nobody may work meanwhile."""
+        left = serials
+        found_serials: list[Serials] = []
+        parts: list[Examples] = []
+        waiting = [(taken.items >> keys.ECHO_BITS, things) for taken, things in stage.waiting]
+        for known, things in [*((known, things) for _, known, things in self._outputs), *waiting]:
+            here, _, places = np.intersect1d(left, known, return_indices=True)
+            found_serials.append(here)
+            parts.append(_select(things, places))
+            left = np.setdiff1d(left, here)
+        found_serials.append(left)
+        parts.append(stage.held(left))
+        return _select(_joined(parts), np.argsort(np.concatenate(found_serials)))
+
+
+def _select(things: Examples, places: NDArray[Any]) -> Examples:
+    return things.take(places) if isinstance(things, Stack) else [things[place] for place in places]
+
+
+def _joined(parts: list[Examples]) -> Examples:
+    parts = [part for part in parts if len(part)]
+    stacks = [part for part in parts if isinstance(part, Stack)]
+    if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
+        return concatenate(stacks)
+    return [one for part in parts for one in (part.examples() if isinstance(part, Stack) else part)]
