@@ -141,10 +141,12 @@ class EchoLoader(Gauges):
         stages.queue.begin(index)
         if stages.examples is not None:
             stages.examples.begin(index, position.skipped)
+            position.output = stages.examples.stage.emitted
         elif stages.whole is not None:
             stages.whole.fresh_examples = position.fresh_examples
         if self._pipeline.echoed is not None:
             self._pipeline.echoed.begin(position.next_number)
+            position.batch_output = self._pipeline.echoed.stage.emitted
 
     def _next(self) -> Any:
         if not self._look_ahead():

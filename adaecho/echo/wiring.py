@@ -1,7 +1,6 @@
 """From the arguments of an EchoLoader to its stages."""
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
 from adaecho.echo.batches import ExampleBatches, WholeBatches
+from adaecho.echo.memory import check_memory, check_slots
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.pool import ResidentPool
 from adaecho.echo.random_reader import RandomReader
@@ -49,6 +49,9 @@ class Stages:
         num_workers: int,
         prefetch: int,
     ) -> None:
+        items = settings.shuffle_buffer + settings.batch_shuffle_buffer
+        known = source.arrays if isinstance(source, ArraySource) and not source.resident else None
+        check_slots(items, 0 if known is None or decode is not None else known.example_bytes)
         after_echo: Augmentation | DecodeThenAugment | None
         after_echo = None if augment is None else Augmentation(augment, settings.seed)
         if after_echo is not None and num_workers:
@@ -173,31 +176,3 @@ def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Setti
         return source.origin(int(_permutation(source, settings).rows(np.array([serial]))[0]))
 
     return origin
-
-
-def check_memory(needed_bytes: int) -> None:
-    """Refuse a buffer that can't fit before anything is read into it.
-
-    Raises:
-        MemoryError: more bytes than the machine has free.
-    """
-    free_bytes = _free_bytes()
-    if free_bytes is not None and needed_bytes > free_bytes:
-        raise MemoryError(
-            f"shuffle_buffer: it would hold {needed_bytes / 2**30:.1f} GiB and the machine has "
-            f"{free_bytes / 2**30:.1f} GiB free; make shuffle_buffer smaller, or buffer smaller examples"
-        )
-
-
-def _free_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo import wiring
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.clocks import Clocks, Counters
 from tests.echo.sources import Dataset, arrays
@@ -201,12 +200,6 @@ def test_a_memory_map_is_read_once_for_each_fresh_example(tmp_path: Any) -> None
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     loader = EchoLoader(mapped, 10, echo="example_before_augmentation", factor=2, order="stored")
     assert next(iter(loader)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-
-
-def test_a_buffer_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "_free_bytes", lambda: 1000)
-    with pytest.raises(MemoryError, match="make shuffle_buffer smaller"):
-        next(iter(EchoLoader(Dataset(9), 3, shuffle_buffer=100)))
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,22 @@ def test_a_loader_can_go_back() -> None:
     assert all(map(torch.equal, first, again))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_the_beginning_of_a_pass_after_one_given_up(variant: dict[str, Any], num_workers: int) -> None:
+    common: dict[str, Any] = {"batch_size": 4, "shuffle_buffer": 9, "epochs": 1, **variant}
+    with EchoLoader(Dataset(31), num_workers=num_workers, **common) as loader:
+        list(islice(loader, 3))
+        loader.next_fresh_examples()
+        iterator = iter(loader)
+        state = loader.state_dict()
+        assert loader.fresh_examples_in_buffer == 0
+        expected = [batch["label"].tolist() for batch in iterator]
+    with EchoLoader(Dataset(31), **common) as restored:
+        restored.load_state_dict(through_torch_save(state))
+        assert [batch["label"].tolist() for batch in restored] == expected
+
+
 def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
     lengths = iter([9, 2])
     source = type("Shrinking", (), {"__iter__": lambda self: iter(np.arange(next(lengths, 2)))})()  # noqa: ARG005

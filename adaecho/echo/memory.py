@@ -1,0 +1,76 @@
+"""Whether a buffer fits into memory, asked before anything is read into it."""
+
+import os
+from pathlib import Path
+
+_SLOT_BYTES = 12  # a buffer's own of each item: identity and row
+
+
+def check_memory(needed_bytes: int) -> None:
+    """Refuse a buffer that can't fit.
+
+    Raises:
+        ValueError: more bytes than there are free.
+    """
+    free = free_bytes()
+    if free is not None and needed_bytes > free:
+        raise ValueError(
+            f"shuffle_buffer: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; "
+            "make shuffle_buffer smaller, or buffer smaller examples"
+        )
+
+
+def check_slots(items: int, example_bytes: int) -> None:
+    """The same for so many items, of a known number of bytes each or 0, before anything is allocated."""
+    check_memory(items * (_SLOT_BYTES + example_bytes))
+
+
+def _spelt(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """What the machine, and the control groups this process is in, have free; None where neither tells.
+
+    Args:
+        root: of the file system that tells.
+    """
+    known = [free for free in (_machine(root), *_groups(root)) if free is not None]
+    return min(known) if known else None
+
+
+def _machine(root: Path) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _groups(root: Path) -> list[int | None]:
+    """Of each control group (version 2) from this process's up: containers and batch systems set limits."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    paths = [Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::/")]
+    top = root / "sys/fs/cgroup"
+    return [_group(top / one) for path in paths for one in (path, *path.parents)]
+
+
+def _group(folder: Path) -> int | None:
+    try:
+        limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
+        stat = (folder / "memory.stat").read_text().split()
+    except OSError:
+        return None
+    if limit.strip() == "max":
+        return None
+    # Pages of files that nobody has touched lately are given back on demand.
+    reclaimable = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
+    return max(int(limit) - int(used) + reclaimable, 0)

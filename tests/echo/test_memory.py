@@ -1,0 +1,62 @@
+"""A buffer that can't fit is refused before anything is read or allocated."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader
+from adaecho.echo import memory
+from tests.echo.sources import Dataset, Stream, arrays
+
+
+@pytest.mark.parametrize("make", [Dataset, Stream, arrays])
+def test_a_buffer_beyond_all_memory(make: Any) -> None:
+    source = make(9)
+    with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
+        EchoLoader(source, 3, shuffle_buffer=10**12)
+    assert getattr(source, "reads", 0) == 0
+    with pytest.raises(ValueError, match="shuffle_buffer: it would take"):
+        EchoLoader(source, 3, echo="batch", batch_shuffle_buffer=10**12)
+
+
+def test_examples_that_do_not_fit_are_noticed_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2000)
+    source = Dataset(50)
+    with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
+        next(iter(EchoLoader(source, 3, shuffle_buffer=100)))
+    assert source.reads <= 103
+
+
+def test_a_memory_map_is_known_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 100)))
+    monkeypatch.setattr(memory, "free_bytes", lambda: 5 * 800)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
+        EchoLoader(mapped, 2, shuffle_buffer=5)
+    EchoLoader(mapped, 2, shuffle_buffer=4)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 9 kB\nMemAvailable:   4000 kB\n"
+    write(tmp_path, {"proc/meminfo": meminfo, "proc/self/cgroup": "0::/job/step\n"})
+    assert memory.free_bytes(tmp_path) == 4000 * 1024
+    job = tmp_path / "sys/fs/cgroup/job"
+    write(job, {"memory.max": "9000\n", "memory.current": "8000\n", "memory.stat": "anon 7\n"})
+    assert memory.free_bytes(tmp_path) == 1000
+    write(job, {"memory.stat": "anon 7\ninactive_file 500\nfile 3\n"})
+    assert memory.free_bytes(tmp_path) == 1500
+    write(job / "step", {"memory.max": "max\n", "memory.current": "1\n", "memory.stat": ""})
+    assert memory.free_bytes(tmp_path) == 1500
+
+
+def test_where_nothing_tells_the_machine_is_asked(tmp_path: Path) -> None:
+    free = memory.free_bytes(tmp_path)
+    assert free is None or free > 0
