@@ -1,0 +1,164 @@
+"""Sources as people have them: Hugging Face, torch, WebDataset-style pipelines, generator factories."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from adaecho import EchoLoader
+from tests.echo.sources import example
+
+datasets = pytest.importorskip("datasets")
+
+LENGTH = 23
+
+
+def columns() -> dict[str, list[Any]]:
+    examples = [example(row) for row in range(LENGTH)]
+    return {"x": [one["x"].tolist() for one in examples], "label": [one["label"] for one in examples]}
+
+
+class TorchDataset(Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"x": torch.from_numpy(example(row)["x"]), "label": row}
+
+
+class TorchStream(IterableDataset[dict[str, Any]]):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(example, range(LENGTH))
+
+
+Stage = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class Pipeline:
+    """Stages over a source, one after another, as WebDataset composes them."""
+
+    def __init__(self, source: Iterable[Any], *stages: Stage) -> None:
+        self.source, self.stages = source, stages
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.source)
+        for stage in self.stages:
+            samples = stage(samples)
+        yield from samples
+
+
+def local_shuffle(samples: Iterator[Any]) -> Iterator[Any]:
+    rng = np.random.default_rng(0)
+    while chunk := list(islice(samples, 7)):
+        rng.shuffle(chunk)
+        yield from chunk
+
+
+def hf() -> Any:
+    return datasets.Dataset.from_dict(columns())
+
+
+def hf_stream() -> Any:
+    return hf().to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=6)
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "hf": hf,
+    "hf of numpy": lambda: hf().with_format("numpy"),
+    "hf of torch": lambda: hf().with_format("torch"),
+    "hf stream": hf_stream,
+    "hf stream of torch": lambda: hf_stream().with_format("torch"),
+    "torch": TorchDataset,
+    "torch subset": lambda: Subset(TorchDataset(), range(LENGTH)),
+    "torch stream": TorchStream,
+    "pipeline": lambda: Pipeline(range(LENGTH), local_shuffle, lambda rows: map(example, rows)),
+    "factory": lambda: lambda: map(example, range(LENGTH)),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_pass_gives_every_example_once(kind: str, num_workers: int) -> None:
+    with EchoLoader(SOURCES[kind](), 4, shuffle_buffer=5, epochs=1, num_workers=num_workers) as loader:
+        for number in range(1, 3):
+            labels = []
+            for batch in loader:
+                rows = torch.as_tensor(batch["label"])
+                x = torch.stack(batch["x"], dim=1) if isinstance(batch["x"], list) else batch["x"]
+                assert torch.equal(x.double(), torch.stack([rows, -rows], dim=1).double())
+                labels += rows.tolist()
+            assert sorted(labels) == list(range(LENGTH))
+            assert loader.fresh_examples == number * LENGTH
+
+
+@pytest.mark.parametrize("restore", ["replay", "snapshot"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_restores_at_every_batch(kind: str, restore: str) -> None:
+    common: dict[str, Any] = {
+        "batch_size": 4, "echo": "example_before_augmentation", "factor": 1.5, "shuffle_buffer": 5,
+        "restore": restore,
+    }  # fmt: skip
+    with EchoLoader(SOURCES[kind](), **common) as loader:
+        states, labels = [], []
+        for batch in islice(loader, 10):  # into the second pass
+            labels.append(batch["label"].tolist())
+            states.append(loader.state_dict())
+    for position, state in enumerate(states):
+        with EchoLoader(SOURCES[kind](), num_workers=position % 2, **common) as restored:
+            restored.load_state_dict(state)
+            rest = [batch["label"].tolist() for batch in islice(restored, 2)]
+        assert rest[: 9 - position] == labels[position + 1 : position + 3]
+
+
+def test_a_hugging_face_stream_is_shuffled_anew_for_each_pass() -> None:
+    stream = hf_stream()
+    expected = []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        expected.append([one["label"] for one in stream])
+    loader = EchoLoader(hf_stream(), 5, epochs=1)
+    assert [[label for batch in loader for label in batch["label"].tolist()] for _ in range(3)] == expected
+    assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize("kind", ["hf", "hf stream", "torch stream"])
+def test_ranks_are_disjoint(kind: str) -> None:
+    seen: list[int] = []
+    for rank in range(3):
+        loader = EchoLoader(SOURCES[kind](), 2, epochs=1, rank=rank, world_size=3)
+        seen += [label for batch in loader for label in batch["label"].tolist()]
+    assert sorted(seen) == list(range(LENGTH))
+
+
+class Many(TorchDataset):
+    """Gives many rows at once, and counts the calls."""
+
+    def __init__(self, *bad: int) -> None:
+        self.calls: list[list[int]] = []
+        self.bad = bad
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row in self.bad:
+            raise ValueError(f"row {row}")
+        return super().__getitem__(row)
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+        self.calls.append(rows)
+        return [self[row] for row in rows]
+
+
+def test_many_rows_are_asked_for_at_once() -> None:
+    source = Many()
+    batch = next(iter(EchoLoader(source, 6, order="stored")))
+    assert batch["label"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert source.calls == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_a_bad_row_among_many_is_found() -> None:
+    loader = EchoLoader(Many(2, 3), 6, order="stored", max_bad_examples=2)
+    assert next(iter(loader))["label"].tolist() == [0, 1, 4, 5, 6, 7]
+    assert [bad["origin"] for bad in loader.bad_examples] == ["example 2 of Many", "example 3 of Many"]
