@@ -13,9 +13,9 @@ import torch
 
 from adaecho.echo import keys
 from adaecho.echo.augment_process import AugmentProcess, seeded
+from adaecho.echo.crew import CrewThread
 from adaecho.echo.examples import Stack, stack
 from adaecho.echo.pool import Examples
-from adaecho.echo.workers import CrewThread
 
 
 class Augmentation:

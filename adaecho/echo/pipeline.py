@@ -8,8 +8,9 @@ import math
 
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import ExampleBatches, OneByOne, Ready, WholeBatches
+from adaecho.echo.crew import Crew
 from adaecho.echo.upstream import FreshQueue, Reader
-from adaecho.echo.workers import AnyMap, Crew, InlineMap, OrderedMap
+from adaecho.echo.workers import AnyMap, InlineMap, OrderedMap
 
 
 class Pipeline:

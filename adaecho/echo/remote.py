@@ -4,11 +4,12 @@ import http.client
 import io
 import os
 import ssl
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from adaecho.echo.crew import rest
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
 _SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request
@@ -42,7 +43,7 @@ class Retries:
 
     def wait(self, failures: int) -> None:
         """Before the next try, after so many."""
-        time.sleep(min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s))
+        rest(min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s))
 
 
 class TransferError(ConnectionError):

@@ -54,10 +54,12 @@ class SequentialReader:
         self._kept, self._every = (0, 1) if self._shared else (rank, world)
         self._iterator: Iterator[Any] | None = None
         self._count = 0
+        self._claimed: list[tuple[int, Any]] = []  # by a claim in progress, which an interrupt may end
         self._marks: list[_Mark] = []
         self._last_pass: int | None = None
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
+        self._claimed = []
         if abandoned_at is not None:
             # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
             self._count = abandoned_at * self._every
@@ -109,16 +111,16 @@ class SequentialReader:
         if self._source.seekable and self._iterator is not None and last.count < self._count:
             position = tuple(self._iterator.position)  # type: ignore[attr-defined]
             self._mark(_Mark(last.number, last.first, self._count, position))
-        serials: list[int] = []
-        examples: list[Any] = []
-        while len(serials) < count:
+        while len(self._claimed) < count:
             found = self._next()
             if found is None:
                 break
             if found[0] % self._every == self._kept:
-                serials.append(self._serial(found[0]))
-                examples.append(found[1])
-        return (np.array(serials, dtype=np.int64), examples) if serials else None
+                self._claimed.append((self._serial(found[0]), found[1]))
+        claimed, self._claimed = self._claimed, []
+        if not claimed:
+            return None
+        return np.array([serial for serial, _ in claimed], dtype=np.int64), [one for _, one in claimed]
 
     def work(self, claim: tuple[Serials, list[Any]]) -> Fresh:
         serials, raw = claim
@@ -143,7 +145,7 @@ class SequentialReader:
         end = max(self._after(index), opened[-1].first)
         oldest = min(self._counts(needed)[0] if len(needed) else end, end)
         mark = next(one for one in reversed(opened) if one.count <= oldest)
-        self._marks, self._count = [], mark.count
+        self._marks, self._count, self._claimed = [], mark.count, []
         self._last_pass = None if passes is None else iteration * passes
         self._open(mark.number, mark.first, mark.position)
         wanted, kept = set(self._counts(needed)), []

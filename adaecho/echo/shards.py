@@ -129,7 +129,11 @@ class TarPass:
             if self._transfer is None:
                 self._transfer = Transfer(self._urls[self._shard], self._byte, retries=self._retries)
                 self._groups = groups(self._transfer, read=True)
-            group = next(self._groups, None)
+            try:
+                group = next(self._groups, None)
+            except BaseException:
+                self.close()  # whoever asks again begins where this example does
+                raise
             if group is None:
                 self.close()
                 self._shard, self._byte = self._shard + 1, 0

@@ -6,104 +6,12 @@ Threads, not processes: reading, decoding and NumPy or torch kernels release the
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
+
+from adaecho.echo.crew import Crew, CrewThread, Interrupted
 
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
-
-
-class Interrupted(Exception):  # noqa: N818 (a signal between threads, not an error)
-    """The crew is stopping; whoever waits gives up and can ask again later."""
-
-
-class Helper(Protocol):
-    """Something that belongs to one thread."""
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Ask it."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-class CrewThread(threading.Thread):
-    """A thread of a crew; what ``helper`` holds is closed when it ends."""
-
-    helper: Helper | None = None
-
-    def run(self) -> None:
-        try:
-            super().run()
-        finally:
-            if self.helper is not None:
-                self.helper.close()
-
-
-class Crew:
-    """What the threads of one loader share: one lock, and whether to work, pause or stop."""
-
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.stopping = False
-        self.paused = False
-        self._active = 0
-        self._maps: list[OrderedMap[Any, Any]] = []
-
-    def add(self, ordered: "OrderedMap[Any, Any]") -> None:
-        """Take a map's threads into the crew."""
-        self._maps.append(ordered)
-
-    def go(self) -> None:
-        """Start the threads that are missing."""
-        with self.condition:
-            self.stopping = False
-            for ordered in self._maps:
-                ordered.hire()
-
-    def stop(self) -> None:
-        """Let every thread end once the work in its hands is done; what is finished is kept for later."""
-        with self.condition:
-            self.stopping = True
-            self.condition.notify_all()
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the threads after ``stop``."""
-        for ordered in self._maps:
-            ordered.join(timeout_s)
-
-    def pause(self) -> None:
-        """Return once no thread works; those that wait go on waiting until ``resume``."""
-        with self.condition:
-            self.paused = True
-            self.condition.wait_for(lambda: self._active == 0)
-
-    def resume(self) -> None:
-        """End a pause."""
-        with self.condition:
-            self.paused = False
-            self.condition.notify_all()
-
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait as a crew thread that is at work (the condition held); raises Interrupted on stopping."""
-        if ready() and not self.paused and not self.stopping:
-            return
-        self._active -= 1
-        self.condition.notify_all()
-        try:
-            self.condition.wait_for(lambda: self.stopping or (ready() and not self.paused))
-        finally:
-            self._active += 1
-        if self.stopping:
-            raise Interrupted
-
-    def enter(self) -> None:
-        """Count this thread as working (the condition held)."""
-        self._active += 1
-
-    def leave(self) -> None:
-        """Count this thread as resting (the condition held)."""
-        self._active -= 1
-        self.condition.notify_all()
 
 
 class InlineMap(Generic[Claim, Result]):
@@ -156,6 +64,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._delivered = 0
         self._ended = False
         self._results: dict[int, tuple[bool, Any]] = {}
+        self._unfinished: list[tuple[int, Claim]] = []  # whose work was interrupted: to be done again
         self.busy_s = 0.0
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
@@ -167,13 +76,15 @@ class OrderedMap(Generic[Claim, Result]):
         self._claimed = self._delivered = 0
         self._ended = self._claiming = False
         self._results.clear()
+        self._unfinished.clear()
 
     def hire(self) -> None:
         """Start missing threads (the crew's condition held)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        missing = 0 if self._ended else self._wanted - len(self._threads)
+        done = self._ended and not self._unfinished
+        missing = 0 if done else self._wanted - len(self._threads)
         for _ in range(missing):
-            thread = CrewThread(target=self._run, name=f"adaecho-{self._name}", daemon=True)
+            thread = CrewThread(self._crew, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
             thread.start()
 
@@ -213,7 +124,9 @@ class OrderedMap(Generic[Claim, Result]):
         return self._delivered in self._results or (self._ended and self._delivered == self._claimed)
 
     def _may_claim(self) -> bool:
-        return self._ended or (not self._claiming and self._claimed - self._delivered < self._window)
+        if self._unfinished or self._ended:
+            return True
+        return not self._claiming and self._claimed - self._delivered < self._window
 
     def _run(self) -> None:
         condition = self._crew.condition
@@ -235,6 +148,9 @@ class OrderedMap(Generic[Claim, Result]):
     def _step(self) -> bool:
         """Claim and do one piece (the condition held on entry and exit); False when there is no more."""
         self._crew.wait_until(self._may_claim)
+        if self._unfinished:
+            self._finish(*self._unfinished.pop(0), time.perf_counter())
+            return True
         if self._ended:
             return False
         self._claiming = True
@@ -275,6 +191,10 @@ class OrderedMap(Generic[Claim, Result]):
         outcome: tuple[bool, Any]
         try:
             outcome = True, self._work(claim)
+        except Interrupted:
+            condition.acquire()
+            self._unfinished.append((number, claim))
+            raise
         except BaseException as error:
             outcome = False, error
         spent = time.perf_counter() - start

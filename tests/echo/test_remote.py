@@ -137,7 +137,7 @@ def test_a_file_that_changes_on_the_way_is_an_error(tmp_path: Path, length: int)
 
 def test_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(remote, "rest", waits.append)
     with pytest.raises(TransferError, match="after 7 tries"):
         read_all("http://127.0.0.1:9/", retries=Retries(tries=7, delay_s=1, longest_delay_s=6, timeout_s=1))
     assert waits == [1, 2, 4, 6, 6, 6]

@@ -1,5 +1,6 @@
 """Tar shards under an EchoLoader: order, ranks, restoring, http."""
 
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from adaecho import EchoLoader, IndexedTarShards, Retries, TarShards
 from adaecho.echo import TransferError
+from adaecho.echo.crew import Interrupted, rest
 from adaecho.echo.shards import shard_urls
 from tests.echo.archives import number_of, write_shard, write_shards
 from tests.echo.nginx import Proxy, needs_nginx, nginx
 from tests.echo.sources import IDS, VARIANTS
+from tests.echo.test_workers import assert_no_threads_soon
 
 NUM_EXAMPLES = 23
 QUICK = Retries(tries=3, delay_s=0.001, timeout_s=0.3)
@@ -163,6 +166,43 @@ def test_a_server_that_goes_away_is_never_a_bad_example(proxy: Proxy, kind: str)
         list(islice(loader, 20))
     assert "while reading example" in caught.value.__notes__[0]
     assert loader.bad_examples == []
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
+    proxy: Proxy, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    common: dict[str, Any] = {"decode": label_alone, "order": "shards"}
+    expected = labels(islice(EchoLoader(make(kind, str(folder)), 4, **common), 12))
+    source = make(kind, proxy.url)
+    waiting = threading.Event()
+
+    def wait(_: Retries, failures: int) -> None:  # noqa: ARG001
+        waiting.set()
+        rest(600)
+
+    monkeypatch.setattr(Retries, "wait", wait)
+    with EchoLoader(source, 4, num_workers=2, **common) as loader:
+        iterator = iter(loader)
+        seen = labels(islice(iterator, 2))
+        proxy.faults = 100 * [("cut", 0)]
+        loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
+
+        def ask() -> None:
+            with pytest.raises(Interrupted):
+                next(iterator)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert waiting.wait(20)
+        loader.stop()
+        asking.join(20)
+        assert not asking.is_alive()
+        assert_no_threads_soon()
+        proxy.faults.clear()
+        seen += labels(islice(loader, 10))
+    assert seen == expected
 
 
 @needs_nginx

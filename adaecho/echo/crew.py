@@ -1,0 +1,122 @@
+"""The threads of one loader: started together, paused together, stopped together."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from adaecho.echo.workers import OrderedMap
+
+
+class Interrupted(BaseException):  # a signal between threads that no handler of errors should catch
+    """The crew is stopping; whoever waits gives up and can ask again later."""
+
+
+class Helper(Protocol):
+    """Something that belongs to one thread."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Ask it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class CrewThread(threading.Thread):
+    """A thread of a crew; what ``helper`` holds is closed when it ends."""
+
+    def __init__(self, crew: "Crew", target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self.crew = crew
+        self.helper: Helper | None = None
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self.helper is not None:
+                self.helper.close()
+
+
+class Crew:
+    """What the threads of one loader share: one lock, and whether to work, pause or stop."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.stopping = False
+        self.paused = False
+        self._active = 0
+        self._maps: list[OrderedMap[Any, Any]] = []
+
+    def add(self, ordered: "OrderedMap[Any, Any]") -> None:
+        """Take a map's threads into the crew."""
+        self._maps.append(ordered)
+
+    def go(self) -> None:
+        """Start the threads that are missing."""
+        with self.condition:
+            self.stopping = False
+            for ordered in self._maps:
+                ordered.hire()
+
+    def stop(self) -> None:
+        """Let every thread end once the work in its hands is done; what is finished is kept for later."""
+        with self.condition:
+            self.stopping = True
+            self.condition.notify_all()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the threads after ``stop``."""
+        for ordered in self._maps:
+            ordered.join(timeout_s)
+
+    def pause(self) -> None:
+        """Return once no thread works; those that wait go on waiting until ``resume``."""
+        with self.condition:
+            self.paused = True
+            self.condition.wait_for(lambda: self._active == 0)
+
+    def resume(self) -> None:
+        """End a pause."""
+        with self.condition:
+            self.paused = False
+            self.condition.notify_all()
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait as a crew thread that is at work (the condition held); raises Interrupted on stopping."""
+        if ready() and not self.paused and not self.stopping:
+            return
+        self._active -= 1
+        self.condition.notify_all()
+        try:
+            self.condition.wait_for(lambda: self.stopping or (ready() and not self.paused))
+        finally:
+            self._active += 1
+        if self.stopping:
+            raise Interrupted
+
+    def enter(self) -> None:
+        """Count this thread as working (the condition held)."""
+        self._active += 1
+
+    def leave(self) -> None:
+        """Count this thread as resting (the condition held)."""
+        self._active -= 1
+        self.condition.notify_all()
+
+
+def rest(seconds: float) -> None:
+    """Sleep; in a thread of a crew, no longer than until it is to stop.
+
+    Raises:
+        Interrupted: it is to stop.
+    """
+    thread = threading.current_thread()
+    if not isinstance(thread, CrewThread):
+        time.sleep(seconds)
+        return
+    condition = thread.crew.condition
+    with condition:
+        if condition.wait_for(lambda: thread.crew.stopping, seconds):
+            raise Interrupted
