@@ -97,7 +97,7 @@ class GradientCollector:
             self._count(parameter)
             # Squared now, not in lots later: by the end of backward this memory may be .grad's, reduced (DDP
             # with static_graph) or clipped in a hook.
-            self._pieces[group].extend(pieces(gradient.detach()))
+            self._pieces[group].extend(pieces(gradient.detach() if gradient.requires_grad else gradient))
 
         return hook
 

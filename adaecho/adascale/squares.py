@@ -11,7 +11,8 @@ from torch import Tensor
 
 # Longest stretch that one float32 accumulation runs over on a CPU: torch's own float32 norm of 2e7 normal
 # numbers is off by 1e-3 there, and a difference of two such sums is what the variance is made of.
-_CHUNK = 1 << 15
+_CHUNK = 1 << 17
+_WIDE = (torch.float32, torch.float64)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -29,10 +30,13 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 def pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else a norm."""
     tensor = _dense(tensor)
-    if tensor.device.type == "cpu":
-        flat = _flat(tensor.to(_wide(tensor)))
-        chunks = torch.split(flat, _CHUNK) if len(flat) > _CHUNK else (flat,)
-        return [torch.dot(chunk, chunk) for chunk in chunks]
+    if tensor.is_cpu:
+        # A model has hundreds of small gradients, each with a hook: what is not needed is not called.
+        wide = tensor if tensor.dtype in _WIDE else tensor.float()
+        flat = _flat(wide)
+        if len(flat) <= _CHUNK:
+            return (torch.dot(flat, flat),)
+        return [torch.dot(chunk, chunk) for chunk in torch.split(flat, _CHUNK)]
     return [torch.linalg.vector_norm(tensor, dtype=_wide(tensor))]
 
 
