@@ -1,4 +1,4 @@
-"""What the README prints works as printed."""
+"""What the README and docs/ print works as printed."""
 
 import re
 import shlex
@@ -12,7 +12,12 @@ from adaecho.run import CONF
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+PYTHON = {
+    f"{name}-{number}": code
+    for name, text in {"README.md": README, **DOCS}.items()
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+}
 COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README, flags=re.MULTILINE)
 
 
@@ -21,9 +26,9 @@ def test_there_is_something_to_try() -> None:
     assert COMMANDS
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
-def test_python_blocks_run(code: str) -> None:
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("place", PYTHON)
+def test_python_blocks_run(place: str) -> None:
+    exec(compile(PYTHON[place], place, "exec"), {"__name__": "readme"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
