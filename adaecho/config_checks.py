@@ -50,6 +50,8 @@ def validate(config: Config) -> None:
     _at_least("search.trials", config.search.trials, 1)
     _at_least("search.repeats", config.search.repeats, 1)
     _at_least("search.workers", config.search.workers, 1)
+    if config.search.max_diverged is not None:
+        _at_least("search.max_diverged", config.search.max_diverged, 0)
     for key in BUDGETS:
         value = getattr(config, key)
         if value is not None and not value > 0:

@@ -63,7 +63,7 @@ class FolderLock:
         return self._token is not None and (_read(self.path) or {}).get("token") == self._token
 
     def _try_acquire(self) -> bool:
-        with _alone(self.folder):
+        with alone(self.folder):
             if self.path.exists():
                 holder = _read(self.path)
                 if holder is None:
@@ -116,6 +116,13 @@ class FolderLock:
                     os.utime(self.path)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether somebody is at work in a folder, as far as its lock tells."""
+    lock = FolderLock(folder)
+    holder = _read(lock.path)
+    return holder is not None and lock._is_alive(holder)
+
+
 def process_start(pid: int) -> str | None:
     """When a process of this host started, in a form that no reused pid shares; None if it is gone."""
     try:
@@ -163,8 +170,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of this host at a time look at a lock and replace it.
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process of this host at a time through, for a moment.
 
     Two processes that both found a stale lock would otherwise each remove what the other has just created.
     Where a folder can't be locked like this (NFS), exclusive creation alone decides.

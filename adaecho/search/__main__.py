@@ -6,31 +6,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from adaecho.errors import FolderError, UserError
-from adaecho.records.files import read_json
-from adaecho.search.design import Design
+from adaecho.errors import UserError
+from adaecho.records.lock import is_held
 from adaecho.search.progress import arm_table
 from adaecho.search.report import remarks, write_outcome
 from adaecho.search.state import SweepState
 from adaecho.search.study import mirror
-
-
-def read_state(folder: Path) -> SweepState:
-    """Where the sweep in ``folder`` stands.
-
-    Raises:
-        FolderError: no sweep was begun there, or a record is damaged.
-    """
-    path = folder / "design.json"
-    if not path.exists():
-        raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
-    return SweepState(Design.from_plain(read_json(path)), folder)
+from adaecho.search.sweep import read_design
 
 
 def status(folder: Path, console: Console) -> None:
     """Print where every arm stands, and bring the Optuna study up to that."""
-    state = read_state(folder)
-    running = [trial for trial in state.missing() if state.search(trial).status(trial.index) == "running"]
+    state = SweepState(read_design(folder), folder)
+    running = [trial for trial in state.missing() if is_held(state.trial_folder(trial))]
     console.print(arm_table(state, running))
     mirror(state)
     for line in remarks(state):
@@ -39,7 +27,7 @@ def status(folder: Path, console: Console) -> None:
 
 def collect(folder: Path, console: Console) -> None:
     """Write ``trials.json``, ``outcome.json`` and the Optuna study of what there is; print the outcome."""
-    write_outcome(read_state(folder), console)
+    write_outcome(SweepState(read_design(folder), folder), console)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -80,7 +80,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
 
     Raises:
         ConfigError: an arm doesn't compose or isn't valid (names it), an axis can't be, two arms would read
-            different fresh budgets, or an arm sets what the command line sets.
+            different fresh budgets or be searched differently, or an arm sets what the command line sets.
     """
     arms: dict[int, Arm] = {}
     search: SearchConfig | None = None
@@ -91,6 +91,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
             arm = _build_arm(name, typed, combination, extra, compose)
             arms.setdefault(stable_hash(arm.to_plain()), arm)
     assert search is not None
+    _check_search(list(arms.values()), search)
     _check_corners(list(arms.values()))
     _check_budgets(list(arms.values()))
     return tuple(_unique_names(list(arms.values()))), search
@@ -99,7 +100,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
 def _build_arm(
     name: str, typed: Typed, combination: Sequence[str], extra: Sequence[str], compose: Compose
 ) -> Arm:
-    _check_conflict(name, [*typed.fixed, *combination], extra)
+    _check_conflict(name, [*typed.fixed, *combination, *typed.intervals], extra)
     overrides = [*typed.fixed, *combination, *extra]
     config = _composed(name, typed, compose, [*combination, *extra])
     chosen = {_key(override) for override in overrides}
@@ -135,6 +136,23 @@ def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, Interval
     }
     found |= {key: axes.from_interval(key, interval, factor) for key, interval in typed.items()}
     return tuple(found[key] for key in sorted(found))
+
+
+def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
+    """One search for all: no arm has trials, seeds or a way of stopping of its own."""
+    for arm in arms:
+        own = from_plain(arm.config).search
+        for name in ("seed", "trials", "repeats", "max_diverged", "stop_hopeless"):
+            if getattr(own, name) != getattr(shared, name):
+                raise ConfigError(
+                    f"search.{name}: {getattr(own, name)} in arm {arm.name}, {getattr(shared, name)} in the "
+                    "sweep; a sweep has one search: set it once, or run one command per value"
+                )
+        if own.stop_hopeless and own.needs_every_trial:
+            raise ConfigError(
+                f"search.stop_hopeless=true: arm {arm.name} is of an experiment that compares how many "
+                "trials diverge or miss the target, and stopping trials early would change that; drop it"
+            )
 
 
 def _check_corners(arms: list[Arm]) -> None:

@@ -13,12 +13,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 
-from adaecho.config import Config
+from adaecho.config import BUDGETS, Config
 from adaecho.errors import ConfigError
 
 SCALES = ("linear", "log", "reverse_log")
 TIMES_FACTOR = "times_factor"
 _EXAMPLE = "write e.g. tag(log, interval(0.01, 1))"
+# What all trials of an arm share, so that they can be compared: how long, on what, measured how.
+_SHARED = ("seed", "threads", "fresh", "checkpoint_every_s", "echo.factor", *BUDGETS)
+_SHARED_GROUPS = ("search", "tracking", "target", "evaluate", "data")
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,10 @@ def from_interval(key: str, sweep: IntervalSweep, factor: Any = 1) -> Axis:
                 "give the arm a number as factor, or the axis an interval without times_factor"
             )
         low, high = low * factor, high * factor
-    axis = Axis(key, low, high, scale, integer=_is_integer(key))
+    integer = _is_integer(key)
+    if integer and low < high:
+        low, high = math.ceil(low), math.floor(high)
+    axis = Axis(key, low, high, scale, integer)
     _check_bounds(axis)
     return axis
 
@@ -130,6 +136,11 @@ def _check_bounds(axis: Axis) -> None:
 
 
 def _is_integer(key: str) -> bool:
+    if key in _SHARED or key.partition(".")[0] in _SHARED_GROUPS:
+        raise ConfigError(
+            f"search.axes: {key}: is the same for all trials of an arm, or they could not be compared; give "
+            "it one value, or make arms of it (search.arms, or a comma list)"
+        )
     kind: Any = Config
     for name in key.split("."):
         fields = get_type_hints(kind) if is_dataclass(kind) else {}

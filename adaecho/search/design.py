@@ -75,6 +75,7 @@ class Design:
         trials: non-divergent trials of each search.
         repeats: independent searches of each arm.
         max_diverged: how many diverged trials of a search are replaced by further points.
+        stop_hopeless: whether a trial ends that can't be its search's best any more.
         experiment: its name, if it has one.
     """
 
@@ -83,6 +84,7 @@ class Design:
     trials: int
     repeats: int
     max_diverged: int
+    stop_hopeless: bool = False
     experiment: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -123,13 +125,18 @@ class Design:
                 "trials": self.trials,
                 "repeats": self.repeats,
                 "max_diverged": self.max_diverged,
+                "stop_hopeless": self.stop_hopeless,
             },
             "arms": {arm.name: self._arm_to_plain(arm) for arm in self.arms},
         }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Design":
-        """The design of a ``design.json``, whose configs hold what is compared: enough to read a sweep."""
+        """The design of a ``design.json``, whose configs hold what is compared: enough to read a sweep.
+
+        Raises:
+            KeyError, TypeError, AttributeError: it is no design.
+        """
         arms = [
             Arm(
                 name,

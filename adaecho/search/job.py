@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from adaecho.records.lock import STALE_AFTER_S
 from adaecho.search.design import Design, TrialId
 from adaecho.search.execute import MAX_ATTEMPTS, code_digest, execute
 from adaecho.search.state import Search, SweepState
+from adaecho.search.sweep import record_failure
 from adaecho.search.worker import RUN_TRIAL
 
 _LOCK_POLL_S = 5.0
@@ -55,9 +57,13 @@ class TrialsJob:
             ConfigError: the code changed since submission.
             UserError: a trial met what only the user can mend.
         """
-        self._check_code()
-        for index in self.indices:
-            self._run(index)
+        try:
+            self._check_code()
+            for index in self.indices:
+                self._run(index)
+        except UserError as error:
+            self._record_refusal(error)
+            raise
         tried: set[int] = set()
         while (further := next(self._replacements(tried), None)) is not None:
             tried.add(further)
@@ -72,6 +78,11 @@ class TrialsJob:
     def trials(self) -> list[TrialId]:
         """The trials it was submitted for."""
         return [TrialId(self.design.arms[0].name, self.repeat, index) for index in self.indices]
+
+    def _record_refusal(self, error: UserError) -> None:
+        for trial in self.trials():
+            with suppress(FolderError):
+                record_failure(Path(self.folder) / str(trial), str(error))
 
     def _check_code(self) -> None:
         now = code_digest()

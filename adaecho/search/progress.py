@@ -48,7 +48,9 @@ class Progress:
         self._running = list(running)
         if self._live is not None:
             footer = Text(f"{_clock(time.monotonic() - self._started)} so far, {self._time_left()}")
-            self._live.update(Group(arm_table(self._state, self._running), footer), refresh=True)
+            # A table that is taller than the terminal could not be drawn over again.
+            table = arm_table(self._state, self._running, max_arms=max(1, self._console.height - 4))
+            self._live.update(Group(table, footer), refresh=True)
 
     def ended(self, trial: TrialId, duration_s: float, note: str = "") -> None:
         """A trial has ended as the state now says, ``duration_s`` after its start."""
@@ -73,16 +75,16 @@ class Progress:
         return f"about {_clock(left_s / max(1, len(self._running)))} left"
 
 
-def arm_table(state: SweepState, running: list[TrialId]) -> Table:
-    """Arms against trials done, running, diverged, missed, failed, and the best so far."""
+def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = None) -> Table:
+    """Arms (the first ``max_arms``) against trials done, running, diverged, missed, failed, and the best."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="ellipsis" if max_arms else "fold", no_wrap=bool(max_arms), min_width=12)
     for heading in ("done", "running", "diverged", "missed", "failed", "best"):
         table.add_column(heading, justify="right", no_wrap=True)
     arms: dict[str, list[Search]] = {}
     for search in state.searches.values():
         arms.setdefault(search.arm.name, []).append(search)
-    for name, searches in arms.items():
+    for name, searches in list(arms.items())[:max_arms]:
         bests = [best for search in searches if (best := search.best()) is not None]
         total = sum(search.num_wanted() for search in searches)
         counts = [
@@ -98,6 +100,8 @@ def arm_table(state: SweepState, running: list[TrialId]) -> Table:
             *(str(count) if count else "-" for count in counts),
             f"{min(bests):,}" if bests else "-",
         )
+    if max_arms is not None and len(arms) > max_arms:
+        table.add_row(f"and {len(arms) - max_arms} more")
     return table
 
 

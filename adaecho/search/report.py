@@ -14,6 +14,7 @@ from adaecho.search.state import Search, SweepState
 from adaecho.search.study import mirror
 
 Row = dict[str, Any]
+NARROW = 76  # columns of a terminal below which a table keeps to its main figures
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 
 
@@ -26,9 +27,9 @@ def write_outcome(state: SweepState, console: Console) -> None:
     write_json(state.folder / "outcome.json", arms)
     mirror(state)
     console.print()
-    console.print(ends_table(arms) if to_the_end else outcome_table(arms, rows))
+    console.print(ends_table(arms) if to_the_end else outcome_table(arms, rows, console.width))
     about = "At the end of the budgets: means over the runs of each arm." if to_the_end else caption(state)
-    lines = [about, *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
+    lines = [about, *unfinished(state), *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -67,31 +68,38 @@ def _row(design: Design, search: Search, index: int) -> Row:
     return {**row, "hyperparameters": design.point(search.arm, search.repeat, index)}
 
 
-def outcome_table(arms: list[Row], rows: list[Row]) -> Table:
+def outcome_table(arms: list[Row], rows: list[Row], width: int) -> Table:
     """Per arm: the best trial's cost to the target, its spread, its ratio to the baseline's; what went wrong.
 
     With several searches per arm the figures are the mean of their best trials and the range of those; with
-    one, the best trial, and the range over all its trials that reached the target.
+    one, the best trial, and the range over all its trials that reached the target. In a ``width`` that is
+    narrow the columns are fewer.
     """
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="fold", min_width=12)
+    narrow = ("fresh\nexamples", "ratio", "missed")
     headings = ("fresh\nexamples", "range", "ratio", "steps", "seconds", "diverged", "missed")
-    for heading in headings:
+    shown = narrow if width < NARROW else headings
+    for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     for arm in arms:
         counted = [row for row in rows if row["arm"] == arm["arm"] and row["counted"]]
-        spread, ratio = _spread(arm, counted), arm["ratio_to_baseline"]
-        table.add_row(
-            arm["arm"],
-            _mean(arm["fresh_examples"], ",.0f"),
-            f"{spread[0]:,}-{spread[1]:,}" if spread else "-",
-            f"{ratio:.2f}" if ratio is not None else "-",
-            _mean(arm["steps"], ",.0f"),
-            _mean(arm["train_time_s"], ".1f"),
-            str(arm["diverged"] or "-"),
-            str(arm["missed"] or "-"),
-        )
+        cells = dict(zip(headings, _cells(arm, counted), strict=True))
+        table.add_row(arm["arm"], *(cells[heading] for heading in shown))
     return table
+
+
+def _cells(arm: Row, counted: list[Row]) -> tuple[str, ...]:
+    spread, ratio = _spread(arm, counted), arm["ratio_to_baseline"]
+    return (
+        _mean(arm["fresh_examples"], ",.0f"),
+        f"{spread[0]:,}-{spread[1]:,}" if spread else "-",
+        f"{ratio:.2f}" if ratio is not None else "-",
+        _mean(arm["steps"], ",.0f"),
+        _mean(arm["train_time_s"], ".1f"),
+        str(arm["diverged"] or "-"),
+        str(arm["missed"] or "-"),
+    )
 
 
 def ends_table(arms: list[Row]) -> Table:
@@ -149,14 +157,25 @@ def remarks(state: SweepState) -> list[str]:
         failed = [index for index in search.missing() if search.status(index) == "failed"]
         if failed:
             trial = TrialId(search.arm.name, search.repeat, failed[0])
-            where = state.trial_folder(trial) / "traceback.txt"
-            lines.append(f"search {name} is incomplete: {len(failed)} of its trials failed; see {where}")
-        elif search.count("diverged") > search.max_diverged:
+            traceback = state.trial_folder(trial) / "traceback.txt"
+            why = f"see {traceback}" if traceback.exists() else search.summaries[failed[0]].get("error")
+            lines.append(f"search {name} is incomplete: {len(failed)} of its trials failed; {why}")
+        elif search.arm.axes and search.count("diverged") > search.max_diverged:
             lines.append(
                 f"search {name} is incomplete: {search.count('diverged')} trials diverged, and "
                 f"search.max_diverged={search.max_diverged} were replaced; raise it, or narrow the axes"
             )
     return lines
+
+
+def unfinished(state: SweepState) -> list[str]:
+    """A line that says so where trials are still to run."""
+    searches = state.searches.values()
+    open_trials = len(state.missing()) - sum(search.count("failed") for search in searches)
+    if not open_trials:
+        return []
+    total = sum(search.num_wanted() for search in searches)
+    return [f"incomplete: {open_trials} of {total} trials have not ended; the same -m command finishes them"]
 
 
 def edge_warnings(state: SweepState, rows: list[Row]) -> list[str]:

@@ -12,14 +12,15 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import UserError
+from adaecho.errors import ConfigError, FolderError, UserError
 from adaecho.records.environment import environment
-from adaecho.records.files import append, folder_errors
+from adaecho.records.files import append, folder_errors, whole_lines, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.search.design import TrialId
 from adaecho.search.execute import MAX_ATTEMPTS, code_digest
@@ -27,6 +28,7 @@ from adaecho.search.job import TrialsJob
 from adaecho.search.progress import Progress
 from adaecho.search.state import FINISHED, SweepState
 from adaecho.search.study import Mirror
+from adaecho.search.sweep import record_failure
 from adaecho.search.worker import RUN_TRIAL
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
@@ -55,6 +57,16 @@ class SlurmSettings:
     setup: list[str]
     additional_parameters: dict[str, Any]
     wait: bool
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_min", "cpus_per_task", "trials_per_job", "array_parallelism"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must be at least 1")
+        for name in ("max_num_timeout", "signal_delay_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must not be negative")
+        if not self.mem_gb > 0:
+            raise ConfigError(f"hydra.launcher.mem_gb={self.mem_gb}: must be positive")
 
 
 class SlurmSweep:
@@ -113,9 +125,19 @@ class SlurmSweep:
             progress.show(trial for trial in self._all() if self._status(trial) == "running")
             mirror.update()
             if not live and not self.submit():
+                self._give_up()
                 return
             waited_s = time.monotonic() - started
             time.sleep(min(max(POLL_S[0], waited_s / 20), POLL_S[1]))
+
+    def _give_up(self) -> None:
+        """Record why trials are missing whose jobs ended without a word, e.g. for want of memory."""
+        for trial in self._state.missing():
+            jobs = [job for job, trials in recorded_jobs(self._state.folder) if trial in trials]
+            log = self._state.folder / "slurm" / f"{jobs[-1]}_0_log.err" if jobs else "sbatch"
+            with suppress(FolderError):  # another host died in it: the lock frees itself
+                record_failure(self._state.trial_folder(trial), f"its job ended without a result; see {log}")
+            self._state.reread(trial)
 
     def _all(self) -> list[TrialId]:
         return [
@@ -141,6 +163,8 @@ class SlurmSweep:
                 trial.index >= self._state.search(trial).trials and (trial.arm, trial.repeat) in searches
             )
             and self._submissions[trial] < MAX_ATTEMPTS
+            # Its job has tried as often as is worth while, and said so.
+            and not (self._submissions[trial] and self._status(trial) == "failed")
         ]
 
     def _jobs(self, waiting: Iterable[TrialId]) -> Iterator[TrialsJob]:
@@ -160,6 +184,8 @@ class SlurmSweep:
         for job in jobs:
             for trial in job.trials():
                 run = RunFolder(self._state.trial_folder(trial))
+                if (run.path / "config.yaml").exists():
+                    continue  # a job that died on another host may still seem to be at it
                 arm = job.design.arms[0]
                 config = job.design.trial_config(arm, trial.repeat, trial.index)
                 with run.lock():
@@ -167,6 +193,7 @@ class SlurmSweep:
 
     def _submit_arrays(self, jobs: list[TrialsJob]) -> None:
         executor = self._executor()
+        _end_torn_line(self._state.folder / _JOBS)
         for chunk in _chunks(jobs, max_array_size()):
             try:
                 with executor.batch():
@@ -216,13 +243,18 @@ def job_name(folder: Path) -> str:
 def recorded_jobs(folder: Path) -> list[tuple[str, list[TrialId]]]:
     """Every job that was ever submitted for the sweep, with its trials."""
     path = folder / _JOBS
-    if not path.exists():
-        return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in whole_lines(path):
         record = json.loads(line)
         records.append((record["job"], [TrialId.parse(trial) for trial in record["trials"]]))
     return records
+
+
+def _end_torn_line(path: Path) -> None:
+    """Drop what a launcher had begun to write when it was killed."""
+    lines = whole_lines(path)
+    if path.exists() and path.stat().st_size > sum(map(len, lines)):
+        write_text(path, b"".join(lines).decode())
 
 
 def live_jobs(name: str) -> set[str]:

@@ -6,8 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
-from adaecho.search.design import Arm, Design, TrialId
+from adaecho.search.design import Arm, Design, TrialId, trial_seed
 
 FINISHED = frozenset({"reached", "budget_spent", "diverged", "stopped_hopeless"})
 
@@ -121,5 +122,14 @@ class SweepState:
         root = self.folder / arm.name / str(repeat)
         for folder in root.iterdir() if root.is_dir() else ():
             if folder.name.isdigit() and (summary := RunFolder(folder).read_summary()) is not None:
+                self._check_own(folder, summary, trial_seed(self.design.seed, repeat, int(folder.name)))
                 search.summaries[int(folder.name)] = summary
         return search
+
+    @staticmethod
+    def _check_own(folder: Path, summary: dict[str, Any], seed: int) -> None:
+        if summary.get("seed", seed) != seed:
+            raise FolderError(
+                f"{folder}: a trial of another sweep (its seed is {summary['seed']}, here it is {seed}); "
+                "move it away, or start anew with fresh=true"
+            )

@@ -4,11 +4,13 @@ It is written from the run folders and never read for a decision: removing it lo
 damaged is set aside and written anew.
 """
 
+import sys
 import time
-import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from adaecho.records.lock import alone
 from adaecho.search.axes import Axis
 from adaecho.search.state import FINISHED, Search, SweepState
 
@@ -38,17 +40,28 @@ def mirror(state: SweepState) -> None:
     """
     path = state.folder / JOURNAL
     try:
-        if _is_torn(path):
-            _set_aside(path)
-        if not _mirror(state, path):
-            path.unlink()
-            _mirror(state, path)
+        with alone(state.folder):
+            _bring_up_to_date(state, path)
     except Exception as error:  # of Optuna, of its file, of the disk: none of them matters to the sweep
-        warnings.warn(f"{path}: the Optuna mirror is not up to date: {error}", stacklevel=2)
+        print(f"warning: {path}: the Optuna mirror is not up to date: {error}", file=sys.stderr)
+
+
+def _bring_up_to_date(state: SweepState, path: Path) -> None:
+    if _is_torn(path):
+        _set_aside(path, "ends in mid-line")
+    try:
+        is_ours = _mirror(state, path)
+    except ValueError as error:  # of the JSON in it
+        _set_aside(path, f"can't be read ({error})")
+        is_ours = True
+        _mirror(state, path)
+    if not is_ours:
+        path.unlink()
+        _mirror(state, path)
 
 
 def _mirror(state: SweepState, path: Path) -> bool:
-    """Add what is new; False if a trial has changed since, e.g. a failed one was retried: then start anew."""
+    """Add what is new; False if one in it is another trial, e.g. one that was retried: then start anew."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -62,7 +75,7 @@ def _mirror(state: SweepState, path: Path) -> bool:
                 storage=storage, study_name=f"{arm}/{repeat}", direction="minimize", load_if_exists=True
             )
             mirrored = study.get_trials(deepcopy=False)
-            if any(trial.user_attrs["status"] != search.status(trial.number) for trial in mirrored):
+            if not all(_is_same(trial, state, search) for trial in mirrored):
                 return False
             for index in range(len(mirrored), search.num_wanted()):
                 if search.status(index) not in FINISHED | {"failed"}:
@@ -71,6 +84,14 @@ def _mirror(state: SweepState, path: Path) -> bool:
         return True
     finally:
         optuna.logging.set_verbosity(previous)
+
+
+def _is_same(mirrored: Any, state: SweepState, search: Search) -> bool:
+    with suppress(KeyError):  # a journal that somebody else wrote
+        point = state.design.point(search.arm, search.repeat, mirrored.number)
+        status = search.status(mirrored.number)
+        return bool(mirrored.params == point and mirrored.user_attrs["status"] == status)
+    return False
 
 
 def _trial(state: SweepState, search: Search, index: int) -> Any:
@@ -107,12 +128,12 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(path: Path, why: str) -> None:
     number = 1
     while (damaged := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     path.rename(damaged)
-    warnings.warn(
-        f"{path}: ends in mid-line; kept as {damaged.name}, and written anew from the run folders",
-        stacklevel=3,
+    print(
+        f"warning: {path}: {why}; kept as {damaged.name}, and written anew from the run folders",
+        file=sys.stderr,
     )

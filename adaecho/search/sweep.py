@@ -13,7 +13,7 @@ from adaecho.search.design import Design, TrialId
 from adaecho.search.execute import MAX_ATTEMPTS
 from adaecho.search.pool import Ended, Pool
 from adaecho.search.progress import Progress
-from adaecho.search.state import SweepState
+from adaecho.search.state import FINISHED, SweepState
 from adaecho.search.study import Mirror
 
 _BUDGETS = ("trials", "repeats", "max_diverged")
@@ -29,7 +29,13 @@ def record_design(design: Design, folder: Path) -> None:
     """
     path = folder / "design.json"
     new = design.to_plain()
+    if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
+        raise FolderError(
+            f"{folder}: holds trials but no design.json, so nobody knows of which sweep; choose another "
+            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
+        )
     if path.exists():
+        read_design(folder)
         old = read_json(path)
         refused = smaller_budgets(old["search"], new["search"], _BUDGETS)
         refused += differences(_comparable(old), _comparable(new))
@@ -42,10 +48,29 @@ def record_design(design: Design, folder: Path) -> None:
     write_json(path, new)
 
 
+def read_design(folder: Path) -> Design:
+    """The design that a sweep's folder records.
+
+    Raises:
+        FolderError: no sweep was begun there, or its record is damaged.
+    """
+    path = folder / "design.json"
+    if not path.exists():
+        raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
+    try:
+        return Design.from_plain(read_json(path))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FolderError(
+            f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
+            "fresh=true"
+        ) from error
+
+
 def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
     """What may not change: all but budgets, spelling, and the points that a longer design has more of."""
     return {
         "search.seed": plain["search"]["seed"],
+        "search.stop_hopeless": plain["search"].get("stop_hopeless", False),
         "arms": sorted(plain["arms"]),
         **{
             name: {
@@ -148,5 +173,6 @@ def record_failure(folder: Path, error: str) -> None:
     run = RunFolder(folder)
     with run.lock():
         summary = run.read_summary() or {"to_target": None, "best": None}
-        if summary.get("status") != "failed":
+        # A folder with records but no config could not be continued.
+        if run.read_config() is not None and summary.get("status") not in FINISHED | {"failed"}:
             run.write_summary({**summary, "status": "failed", "error": error})

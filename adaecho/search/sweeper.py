@@ -1,5 +1,6 @@
 """What ``hydra/sweeper=quasirandom`` does: from overrides to arms, design, trials and outcome."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from adaecho.search.arms import build_arms, composer, parse_typed
 from adaecho.search.design import Design
 from adaecho.search.pool import Pool
 from adaecho.search.progress import Progress
-from adaecho.search.report import write_outcome
+from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmSettings, SlurmSweep, job_name
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import LocalSweep, move_aside, record_design
@@ -32,6 +33,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
     Raises:
         UserError: what was asked for can't be run; naming what, why and what to do.
+        SystemExit: a search could not be completed; code 1.
     """
     HydraConfig.instance().set_config(config)  # the sweep's folder is named through ${hydra:...}
     folder = Path(config.hydra.sweep.dir)
@@ -47,7 +49,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             )
 
         # Workers take seconds to import torch, which a new sweep needs for sure: meanwhile arms are composed.
-        is_new = not (folder / "design.json").exists()
+        is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
         pool = start_pool() if launcher == "basic" and is_new else None
         design = build_design(config, config_loader, arguments)
         if config.fresh and not is_new:
@@ -67,6 +69,8 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
                 LocalSweep(state, pool, progress, group=str(folder)).run()
         write_outcome(state, console)
         mirror_sweep(config.tracking, folder)
+        if unfinished(state) or remarks(state):
+            sys.exit(1)
 
 
 def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:
@@ -97,11 +101,6 @@ def _launcher(config: DictConfig) -> str:
 
 def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> Design:
     """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
-    if config.search.stop_hopeless and config.search.needs_every_trial:
-        raise ConfigError(
-            "search.stop_hopeless=true: this experiment compares how many trials diverge or miss the target, "
-            "and stopping trials early would change that; drop it"
-        )
     typed = parse_typed(arguments, config_loader)
     arms, search = build_arms(typed, composer(config_loader, config, typed.fixed))
     return Design(
@@ -110,6 +109,7 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
         trials=search.trials,
         repeats=search.repeats,
         max_diverged=2 * search.trials if search.max_diverged is None else search.max_diverged,
+        stop_hopeless=search.stop_hopeless,
         experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
     )
 

@@ -94,6 +94,16 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
         (["seed=1,2"], "hydra/sweeper=basic"),
         (["experiment=quickstart", "echo=batch"], "keep one of the two"),
         (["optimizer.momentum=interval(0.5,1.5)"], "optimizer.momentum=1.5"),
+        (
+            ["+search.arms.a=['optimizer.learning_rate=0.1']", "optimizer.learning_rate=interval(0.1,0.2)"],
+            "optimizer.learning_rate: set on the command line and by arm a",
+        ),
+        (["+search.arms.a=['search.trials=9']", "+search.arms.b=[]"], "search.trials: 9 in arm a, 1 in"),
+        (
+            ["+search.arms.a=['search.needs_every_trial=true']", "search.stop_hopeless=true"],
+            "arm a is of an experiment that compares",
+        ),
+        (["search.max_diverged=-5"], "search.max_diverged=-5"),
     ],
 )
 def test_arms_that_cannot_be_are_refused(arms_of: BuildArms, overrides: list[str], expected: str) -> None:

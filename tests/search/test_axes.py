@@ -31,7 +31,12 @@ def test_values_are_plain_numbers_of_the_keys_type() -> None:
     assert {steps.value(u / 100) for u in range(100)} == {10, 11, 12, 13}
     assert type(steps.value(0.5)) is int
     assert type(axes.parse(RATE, "interval(1, 10)").value(0.5)) is float
-    assert type(axes.parse("echo.factor", "interval(1, 4)").value(0)) is float
+    assert type(axes.parse("max_loss", "interval(1, 4)").value(0)) is float
+
+
+def test_whole_numbers_stay_inside_fractional_bounds() -> None:
+    axis = axes.parse("echo.shuffle_buffer", "tag(log, interval(0.4, 10.9))")
+    assert (axis.low, axis.high) == (1, 10)
 
 
 def test_times_factor_scales_both_bounds() -> None:
@@ -55,6 +60,11 @@ def test_times_factor_scales_both_bounds() -> None:
         ("optimizer.rate", "interval(0.1, 1)", 1, "no such key"),
         ("task.name", "interval(0.1, 1)", 1, "only a number"),
         ("echo", "interval(0.1, 1)", 1, "only a number"),
+        ("max_fresh_examples", "interval(320, 960)", 1, "the same for all trials"),
+        ("seed", "interval(0, 10)", 1, "the same for all trials"),
+        ("echo.factor", "interval(1, 3)", 1, "the same for all trials"),
+        ("search.trials", "interval(1, 5)", 1, "the same for all trials"),
+        ("target.value", "interval(0.1, 0.5)", 1, "the same for all trials"),
     ],
 )
 def test_axes_that_cannot_be_are_refused_by_name(key: str, text: str, factor: object, expected: str) -> None:

@@ -29,5 +29,5 @@ def test_a_trial_is_hopeless_beyond_the_best_complete_one_of_its_search(tmp_path
 
 
 def test_it_is_refused_where_missed_or_diverged_trials_are_compared(run_sweep: Command) -> None:
-    with pytest.raises(ConfigError, match="this experiment compares"):
+    with pytest.raises(ConfigError, match="experiment that compares"):
         run_sweep("search.stop_hopeless=true", "search.needs_every_trial=true")

@@ -11,7 +11,7 @@ from adaecho.records.ends import ends
 from adaecho.records.outcome import outcome
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import edge_warnings, ends_table, outcome_table, remarks, trial_rows
+from adaecho.search.report import edge_warnings, ends_table, outcome_table, remarks, trial_rows, unfinished
 from adaecho.search.state import SweepState
 from tests.search.conftest import Command
 
@@ -68,17 +68,46 @@ def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
 def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
     rows = trial_rows(state)
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(outcome_table(outcome(rows), rows))
+    console.print(outcome_table(outcome(rows), rows, console.width))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_table_keeps_the_arms_and_their_main_figures(state: SweepState, width: int) -> None:
+    rows = trial_rows(state)
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(outcome_table(outcome(rows), rows, console.width))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[2] == ["echo-none", "4,000", "1.00", "-"]
+
+
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
     (line,) = remarks(state)
-    assert line.startswith("search echo-batch/0 is incomplete: 1 of its trials failed; see ")
-    assert line.endswith("echo-batch/0/1/traceback.txt")
+    assert line.startswith("search echo-batch/0 is incomplete: 1 of its trials failed; ")
+    traceback = state.folder / "echo-batch/0/1/traceback.txt"
+    traceback.parent.mkdir(parents=True, exist_ok=True)
+    traceback.write_text("")
+    (line,) = remarks(state)
+    assert line.endswith(f"see {traceback}")
+
+
+def test_a_run_without_axes_that_diverged_is_an_outcome(state: SweepState) -> None:
+    search = state.searches["echo-none", 0]
+    search.arm = replace(search.arm, axes=())
+    search.trials, search.max_diverged, search.summaries = 1, 0, {0: _summary("diverged")}
+    assert not any("echo-none" in line for line in remarks(state))
+
+
+def test_trials_that_have_not_ended_are_named(state: SweepState) -> None:
+    assert unfinished(state) == []
+    state.searches["echo-none", 0].summaries.clear()
+    assert unfinished(state) == [
+        "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
+    ]
 
 
 def test_too_many_diverged_trials_say_so(state: SweepState) -> None:

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 
 from adaecho.errors import ConfigError, FolderError
 from adaecho.records.folder import RunFolder
-from adaecho.search import sweeper
+from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
 from adaecho.search.execute import code_digest
 from adaecho.search.job import TrialsJob
@@ -64,11 +64,14 @@ def test_jobs_replace_the_diverged_trials_of_their_search(design: Design, tmp_pa
 
 
 def test_a_job_refuses_to_run_when_the_code_has_changed(design: Design, tmp_path: Path) -> None:
+    arm, run = design.arms[0], RunFolder(tmp_path / design.arms[0].name / "0" / "0")
+    with run.lock():
+        run.start(design.trial_config(arm, 0, 0))
     with pytest.raises(ConfigError, match="the code has changed since this job was submitted"):
         _job(design, tmp_path, (0,), code="0123456789ab")()
-    assert _statuses(design, tmp_path) == {}
+    assert _statuses(design, tmp_path) == {0: "failed"}
     _job(design, tmp_path, (_steady(design),), code=None)()
-    assert len(_statuses(design, tmp_path)) == 1
+    assert _statuses(design, tmp_path)[_steady(design)] == "reached"
 
 
 def test_a_job_refuses_to_run_when_its_config_has_changed(design: Design, tmp_path: Path) -> None:
@@ -179,6 +182,37 @@ def test_queued_trials_are_not_submitted_again(stand_in: Path, submit: Command) 
     submit("search.trials=3")
     again = [json.loads(line) for line in (folder / "slurm/jobs.jsonl").read_text().splitlines()][3:]
     assert [record["trials"] for record in again] == [first[2]["trials"]]
+
+
+def test_a_torn_record_of_jobs_is_mended(stand_in: Path, submit: Command) -> None:
+    folder = submit("search.trials=3")
+    path = folder / "slurm/jobs.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    first = [json.loads(line) for line in path.read_text().splitlines()[:2]]
+    (stand_in / "queued").write_text("\n".join(record["job"] for record in first))
+    submit("search.trials=3")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert records[:2] == first
+    assert records[2]["trials"] == ["none/0/2"]
+
+
+def test_jobs_that_end_without_a_word_are_failures(
+    stand_in: Path, run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm, "POLL_S", (0.01, 0.01))
+    with pytest.raises(SystemExit) as exit_code:
+        run_sweep(*ON_SLURM, "search.trials=1")
+    assert exit_code.value.code == 1
+    assert len(_given(stand_in)) == 3  # tried again twice
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "search none/0 is incomplete: 1 of its trials failed; its job ended without a result" in shown
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("setting", ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0"])
+def test_settings_that_cannot_be_are_refused_by_name(submit: Command, setting: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"hydra.launcher.{setting.partition('=')[0]}")):
+        submit("search.trials=1", f"hydra.launcher.{setting}")
 
 
 def test_what_sbatch_says_reaches_the_user(stand_in: Path, submit: Command) -> None:

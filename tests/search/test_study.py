@@ -1,6 +1,7 @@
 """The Optuna mirror: complete, usable, and of no consequence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -9,8 +10,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from adaecho.search.__main__ import read_state
+from adaecho.search.state import SweepState
 from adaecho.search.study import JOURNAL, mirror
+from adaecho.search.sweep import read_design
 from tests.search.conftest import Command
 
 
@@ -25,6 +27,10 @@ def sweep(swept: Path, run_sweep: Command) -> Path:
     if not swept.exists():
         run_sweep("search.trials=4", "search.repeats=2", folder=str(swept))
     return swept
+
+
+def _state(folder: Path) -> SweepState:
+    return SweepState(read_design(folder), folder)
 
 
 def _studies(folder: Path) -> dict[str, optuna.Study]:
@@ -58,7 +64,7 @@ def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
 
 def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
     before = (sweep / JOURNAL).read_bytes()
-    mirror(read_state(sweep))
+    mirror(_state(sweep))
     assert (sweep / JOURNAL).read_bytes().startswith(before)
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
@@ -68,7 +74,7 @@ def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
 def test_removing_it_loses_nothing(sweep: Path) -> None:
     before = {name: study.trials for name, study in _studies(sweep).items()}
     (sweep / JOURNAL).unlink()
-    mirror(read_state(sweep))
+    mirror(_state(sweep))
     after = {name: study.trials for name, study in _studies(sweep).items()}
     assert {name: [(t.number, t.params, t.value) for t in trials] for name, trials in after.items()} == {
         name: [(t.number, t.params, t.value) for t in trials] for name, trials in before.items()
@@ -82,29 +88,53 @@ def test_a_trial_that_ended_otherwise_when_tried_again_is_mirrored_anew(sweep: P
     before = summary.read_text()
     summary.write_text(before.replace('"reached"', '"failed"'))
     (sweep / JOURNAL).unlink()
-    mirror(read_state(sweep))
+    mirror(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.FAIL
     summary.write_text(before)
-    mirror(read_state(sweep))
+    mirror(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.COMPLETE
 
 
-def test_a_journal_torn_in_mid_line_is_kept_and_written_anew(sweep: Path) -> None:
+def test_a_journal_torn_in_mid_line_is_kept_and_written_anew(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     journal = sweep / JOURNAL
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-20])
-    with pytest.warns(UserWarning, match="ends in mid-line; kept as optuna.journal.damaged-1"):
-        mirror(read_state(sweep))
+    mirror(_state(sweep))
+    assert "ends in mid-line; kept as optuna.journal.damaged-1" in capsys.readouterr().err
     assert (sweep / "optuna.journal.damaged-1").read_bytes() == whole[:-20]
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
     )
 
 
-def test_a_damaged_journal_is_a_warning(sweep: Path) -> None:
+def test_a_damaged_journal_is_kept_and_written_anew(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = sweep / JOURNAL
-    whole = journal.read_bytes()
-    journal.write_bytes(b"no journal at all\n" * 3)
-    with pytest.warns(UserWarning, match="the Optuna mirror is not up to date"):
-        mirror(read_state(sweep))
-    journal.write_bytes(whole)
+    damaged = b"no journal at all\n" * 3 + journal.read_bytes()
+    journal.write_bytes(damaged)
+    mirror(_state(sweep))
+    assert "can't be read" in capsys.readouterr().err
+    assert damaged in [path.read_bytes() for path in sweep.glob(f"{JOURNAL}.damaged-*")]
+    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
+        json.loads((sweep / "trials.json").read_text())
+    )
+
+
+def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:
+    ours = [trial.params for trial in _studies(sweep)["none/0"].trials]
+    other = _state(sweep)
+    other.design = replace(other.design, seed=1, _cache={})
+    mirror(other)
+    assert [trial.params for trial in _studies(sweep)["none/0"].trials] != ours
+    mirror(_state(sweep))
+    assert [trial.params for trial in _studies(sweep)["none/0"].trials] == ours
+
+
+def test_a_mirror_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweep / JOURNAL).rename(sweep / "elsewhere")
+    (sweep / JOURNAL).mkdir()
+    mirror(_state(sweep))
+    assert "warning: " in capsys.readouterr().err
+    (sweep / JOURNAL).rmdir()
+    (sweep / "elsewhere").rename(sweep / JOURNAL)

@@ -102,6 +102,7 @@ def test_a_sweep_can_grow(run_sweep: Command) -> None:
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
         ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
+        ("search.stop_hopeless=true", "search.stop_hopeless: False in the folder, True now"),
     ],
 )
 def test_another_design_in_the_folder_is_refused_with_a_diff(
@@ -129,13 +130,42 @@ def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command) -> Non
     assert json.loads(Path("sweep/design.json").read_text())["search"]["seed"] == 1
 
 
+def test_trials_without_a_design_are_refused_and_kept_by_fresh(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM)
+    (folder / "design.json").unlink()
+    with pytest.raises(FolderError, match=r"no design\.json, so nobody knows of which sweep"):
+        run_sweep(*ONE_ARM, "search.seed=1")
+    run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
+    assert len(_summaries(Path("sweep.old-1"))) >= 4
+
+
+@pytest.mark.parametrize("text", ["{}", '{"arms": [], "search": {}, "experiment": ""}', "[]"])
+def test_a_record_of_another_shape_is_no_design(run_sweep: Command, text: str) -> None:
+    folder = Path("sweep")
+    folder.mkdir()
+    (folder / "design.json").write_text(text)
+    with pytest.raises(FolderError, match="is no sweep's design"):
+        run_sweep(*ONE_ARM)
+
+
+def test_a_trial_of_another_sweep_is_refused(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM)
+    path = folder / "none/0/0/summary.json"
+    write_json(path, {**json.loads(path.read_text()), "seed": 12345})
+    with pytest.raises(FolderError, match="its seed is 12345"):
+        run_sweep(*ONE_ARM)
+
+
 def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("sweep").mkdir()
     control = {"fails": {"none/0/0": 2, "none/0/1": 9}, "dies": {"none/0/2": 1, "none/0/3": 9}}
     write_json(Path("sweep/control.json"), control)
-    folder = run_sweep(*ONE_ARM)
+    with pytest.raises(SystemExit) as exit_code:
+        run_sweep(*ONE_ARM)
+    assert exit_code.value.code == 1
+    folder = Path("sweep")
     statuses = {name: summary["status"] for name, summary in _summaries(folder).items()}
     assert statuses["none/0/0"] in ("reached", "diverged")
     assert statuses["none/0/2"] in ("reached", "diverged")
