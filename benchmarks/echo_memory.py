@@ -15,7 +15,7 @@ import numpy as np
 from adaecho import EchoLoader
 from benchmarks import record
 
-LENGTH, BATCH_SIZE = 128, 1024
+LENGTH, BATCH_SIZE = 128, 128
 
 
 class Copy:

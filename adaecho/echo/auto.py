@@ -23,5 +23,5 @@ class AutoFactor:
         if ratio is None or self._steps % _EVERY_STEPS:
             return
         factor = round(min(max(ratio, 1.0), self._max_factor), 2)
-        if abs(factor - stage.factor) > _LEAST_CHANGE * stage.factor:
-            stage.change_factor(factor)
+        if abs(factor - stage.factor.value) > _LEAST_CHANGE * stage.factor.value:
+            stage.factor.change(factor)

@@ -7,9 +7,10 @@ import numpy as np
 
 from adaecho.echo import keys
 from adaecho.echo.batches import OneByOne, Ready
+from adaecho.echo.items import Fresh
 from adaecho.echo.pool import ListPool
 from adaecho.echo.snapshot import Recent
-from adaecho.echo.stage import EchoStage, Fresh
+from adaecho.echo.stage import EchoStage
 
 
 class EchoedBatches:
@@ -64,7 +65,7 @@ class EchoedBatches:
         if ready is None:
             return None
         serial = np.array([self._next_number * self._world + self._rank])
-        self._held[self._next_number] = ready.items, self.stage.repeats_of(serial)
+        self._held[self._next_number] = ready.items, int(self.stage.factor.repeats(serial)[0])
         self._next_number += 1
         self._made[self._next_number] = ready
         batch, ready.batch = ready.batch, None
@@ -73,7 +74,7 @@ class EchoedBatches:
     def num_repeats(self, first_number: int, batches: int) -> int:
         """How often consecutive batches are repeated, together."""
         numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
-        return self.stage.repeats_of(numbers * self._world + self._rank)
+        return int(self.stage.factor.repeats(numbers * self._world + self._rank).sum())
 
     def consumed(self, ready: Ready) -> None:
         """The consumer has taken a repeat: earlier states won't be asked for any more."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, collate, concatenate
+from adaecho.echo.items import Fresh, Taken
 from adaecho.echo.pool import Examples
 from adaecho.echo.snapshot import Recent
-from adaecho.echo.stage import EchoStage, Fresh, Taken
+from adaecho.echo.stage import EchoStage
 from adaecho.echo.upstream import FreshQueue
 from adaecho.echo.workers import AnyMap
 

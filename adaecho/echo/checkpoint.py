@@ -10,9 +10,9 @@ from adaecho.echo import keys
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks
+from adaecho.echo.history import serials_in
 from adaecho.echo.packing import pack, unpack
 from adaecho.echo.settings import Settings
-from adaecho.echo.stage import EchoStage
 from adaecho.echo.wiring import Stages
 
 VERSION = 2
@@ -78,7 +78,7 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks)
         for number, items in held.items():
             oldest = min(oldest, int(items.min()) >> keys.ECHO_BITS if len(items) else number)
     if stages.echo_stage is not None:
-        changes = stages.echo_stage.factor_at(
+        changes = stages.echo_stage.factor.at(
             position.next_number if echoed is not None else position.next_index
         )[1]
         state["factor_changes"] = [list(change) for change in changes]
@@ -94,7 +94,7 @@ def _contents(state: dict[str, Any], stages: Stages) -> dict[str, Any]:
     contents = {}
     if stages.examples is not None and stages.examples.recent is not None:
         stage = stages.examples.stage
-        serials = EchoStage.serials_in(_with_array(state["examples"]))
+        serials = serials_in(_with_array(state["examples"]))
         contents["examples"] = pack(stages.examples.recent.contents(stage, serials))
     echoed = stages.pipeline.echoed
     if echoed is not None and echoed.recent is not None:
@@ -125,7 +125,9 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: C
     clocks.load_state_dict(state["clocks"])
     stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
     if stages.echo_stage is not None:
-        stages.echo_stage.set_changes([(int(i), float(factor)) for i, factor in state["factor_changes"]])
+        stages.echo_stage.factor.set_changes(
+            [(int(i), float(factor)) for i, factor in state["factor_changes"]]
+        )
     held = {int(number): items.numpy() for number, items in state.get("held_batches", {}).items()}
     again = _Again(state, settings, stages, position, held)
     stages.queue.begin(position.next_index)
@@ -178,7 +180,7 @@ class _Again:
         position.reread_examples += count
         self._batches: dict[int, Any] = {}
         if contents is not None and "examples" in contents:
-            self._serials = EchoStage.serials_in(_with_array(state["examples"]))
+            self._serials = serials_in(_with_array(state["examples"]))
             self._things = unpack(contents["examples"])
         if contents is not None and "batches" in contents:
             batches = unpack(contents["batches"])
@@ -189,7 +191,7 @@ class _Again:
         if self._stages.examples is None:
             return np.array(sorted(held), dtype=np.int64)
         parts = [items >> keys.ECHO_BITS for items in held.values()]
-        return np.unique(np.concatenate([EchoStage.serials_in(_with_array(state["examples"])), *parts]))
+        return np.unique(np.concatenate([serials_in(_with_array(state["examples"])), *parts]))
 
     def select(self, serials: Any) -> Any:
         """The examples of some of the serials, as the pool takes them."""

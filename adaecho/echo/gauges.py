@@ -59,7 +59,7 @@ class Gauges:
         stage, position = self._stages.echo_stage, self._position
         if stage is None:
             return 1.0, []
-        return stage.factor_at(
+        return stage.factor.at(
             position.next_number if self._pipeline.echoed is not None else position.next_index
         )
 

@@ -181,10 +181,12 @@ def resize(image: Image, size: int, antialias: bool) -> Image:
     """Resize to size x size, bilinear, with or without averaging where the image shrinks."""
     if not antialias or max(image.shape[:2]) <= size:
         return np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR), np.uint8)
-    # torch's kernel is vectorised for uint8 with interleaved channels. It would copy a crop anyway, and
-    # warns of read-only memory.
-    channels_last = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]
-    resized = torch.nn.functional.interpolate(channels_last, (size, size), mode="bilinear", antialias=True)
+    # torch's kernel is vectorised for uint8 with interleaved channels: to see that they are, it needs the
+    # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory.
+    height, width, channels = image.shape
+    pixels = torch.from_numpy(image.copy())
+    batch = pixels.as_strided((1, channels, height, width), (image.size, 1, width * channels, channels))
+    resized = torch.nn.functional.interpolate(batch, (size, size), mode="bilinear", antialias=True)
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 
 

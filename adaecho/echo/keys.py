@@ -20,6 +20,9 @@ Items = NDArray[np.int64]
 ECHO_BITS = 16
 MAX_ECHOES = 1 << ECHO_BITS
 
+# Purposes from here on are an echo stage's own, out of the way of those an augmentation numbers from 0.
+STAGE_PURPOSES = 1 << 20
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

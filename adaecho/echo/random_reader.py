@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.items import Fresh
 from adaecho.echo.source import ArraySource, MapSource, Permutation
-from adaecho.echo.stage import Fresh
 from adaecho.echo.upstream import Preparation, Serials
 
 

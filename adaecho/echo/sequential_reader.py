@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from adaecho.echo.items import Fresh
 from adaecho.echo.source import IterableSource
-from adaecho.echo.stage import Fresh
 from adaecho.echo.upstream import Preparation, Serials
 
 _MOST_MARKS = 1024

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, concatenate, duplicate, same_layout
+from adaecho.echo.items import Taken
 from adaecho.echo.pool import Examples
-from adaecho.echo.stage import EchoStage, Taken
+from adaecho.echo.stage import EchoStage
 
 Serials = NDArray[np.int64]
 

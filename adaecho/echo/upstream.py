@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, num_bytes, stack
+from adaecho.echo.items import Fresh
 from adaecho.echo.pool import Examples
 from adaecho.echo.source import NOT_THE_EXAMPLE
-from adaecho.echo.stage import Fresh
 from adaecho.echo.workers import InlineMap, OrderedMap
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more

@@ -148,7 +148,8 @@ class Stages:
             raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
         assert self.examples is not None
         assert settings.batch_size is not None
-        items = self.examples.stage.repeats_of(self.reader.serials_of(iteration, settings.epochs))
+        serials = self.reader.serials_of(iteration, settings.epochs)
+        items = int(self.examples.stage.factor.repeats(serials).sum())
         batches = math.ceil(items / settings.batch_size)
         if self.pipeline.echoed is None:
             return batches

@@ -159,7 +159,7 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
     stage = loader._stages.echo_stage
     assert stage is not None
     asked: list[float] = []
-    stage.change_factor = asked.append  # type: ignore[method-assign]
+    stage.factor.change = asked.append  # type: ignore[method-assign]
     auto = AutoFactor(max_factor=4)
     for ratio in (None, 0.3, 1.04, 2.5, 9.0):
         for _ in range(20):

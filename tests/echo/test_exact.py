@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.stage import repeats
+from adaecho.echo.factor import repeats
 from tests.echo import reference
 from tests.echo.sources import (
     IDS,
