@@ -17,7 +17,15 @@ class EchoedBatches:
     """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3)."""
 
     def __init__(
-        self, batches: OneByOne, *, seed: int, factor: float, buffer: int, rank: int, world: int
+        self,
+        batches: OneByOne,
+        *,
+        seed: int,
+        factor: float,
+        buffer: int,
+        rank: int,
+        world: int,
+        recent: Recent | None,
     ) -> None:
         self._batches = batches
         self._rank, self._world = rank, world
@@ -25,7 +33,7 @@ class EchoedBatches:
             self._take, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, block=1,
             pool=ListPool(),
         )  # fmt: skip
-        self.recent: Recent | None = None  # where the state holds contents
+        self.recent = recent
         self._next_number = 0
         self._made: dict[int, Ready] = {}  # by batch number, from the last position on
         self._held: dict[int, tuple[keys.Items, int]] = {}  # items of a batch, and its repeats to come

@@ -51,6 +51,7 @@ class ExampleBatches:
         user_collate: a list of examples to a batch; None for the default.
         group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
             work where examples are small arrays.
+        recent: remembers outputs, where states hold contents.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class ExampleBatches:
         augment: Callable[[keys.Items, Examples], Examples] | None,
         user_collate: Callable[[list[Any]], Any] | None,
         group: int = 1,
+        recent: Recent | None = None,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
-        self.recent: Recent | None = None  # where the state holds contents
+        self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group = group
 

@@ -9,6 +9,7 @@ import math
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import ExampleBatches, OneByOne, Ready, WholeBatches
 from adaecho.echo.crew import Crew
+from adaecho.echo.snapshot import Recent
 from adaecho.echo.upstream import FreshQueue, Reader
 from adaecho.echo.workers import AnyMap, InlineMap, OrderedMap
 
@@ -74,9 +75,13 @@ class Pipeline:
         self._echo_map: AnyMap | None = None
         self.echoed: EchoedBatches | None = None
 
-    def echo_batches(self, *, seed: int, factor: float, buffer: int, rank: int, world: int) -> None:
+    def echo_batches(
+        self, *, seed: int, factor: float, buffer: int, rank: int, world: int, recent: Recent | None
+    ) -> None:
         """Add the batch echo at the end."""
-        echoed = EchoedBatches(self._batches, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world)
+        echoed = EchoedBatches(
+            self._batches, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, recent=recent
+        )
         self.echoed = echoed
         if self.crew is None:
             self._echo_map = InlineMap(echoed.claim, _same)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from adaecho.echo.crew import rest
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
-_SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request
+_SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
 _NEVER_BETTER = (
     FileNotFoundError, PermissionError, IsADirectoryError, ssl.SSLCertVerificationError,
     http.client.InvalidURL, ValueError,
@@ -131,7 +131,7 @@ class Transfer:
 
     def skip(self, count: int) -> None:
         """Pass over so many bytes."""
-        if count > _SKIP_BY_READING:
+        if count > (_SKIP_BY_READING if is_remote(self.url) else _PIECE):
             self.close()
             self.offset += count
             return

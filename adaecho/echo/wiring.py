@@ -24,6 +24,9 @@ _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 
 
+AfterEcho = Augmentation | DecodeThenAugment
+
+
 class Stages:
     """The stages of one loader.
 
@@ -49,15 +52,13 @@ class Stages:
         num_workers: int,
         prefetch: int,
     ) -> None:
-        items = settings.shuffle_buffer + settings.batch_shuffle_buffer
-        known = source.arrays if isinstance(source, ArraySource) and not source.resident else None
-        check_slots(items, 0 if known is None or decode is not None else known.example_bytes)
-        after_echo: Augmentation | DecodeThenAugment | None
+        _check_buffers(source, settings, decode)
         after_echo = None if augment is None else Augmentation(augment, settings.seed)
         if after_echo is not None and num_workers:
             after_echo.check_threads()
+        stage: AfterEcho | None = after_echo
         if decode is not None and place == "encoded":
-            after_echo, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
+            stage, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
@@ -65,9 +66,10 @@ class Stages:
         group = 1
         if isinstance(source, ArraySource) and decode is None and place == "decoded":
             group = _batches_at_once(source, settings.batch_size)
-        preparation = Preparation(decode, after_echo if before else None, stacked=not whole)
+        preparation = Preparation(decode, stage if before else None, stacked=not whole)
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
+        self.snapshots = snapshots and isinstance(source, IterableSource)
         self.reader = self._reader(source, settings, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
         self.queue = FreshQueue(self.reader, self.bad)
@@ -77,14 +79,20 @@ class Stages:
             self.examples = ExampleBatches(
                 self._example_stage(settings, settings.batch_size, pool),
                 settings.batch_size,
-                None if before else after_echo,
+                None if before else stage,
                 collate,
                 group,
+                Recent() if self.snapshots else None,
             )
         self.whole = WholeBatches(self.queue) if self.examples is None else None
+        self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
+
+    def _pipeline(
+        self, settings: Settings, num_workers: int, prefetch: int, group: int, *, reads_inline: bool
+    ) -> Pipeline:
         batch_size = settings.batch_size or 1
         chunk = group * batch_size if group > 1 else math.ceil(batch_size / (2 * max(num_workers, 1)))
-        self.pipeline = Pipeline(
+        pipeline = Pipeline(
             self.reader,
             self.queue,
             self.examples or self.whole,  # type: ignore[arg-type]
@@ -93,21 +101,18 @@ class Stages:
             chunk=chunk,
             prefetch_examples=prefetch * batch_size,
             prefetch=prefetch,
-            reads_inline=resident or whole,
+            reads_inline=reads_inline,
         )
-        self.snapshots = snapshots and isinstance(source, IterableSource)
-        if self.snapshots and self.examples is not None:
-            self.examples.recent = Recent()
         if settings.echo == "batch":
-            self.pipeline.echo_batches(
+            pipeline.echo_batches(
                 seed=settings.seed + 1,
                 factor=settings.first_factor,
                 buffer=settings.batch_shuffle_buffer,
                 rank=self.rank,
                 world=self.world,
+                recent=Recent() if self.snapshots else None,
             )
-            if self.snapshots and self.pipeline.echoed is not None:
-                self.pipeline.echoed.recent = Recent()
+        return pipeline
 
     def _reader(self, source: Any, settings: Settings, preparation: Preparation, resident: bool) -> Reader:
         if isinstance(source, IterableSource):
@@ -154,6 +159,15 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def _check_buffers(
+    source: ArraySource | MapSource | IterableSource, settings: Settings, decode: Callable[[Any], Any] | None
+) -> None:
+    # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
+    copied = isinstance(source, ArraySource) and not source.resident and decode is None
+    example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
+    check_slots(settings.shuffle_buffer + settings.batch_shuffle_buffer, example_bytes)
 
 
 def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
