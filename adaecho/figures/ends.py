@@ -81,9 +81,10 @@ def _draw_panel(axes: Axes, arms: list[Arm], key: str) -> None:
 
 
 def _label_scale(axes: Axes) -> None:
-    """Few labels: a narrow range has steps of 1, 2, 5; a wide one powers of ten."""
+    """Few labels: steps of 1, 2, 5 in a narrow range, of 1 and 3 in a wider one, else powers of ten."""
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / low < 30 else (1,)))
+    steps = (1, 2, 5) if high / low < 30 else (1, 3) if high / low < 300 else (1,)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=steps))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.tick_params(axis="x", labelsize=7.5)

@@ -4,7 +4,7 @@
 
     trials.json    one row per trial; see ``records.outcome``
     outcome.json   one dict per arm, computed from the rows; without a target see ``records.ends``
-    curves.json    the metric over fresh examples of the best trial of each search
+    curves.json    the metric over fresh examples of the best trial of each search; absent without a target
     origin.json    the commands that made the records, and the machines and versions they ran on
 
 ``python -m adaecho.records.collect SWEEP --command "..."`` takes a sweep's folder with its ``trials.json``;
@@ -146,7 +146,8 @@ def _write(
     origin = {"commands": commands, "environments": _environments(folders)}
     arms = ends(rows) if without_target(rows) else outcome(rows)
     for name, table in (("trials", rows), ("outcome", arms), ("curves", curves)):
-        write_text(into / f"{name}.json", _one_line_each(table))
+        if table:
+            write_text(into / f"{name}.json", _one_line_each(table))
     write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
     return into
 
