@@ -52,6 +52,7 @@ class ExampleBatches:
         group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
             work where examples are small arrays.
         recent: remembers outputs, where states hold contents.
+        move: takes a batch to its device.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class ExampleBatches:
         user_collate: Callable[[list[Any]], Any] | None,
         group: int = 1,
         recent: Recent | None = None,
+        move: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
-        self._group = group
+        self._group, self._move = group, move
 
     def begin(self, index: int, skipped: int) -> None:
         """Start with an empty buffer at a local number, having passed over so many unread."""
@@ -112,8 +114,10 @@ class ExampleBatches:
     def collated(self, examples: Examples) -> Any:
         """One batch of its examples."""
         if self._collate is not None:
-            return self._collate(examples.examples() if isinstance(examples, Stack) else examples)
-        return examples.batch() if isinstance(examples, Stack) else collate(examples)
+            batch = self._collate(examples.examples() if isinstance(examples, Stack) else examples)
+        else:
+            batch = examples.batch() if isinstance(examples, Stack) else collate(examples)
+        return self._move(batch)
 
 
 def _joined(blocks: list[Examples]) -> Examples:
@@ -130,8 +134,8 @@ def _joined(blocks: list[Examples]) -> Examples:
 class WholeBatches:
     """Batches that somebody else's loader makes, one a time."""
 
-    def __init__(self, queue: FreshQueue) -> None:
-        self._queue = queue
+    def __init__(self, queue: FreshQueue, move: Callable[[Any], Any]) -> None:
+        self._queue, self._move = queue, move
         self.fresh_examples = 0
 
     def claim(self) -> Fresh | None:
@@ -145,7 +149,9 @@ class WholeBatches:
         """Count its examples (called in order, by one thread)."""
         batch = fresh.things[0]
         self.fresh_examples += batch_length(batch)
-        return [Ready(batch, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)]
+        return [
+            Ready(self._move(batch), np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)
+        ]
 
 
 class OneByOne:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks, Counters
+from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
 from adaecho.echo.source import as_source
@@ -64,6 +67,7 @@ class EchoLoader(Gauges):
             whole batches, which their maker has shared out.
         max_bad_examples: undecodable examples to skip and list in ``bad_examples``.
         max_factor: bound of ``factor="auto"``.
+        device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
 
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
@@ -92,6 +96,7 @@ class EchoLoader(Gauges):
         world_size: int | None = None,
         max_bad_examples: int = 0,
         max_factor: float = 16,
+        device: str | torch.device | None = None,
     ) -> None:
         rank, world_size = share(rank, world_size)
         self.settings = Settings(
@@ -102,9 +107,10 @@ class EchoLoader(Gauges):
         whole("prefetch", prefetch, 0)
         check_place(place, decode, self.settings)
         one_of("restore", restore, RESTORES)
+        self._device = ToDevice(device)
         self._stages = Stages(
             as_source(source), self.settings, decode=decode, augment=augment, collate=collate, place=place,
-            snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
+            device=self._device, snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
         )  # fmt: skip
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
@@ -161,6 +167,7 @@ class EchoLoader(Gauges):
         self._clocks.step(self._counters())
         if self._auto is not None and self._stages.echo_stage is not None:
             self._auto.follow(self._clocks.ratio, self._stages.echo_stage)
+        self._device.received(ready.batch)
         return ready.batch
 
     def _look_ahead(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
 from adaecho.echo.batches import ExampleBatches, WholeBatches
+from adaecho.echo.device import ToDevice
 from adaecho.echo.memory import check_memory, check_slots
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.pool import ResidentPool
@@ -48,6 +49,7 @@ class Stages:
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
         place: str,
+        device: ToDevice,
         snapshots: bool,
         num_workers: int,
         prefetch: int,
@@ -83,8 +85,9 @@ class Stages:
                 collate,
                 group,
                 Recent() if self.snapshots else None,
+                device.move,
             )
-        self.whole = WholeBatches(self.queue) if self.examples is None else None
+        self.whole = WholeBatches(self.queue, device.move) if self.examples is None else None
         self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
 
     def _pipeline(

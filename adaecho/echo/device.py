@@ -1,0 +1,63 @@
+"""Batches on their device: copied beside the training step, each fresh batch once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class ToDevice:
+    """Moves batches in the loader's threads.
+
+    On CUDA a batch is pinned and copied on a stream of its own, so that the copy runs beside the step on the
+    batch before. A batch echo repeats what lies on the device already.
+
+    Args:
+        device: where to; None leaves batches as they are.
+
+    Raises:
+        ValueError: torch knows no such device.
+    """
+
+    def __init__(self, device: str | torch.device | None) -> None:
+        try:
+            self._device = None if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"device={device!r}: torch knows no such device ({error})") from error
+        self._cuda = self._device is not None and self._device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None
+
+    def move(self, batch: Any) -> Any:
+        """The batch there, complete; called by the loader's threads."""
+        if self._device is None:
+            return batch
+        if not self._cuda:
+            return on_tensors(batch, lambda tensor: tensor.to(self._device))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            moved = on_tensors(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
+        # This thread waits, not the consumer's.
+        self._stream.synchronize()
+        return moved
+
+    def received(self, batch: Any) -> None:
+        """Called by the consumer's thread: the memory is in use on its stream from here on."""
+        if not self._cuda:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        # Repeats are cloned on the default stream.
+        stream.wait_stream(torch.cuda.default_stream(self._device))
+        on_tensors(batch, lambda tensor: tensor.record_stream(stream))
+
+
+def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
+    """A batch of the same form with the result of a call for each tensor; what is no tensor stays."""
+    if isinstance(batch, torch.Tensor):
+        return call(batch)
+    if type(batch) is dict:
+        return {name: on_tensors(part, call) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [on_tensors(part, call) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
