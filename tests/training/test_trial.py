@@ -10,6 +10,7 @@ import torch
 
 from adaecho.config import Config
 from adaecho.errors import FolderError
+from adaecho.tasks import build_task
 from adaecho.training import trainer as trainer_module
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -61,6 +62,21 @@ def test_batch_echoing_takes_every_repeat_before_an_evaluation(compose_config: C
 def test_a_step_budget_ends_the_run(compose_config: Compose) -> None:
     summary = run_trial(compose_config("max_steps=7"), FOLDER)
     assert (summary["status"], summary["steps"], summary["to_target"]) == ("budget_spent", 7, None)
+
+
+def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -> None:
+    summary = run_trial(compose_config("task=digits_mlp", "target.value=null", "max_steps=1"), FOLDER)
+    assert summary["best"] is None, "no evaluation was due yet"
+    assert summary["final"].keys() == {"accuracy", "cross_entropy"}
+    state = torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)
+    config = compose_config("task=digits_mlp")
+    task = build_task(config)
+    model = task.build_model()
+    model.load_state_dict(state["model"])
+    with torch.inference_mode():
+        at_the_end = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
+    assert summary["final"] == pytest.approx(at_the_end)
+    assert "final" not in run_trial(compose_config("target.value=0.2"), Path("another"))
 
 
 def test_a_fresh_budget_is_never_exceeded(compose_config: Compose) -> None:
