@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from adaecho.config_checks import DEVICES
-from adaecho.errors import ConfigError
+from adaecho.errors import ConfigError, DataError
 from adaecho.headroom import Headroom, Upstream, report, time_call
 from adaecho.tasks.image_files import find_images
 
@@ -63,7 +63,7 @@ def measure_images(arguments: list[str], budget_s: float, step_s: float | None) 
     """Measure, and tell line by line.
 
     Raises:
-        UserError: an argument or the data can't be.
+        UserError: an argument can't be, or more images are damaged than ``max_bad_examples`` allows.
     """
     from adaecho.echo.images import DecodeImage, RandomResizedCrop
 
@@ -73,7 +73,10 @@ def measure_images(arguments: list[str], budget_s: float, step_s: float | None) 
         find_images(given.images), DecodeImage(), augment, None, given.batch_size, given.num_workers,
         prefetch=2, max_bad_examples=given.max_bad_examples,
     )  # fmt: skip
-    upstream_s, batch = upstream.batch_s(budget_s)
+    try:
+        upstream_s, batch = upstream.batch_s(budget_s)
+    except ValueError as error:  # an image that can't be decoded; the notes say which
+        raise DataError("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
     if step_s is None:
         step_s = _resnet50_step_s(batch["image"], given.device, budget_s)
     found = Headroom(upstream.stages_s(budget_s), upstream_s, step_s)

@@ -121,3 +121,14 @@ def test_where_no_images_are(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(DataError, match="not readable as parquet"):
         headroom.main([f"images={tmp_path}"])
+
+
+def test_a_damaged_photograph_is_named_or_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photographs(tmp_path)
+    damaged = tmp_path / "class" / "3.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    arguments = [f"images={tmp_path}", "step_s=1", "batch_size=4", "size=8"]
+    with pytest.raises(DataError, match=r"corrupt or truncated.*3\.jpg.*max_bad_examples"):
+        headroom.main(arguments, budget_s=0.01)
+    headroom.main([*arguments, "max_bad_examples=1000000"], budget_s=0.01)
+    assert "decode alone" in capsys.readouterr().out

@@ -23,6 +23,10 @@ class ImageFiles:
     def __getitem__(self, row: int) -> dict[str, Any]:
         return {"image": self._files[row].read_bytes()}
 
+    def origin(self, row: int) -> str:
+        """What to call an image in a message."""
+        return str(self._files[row])
+
 
 class ImageTables:
     """Iterable: the bytes in the column ``image`` of parquet files, in stored order."""
