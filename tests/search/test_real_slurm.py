@@ -132,9 +132,7 @@ def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_pa
         os.kill(int((STATE / "slurmd.pid").read_text()), signal.SIGTERM)
         _wait_until(lambda: not (STATE / "slurmd.pid").exists())
         subprocess.run(["slurmd"], check=True)
-    # Slurm holds a requeued job back for two minutes.
-    _wait_until(lambda: "PENDING" in _state_of(requeued))
-    subprocess.run(["scontrol", "update", f"JobId={requeued}", "StartTime=now"], check=True)
+    _start_again(requeued)
     _finish(_command(folder))
     assert _outcomes(folder) == undisturbed
     rows = json.loads((folder / "trials.json").read_text())
@@ -151,6 +149,17 @@ def _at_work(folder: Path, but: str | None) -> str | None:
             if job != but and summary and summary["status"] == "running" and summary["steps"] > 0:
                 return job
     return None
+
+
+def _start_again(job: str) -> None:
+    """Start a requeued job, which Slurm would hold back for two minutes.
+
+    It has a reason: it revokes a job's credentials up to the second of the requeue, and whatever starts
+    within that second is killed as not startable.
+    """
+    _wait_until(lambda: "PENDING" in _state_of(job))
+    time.sleep(3)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
 
 def _state_of(job: str) -> str:
@@ -176,7 +185,7 @@ def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
         if (summary := json.loads(path.read_text()))["status"] == "preempted"
     ]
     assert [summary["signal"] for summary in preempted] == ["SIGUSR2"]
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    _start_again(job)
     _finish(launcher)
     assert {name: trial["metrics"] for name, trial in _outcomes(folder).items()} == {
         name: trial["metrics"] for name, trial in undisturbed.items()
