@@ -24,12 +24,17 @@ class Helper(Protocol):
 
 
 class CrewThread(threading.Thread):
-    """A thread of a crew; what ``helper`` holds is closed when it ends."""
+    """A thread of a crew; what ``helper`` holds is closed when it ends.
+
+    It is ``leaving``, under the crew's condition, from when it will do no more work: still alive, but another
+    must be hired in its place.
+    """
 
     def __init__(self, crew: "Crew", target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.crew = crew
         self.helper: Helper | None = None
+        self.leaving = False
 
     def run(self) -> None:
         try:

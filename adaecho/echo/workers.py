@@ -58,7 +58,7 @@ class OrderedMap(Generic[Claim, Result]):
     ) -> None:
         self._crew, self._claim, self._work = crew, claim, work
         self._wanted, self._window, self._name = threads, max(window, 1), name
-        self._threads: list[threading.Thread] = []
+        self._threads: list[CrewThread] = []
         self._claiming = False
         self._claimed = 0
         self._delivered = 0
@@ -82,7 +82,8 @@ class OrderedMap(Generic[Claim, Result]):
         """Start missing threads (the crew's condition held)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         done = self._ended and not self._unfinished
-        missing = 0 if done else self._wanted - len(self._threads)
+        at_work = sum(not thread.leaving for thread in self._threads)
+        missing = 0 if done else self._wanted - at_work
         for _ in range(missing):
             thread = CrewThread(self._crew, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
@@ -139,6 +140,9 @@ class OrderedMap(Generic[Claim, Result]):
                 except Interrupted:
                     pass
                 finally:
+                    thread = threading.current_thread()
+                    assert isinstance(thread, CrewThread)
+                    thread.leaving = True
                     self._crew.leave()
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
             with condition:

@@ -3,8 +3,14 @@
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from adaecho import IndexedTarShards, Retries, TarShards
+
+NUM_EXAMPLES = 23
+QUICK = Retries(tries=3, delay_s=0.001, timeout_s=1)
 
 
 def contents(number: int) -> dict[str, bytes]:
@@ -47,3 +53,16 @@ def number_of(example: dict[str, object]) -> int:
     assert example == {"__key__": example["__key__"], **contents(number)}
     assert str(example["__key__"]).endswith(f"{number:05d}")
     return number
+
+
+def make(kind: str, place: str) -> TarShards | IndexedTarShards:
+    urls = f"{place}/shard-{{000..003}}.tar"
+    return TarShards(urls, seed=5, retries=QUICK) if kind == "tar" else IndexedTarShards(urls, retries=QUICK)
+
+
+def label_alone(example: dict[str, Any]) -> dict[str, Any]:
+    return {"label": number_of(example)}
+
+
+def labels(batches: Any) -> list[int]:
+    return [label for batch in batches for label in batch["label"].tolist()]

@@ -16,7 +16,7 @@ from tests.echo.nginx import Proxy, needs_nginx, nginx
 
 SIZE = 300_000
 CONTENT = np.random.default_rng(0).bytes(SIZE)
-QUICK = Retries(tries=3, delay_s=0.001, timeout_s=0.3)
+QUICK = Retries(tries=3, delay_s=0.001, timeout_s=1)
 
 
 @pytest.fixture(scope="module")
