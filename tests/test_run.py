@@ -82,6 +82,10 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("echo=batch", "echo.factor=auto", "echo.max_factor=nan"), ("echo.max_factor=nan",)),
         (("echo.batch_shuffle_buffer=3",), ("echo.batch_shuffle_buffer=3", "echo=batch")),
         (("data.path=somewhere",), ("data.path=somewhere", "digits")),
+        (
+            ("echo.shuffle_buffer=1000000000000",),
+            ("shuffle_buffer: it would take", "make shuffle_buffer smaller"),
+        ),
         (("data.path=''",), ("data.path", "is empty")),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),

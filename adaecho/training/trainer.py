@@ -256,20 +256,27 @@ class Trainer:
 
 
 def make_loader(config: Config, task: Task) -> EchoLoader:
-    """The task's training examples behind the configured echo stage."""
-    return EchoLoader(
-        task.source,
-        batch_size=config.batch_size,
-        echo=config.echo.variant,
-        factor=config.echo.factor,
-        shuffle_buffer=config.echo.shuffle_buffer,
-        batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
-        decode=task.decode,
-        augment=task.augment,
-        collate=task.collate,
-        num_workers=config.data.num_workers,
-        prefetch=config.data.prefetch,
-        seed=config.seed,
-        max_bad_examples=config.data.max_bad_examples,
-        max_factor=config.echo.max_factor,
-    )
+    """The task's training examples behind the configured echo stage.
+
+    Raises:
+        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory.
+    """
+    try:
+        return EchoLoader(
+            task.source,
+            batch_size=config.batch_size,
+            echo=config.echo.variant,
+            factor=config.echo.factor,
+            shuffle_buffer=config.echo.shuffle_buffer,
+            batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
+            decode=task.decode,
+            augment=task.augment,
+            collate=task.collate,
+            num_workers=config.data.num_workers,
+            prefetch=config.data.prefetch,
+            seed=config.seed,
+            max_bad_examples=config.data.max_bad_examples,
+            max_factor=config.echo.max_factor,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
