@@ -12,6 +12,11 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 
+def _without_folders(argument: str) -> str:
+    """A record is read elsewhere: of an absolute path only the end says something."""
+    return f"path/to/{Path(argument).name}" if Path(argument).is_absolute() else argument
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -40,7 +45,7 @@ def write(name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = 
     """
     path = FOLDER / f"{name}.json"
     record = {
-        "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),
         "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
         "versions": _versions(packages),
