@@ -40,7 +40,7 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(plain)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    gc.disable()  # torch makes a million objects that stay: scanning them while they grow takes half a second
+    gc.disable()  # what torch makes at import stays: scanning it while it grows only takes time
     from adaecho.training.trial import run_trial
 
     gc.enable()
