@@ -1,13 +1,14 @@
 """What both sides of ``echo_jpeg`` share; imports neither torch nor TensorFlow."""
 
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.peers.clock import examples_per_s
 
 BATCH_SIZE, SHUFFLE_BUFFER, SIZE = 64, 256, 224
 SCALE, RATIO, JITTER = (0.08, 1.0), (3 / 4, 4 / 3), 0.4
@@ -44,11 +45,5 @@ def read_images(folder: Path) -> list[bytes]:
 
 
 def rate(batches: Iterator[Any], seconds: float) -> float:
-    """Examples per second, after queues that filled meanwhile have been emptied."""
-    for _ in range(8):
-        next(batches)
-    start, number = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        next(batches)
-        number += 1
-    return number * BATCH_SIZE / (time.perf_counter() - start)
+    """Examples per second; see ``examples_per_s``."""
+    return examples_per_s(batches, seconds, batch_size=BATCH_SIZE, warm_up=8)

@@ -1,10 +1,11 @@
 """What both sides of ``echo_small_arrays`` share; imports neither torch nor TensorFlow."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from benchmarks.peers.clock import examples_per_s
 
 BATCH_SIZE, SHUFFLE_BUFFER, PADDING = 128, 10_000, 4
 
@@ -19,11 +20,5 @@ def images(number: int) -> dict[str, Any]:
 
 
 def rate(batches: Iterator[Any], seconds: float) -> float:
-    """Examples per second, after queues that filled meanwhile have been emptied."""
-    for _ in range(24):
-        next(batches)
-    start, number = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        next(batches)
-        number += 1
-    return number * BATCH_SIZE / (time.perf_counter() - start)
+    """Examples per second; see ``examples_per_s``."""
+    return examples_per_s(batches, seconds, batch_size=BATCH_SIZE, warm_up=24)
