@@ -7,10 +7,11 @@
 * free: upstream at full speed, e = 2, over the same steps on fresh batches that lie in memory.
 * python_bound: a 10 ms step in pure Python next to the loader's thread, over the same step alone.
 
-Sides take turns in rounds; a ratio is the median over the rounds.
+Sides take turns; a ratio is the median over the turns.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from adaecho import EchoLoader
 from benchmarks import record
 
 BATCH_SIZE = 128
+ZEROS = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
 
 
 def step_sleeping(seconds: float) -> None:
@@ -70,54 +72,46 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
 
 def free(rounds: int) -> dict[str, Any]:
     """e = 2 with upstream free, against resident batches; the step is 2 ms of matrix products."""
-    source = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
     matrix = torch.ones(256, 256)
+    resident = itertools.cycle(
+        [{"image": torch.zeros(BATCH_SIZE, 32, 32, 3, dtype=torch.uint8)} for _ in range(8)]
+    )
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
-        batch["image"].sum()
+    def step(batches: Iterator[Any]) -> None:
+        next(batches)["image"].sum()
         for _ in range(4):
             matrix @ matrix
 
-    resident = [{"image": torch.zeros(BATCH_SIZE, 32, 32, 3, dtype=torch.uint8)} for _ in range(8)]
-
-    def timed(batches: Iterator[Any], steps: int = 400) -> float:
-        for _ in range(20):
-            step(next(batches))
-        start = time.perf_counter()
-        for _ in range(steps):
-            step(next(batches))
-        return time.perf_counter() - start
-
-    def cycle() -> Iterator[Any]:
-        while True:
-            yield from resident
-
-    ratios = []
-    for _ in range(rounds):
-        with EchoLoader(source, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
-            ratios.append(timed(iter(loader)) / timed(cycle()))
-    return {"case": "free batch", "ratio_to_ideal": statistics.median(ratios)}
+    with EchoLoader(ZEROS, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
+        ratio = _ratio(partial(step, iter(loader)), partial(step, resident), 10 * rounds)
+    return {"case": "free batch", "ratio_to_ideal": ratio}
 
 
 def python_bound(rounds: int) -> dict[str, Any]:
-    source = {"image": np.zeros((20_000, 32, 32, 3), np.uint8)}
+    """A 10 ms step in pure Python next to the loader, against the step alone."""
     iterations, spent = 1000, 0.0
     while spent < 0.010:
         iterations *= 2
         spent = min(_timed(partial(step_in_python, iterations), 1) for _ in range(5))
     iterations = int(iterations * 0.010 / spent)
-    ratios = []
-    for _ in range(rounds):
-        with EchoLoader(source, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
-            batches = iter(loader)
 
-            def with_loader(batches: Iterator[Any] = batches) -> None:
-                next(batches)
-                step_in_python(iterations)
+    def step(batches: Iterator[Any]) -> None:
+        next(batches)
+        step_in_python(iterations)
 
-            _timed(with_loader, 10)
-            ratios.append(_timed(with_loader, 100) / _timed(lambda: step_in_python(iterations), 100))
-    return {"case": "python_bound batch", "ratio_to_ideal": statistics.median(ratios)}
+    with EchoLoader(ZEROS, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
+        alone = partial(step_in_python, iterations)
+        ratio = _ratio(partial(step, iter(loader)), alone, 4 * rounds)
+    return {"case": "python_bound batch", "ratio_to_ideal": ratio}
+
+
+def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
+    """Median over pairs of short turns of 50 steps: another load on the machine falls on both of a pair.
+
+    Between its turns the loader's threads stand still, their queues full.
+    """
+    _timed(with_loader, 50)
+    return statistics.median(_timed(with_loader, 50) / _timed(without, 50) for _ in range(pairs))
 
 
 def _timed(call: Callable[[], Any], times: int) -> float:

@@ -1,6 +1,6 @@
 """``factor="auto"``: an echoing factor that follows the measured R."""
 
-from adaecho.echo.stage import EchoStage
+from adaecho.echo.factor import Factor
 
 _EVERY_STEPS = 20
 _LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the factor
@@ -17,11 +17,11 @@ class AutoFactor:
         self._max_factor = max_factor
         self._steps = 0
 
-    def follow(self, ratio: float | None, stage: EchoStage) -> None:
-        """Called at each step: now and then, set the stage's factor to the ratio."""
+    def follow(self, ratio: float | None, factor: Factor) -> None:
+        """Called at each step: now and then, set the factor to the ratio."""
         self._steps += 1
         if ratio is None or self._steps % _EVERY_STEPS:
             return
-        factor = round(min(max(ratio, 1.0), self._max_factor), 2)
-        if abs(factor - stage.factor.value) > _LEAST_CHANGE * stage.factor.value:
-            stage.factor.change(factor)
+        wanted = round(min(max(ratio, 1.0), self._max_factor), 2)
+        if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:
+            factor.change(wanted)

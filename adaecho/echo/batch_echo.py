@@ -1,20 +1,69 @@
-"""The echo stage for whole batches."""
+"""The echo stage for whole batches.
 
-from dataclasses import replace
+One batch is worth more than many small arrays of identities, so what ``stage`` does for blocks of examples is
+done here one by one, with plain numbers.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.batches import OneByOne, Ready
-from adaecho.echo.items import Fresh
-from adaecho.echo.pool import ListPool
+from adaecho.echo.examples import duplicate
+from adaecho.echo.factor import Factor
+from adaecho.echo.history import pending, state
+from adaecho.echo.pool import Examples
+from adaecho.echo.shuffle_buffer import drain_order, slots
 from adaecho.echo.snapshot import Recent
-from adaecho.echo.stage import EchoStage
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A fresh batch of which repeats are still to come: for the stage, and for the consumer behind it."""
+
+    batch: Any
+    items: keys.Items
+    to_emit: int
+    to_consume: int
+
+
+@dataclass(slots=True)
+class _Output:
+    """A repeat that left, and where the stage stood then.
+
+    ``item`` left ``slot`` for ``entered``, of which ``remaining`` repeats were to come; None in a drain.
+    """
+
+    end: int
+    item: int
+    entered: int | None
+    slot: int
+    remaining: int
+    next_number: int
 
 
 class EchoedBatches:
-    """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3)."""
+    """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
+
+    Args:
+        batches: upstream.
+        seed: of the draws of this stage.
+        factor: repeats of each fresh batch on average, at least 1.
+        buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
+        rank, world: the serial of fresh batch i is ``i * world + rank``.
+        recent: remembers outputs, where states hold contents.
+
+    Attributes:
+        factor: how often batches are repeated.
+        emitted: outputs so far.
+    """
 
     def __init__(
         self,
@@ -27,94 +76,187 @@ class EchoedBatches:
         world: int,
         recent: Recent | None,
     ) -> None:
-        self._batches = batches
-        self._rank, self._world = rank, world
-        self.stage = EchoStage(
-            self._take, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, block=1,
-            pool=ListPool(),
-        )  # fmt: skip
+        self.factor = Factor(seed, factor, rank=rank, world=world)
         self.recent = recent
-        self._next_number = 0
-        self._made: dict[int, Ready] = {}  # by batch number, from the last position on
-        self._held: dict[int, tuple[keys.Items, int]] = {}  # items of a batch, and its repeats to come
+        self.emitted = 0
+        self._batches, self._seed, self._size = batches, seed, buffer
+        self._rank, self._world = rank, world
+        # Held while the identities change, so that another thread can ask for a state meanwhile.
+        self._lock = threading.Lock()
+        self._forgotten = 0
+        self._fresh: dict[int, _Fresh] = {}  # by number
+        self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
+        self._begin(state(0, _NONE))
 
     def begin(self, number: int) -> None:
         """Start with nothing held, at the number of the next fresh batch."""
-        self._next_number = number
-        self._held.clear()
-        self._made.clear()
-        self.stage.begin_pass(number)
+        self._begin(state(number, _NONE))
+
+    def _begin(self, at: dict[str, Any]) -> None:
+        self._next_number: int = at["next_index"]
+        self._pending = 0, 0  # the next item of the echo in progress, and how many with it
+        self._slots: list[int] = []  # the item in each slot
+        self._drain: list[int] | None = None  # the last of them leaves next
+        self._drained: list[int] = []
+        self._fresh.clear()
+        self._outputs: deque[_Output] = deque()
+        # A state that no output tells: a pass about to begin, or one that was loaded.
+        self._anchor = self.emitted, at
         if self.recent is not None:
             self.recent.clear()
 
-    def claim(self) -> Ready | None:
-        """The next repeat; None at the end of the pass."""
-        parts = self.stage.take(1)
-        if not parts:
-            return None
-        taken, batches = parts[0]
-        if self.recent is not None:
-            self.recent.add(taken, batches)
-        position = int(taken.next_indices[-1])
-        for number in [number for number in self._made if number < position]:
-            del self._made[number]
-        assert isinstance(batches, list)
-        number = int(taken.items[0] >> keys.ECHO_BITS) // self._world
-        return replace(
-            self._made[position],
-            batch=batches[0],
-            number=number,
-            next_number=position,
-            batch_output=taken.end,
-        )
+    # Outputs
 
-    def _take(self, count: int) -> Fresh | None:  # noqa: ARG002 (batches come one at a time)
+    def claim(self) -> Ready | None:
+        """The next repeat; None at the end of the pass. Where upstream raises, nothing is lost."""
+        while self._drain is None:
+            if not self._pending[1] and not self._read():
+                self._begin_drain()
+                break
+            with self._lock:
+                output = self._enter()
+            if output is not None:
+                return self._ready(output)
+        if not self._drain:
+            return None
+        with self._lock:
+            item = self._drain.pop()
+            self._drained.append(item)
+            output = self._record(item, None, 0, 0)
+        return self._ready(output)
+
+    def _read(self) -> bool:
+        """Begin the echo of the next fresh batch; False if there is none."""
+        self.factor.settle(self._next_number)
         ready = self._batches.get(by_crew=True)
         if ready is None:
+            return False
+        number = self._next_number
+        serial = number * self._world + self._rank
+        repeats = int(self.factor.repeats(np.array([serial]))[0])
+        with self._lock:
+            self._fresh[number] = _Fresh(ready.batch, ready.items, repeats, repeats)
+            self._pending = serial << keys.ECHO_BITS, repeats
+            self._next_number = number + 1
+        ready.batch, self._last = None, ready
+        return True
+
+    def _enter(self) -> _Output | None:
+        """Put the next item into the buffer; what it pushes out."""
+        item, repeats = self._pending
+        self._pending = item + 1, repeats - 1
+        if not self._size:
+            return self._record(item, item, 0, repeats - 1)
+        if len(self._slots) < self._size:
+            self._slots.append(item)
             return None
-        serial = np.array([self._next_number * self._world + self._rank])
-        self._held[self._next_number] = ready.items, int(self.stage.factor.repeats(serial)[0])
-        self._next_number += 1
-        self._made[self._next_number] = ready
-        batch, ready.batch = ready.batch, None
-        return Fresh(serial, [batch], self._next_number)
+        slot = int(slots(self._seed, np.array([item]), self._size)[0])
+        leaving, self._slots[slot] = self._slots[slot], item
+        return self._record(leaving, item, slot, repeats - 1)
+
+    def _begin_drain(self) -> None:
+        """Nothing enters any more: what is left leaves in random order."""
+        with self._lock:
+            items = np.array(self._slots, dtype=np.int64)
+            self._drain = items[drain_order(self._seed, items)[::-1]].tolist()
+
+    def _record(self, item: int, entered: int | None, slot: int, remaining: int) -> _Output:
+        outputs = self._outputs
+        while outputs and outputs[0].end < self._forgotten:
+            outputs.popleft()
+        self.emitted += 1
+        outputs.append(_Output(self.emitted, item, entered, slot, remaining, self._next_number))
+        return outputs[-1]
+
+    def _ready(self, output: _Output) -> Ready:
+        number = (output.item >> keys.ECHO_BITS) // self._world
+        fresh, last = self._fresh[number], self._last
+        assert last is not None
+        fresh.to_emit -= 1
+        batch = fresh.batch
+        if fresh.to_emit:
+            # The original stays for later repeats: whoever writes into this one must not change them.
+            batch = duplicate(batch)
+        else:
+            fresh.batch = None
+        if self.recent is not None:
+            self.recent.add(output.end, np.array([output.item]), [batch])
+        return Ready(
+            batch, last.items, last.output, last.next_index, last.fresh_examples,
+            number, output.next_number, output.end,
+        )  # fmt: skip
+
+    def consumed(self, ready: Ready) -> None:
+        """The consumer has taken a repeat: earlier states won't be asked for any more. Never waits."""
+        self._forgotten = ready.batch_output
+        if self.recent is not None:
+            self.recent.forget(ready.batch_output)
+        fresh = self._fresh[ready.number]
+        fresh.to_consume -= 1
+        if not fresh.to_consume:
+            del self._fresh[ready.number]
 
     def num_repeats(self, first_number: int, batches: int) -> int:
         """How often consecutive batches are repeated, together."""
         numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
-        return int(self.stage.factor.repeats(numbers * self._world + self._rank).sum())
+        return int(self.factor.repeats(numbers * self._world + self._rank).sum())
 
-    def consumed(self, ready: Ready) -> None:
-        """The consumer has taken a repeat: earlier states won't be asked for any more."""
-        self.stage.forget(ready.batch_output)
-        if self.recent is not None:
-            self.recent.forget(ready.batch_output)
-        items, left = self._held[ready.number]
-        if left > 1:
-            self._held[ready.number] = items, left - 1
-        else:
-            del self._held[ready.number]
+    # State
 
-    def state_at(self, batch_output: int) -> tuple[dict[str, Any], dict[int, keys.Items]]:
-        """State of the batch stage, and the items of every batch it held."""
-        state = self.stage.state_at(batch_output)
-        serials = {int(item) >> keys.ECHO_BITS for item in state["buffer"]}
-        if state["pending_repeats"]:
-            serials.add(state["pending_item"] >> keys.ECHO_BITS)
-        numbers = sorted(serial // self._world for serial in serials)
-        return state, {number: self._held[number][0] for number in numbers}
+    def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, keys.Items]]:
+        """The state as it was after so many outputs in all, and the items of every batch it held.
+
+        Raises:
+            ValueError: it has been forgotten.
+        """
+        with self._lock:
+            at = self._state_at(output)
+            serials = {int(item) >> keys.ECHO_BITS for item in [*at["buffer"], *pending(at)]}
+            numbers = sorted(serial // self._world for serial in serials)
+            return at, {number: self._fresh[number].items for number in numbers}
+
+    def _state_at(self, output: int) -> dict[str, Any]:
+        if output == self._anchor[0]:
+            return self._anchor[1]
+        buffer = list(self._slots)
+        for record in reversed(self._outputs):
+            if record.end == output:
+                return self._state_after(record, buffer)
+            if record.end < output:
+                break
+            if record.entered is not None and self._size:
+                buffer[record.slot] = record.item
+        raise ValueError(f"the state after output {output} has been forgotten")
+
+    def _state_after(self, record: _Output, buffer: list[int]) -> dict[str, Any]:
+        if record.entered is None:
+            since = self.emitted - record.end
+            left = [*self._drained[len(self._drained) - since :], *reversed(self._drain or [])]
+            return state(record.next_number, np.array(left, dtype=np.int64), draining=True)
+        next_item = record.entered + 1 if record.remaining else 0
+        return state(record.next_number, np.array(buffer, dtype=np.int64), next_item, record.remaining)
+
+    def held(self, serials: NDArray[np.int64]) -> Examples:
+        """The batches behind serials of which repeats are still to leave."""
+        return [self._fresh[serial // self._world].batch for serial in serials.tolist()]
+
+    @property
+    def waiting(self) -> list[tuple[keys.Items, Examples]]:
+        """Outputs that nobody has taken yet: none, they leave one by one."""
+        return []
 
     def load(
-        self, state: dict[str, Any], held: dict[int, keys.Items], remade: dict[int, Any], last: Ready
+        self, at: dict[str, Any], held: dict[int, keys.Items], remade: dict[int, Any], last: Ready
     ) -> None:
         """Return to a state, with the batches it held made again."""
-        self.begin(state["next_index"])
-        self._next_number = state["next_index"]
-        self._made = {self._next_number: last}
-        self.stage.load(state, lambda serials: [remade[int(serial) // self._world] for serial in serials])
-        left: dict[int, int] = {}
-        pending = state["pending_item"] + np.arange(state["pending_repeats"], dtype=np.int64)
-        for item in [*state["buffer"], *pending]:
-            number = (int(item) >> keys.ECHO_BITS) // self._world
-            left[number] = left.get(number, 0) + 1
-        self._held = {number: (items, left[number]) for number, items in held.items()}
+        self._begin(at)
+        self._last = last
+        self._pending = at["pending_item"], at["pending_repeats"]
+        self._slots = at["buffer"].tolist()
+        if at["draining"]:
+            self._drain = self._slots[::-1]
+        for item in [*self._slots, *pending(at).tolist()]:
+            number = (item >> keys.ECHO_BITS) // self._world
+            fresh = self._fresh.setdefault(number, _Fresh(remade[number], held[number], 0, 0))
+            fresh.to_emit += 1
+            fresh.to_consume += 1

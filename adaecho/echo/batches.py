@@ -17,7 +17,7 @@ from adaecho.echo.upstream import FreshQueue
 from adaecho.echo.workers import AnyMap
 
 
-@dataclass
+@dataclass(slots=True)
 class Ready:
     """A batch and where the stages stood when it was complete.
 
@@ -83,7 +83,7 @@ class ExampleBatches:
         parts = self.stage.take(self._group * self._batch_size)
         if self.recent is not None:
             for taken, examples in parts:
-                self.recent.add(taken, examples)
+                self.recent.add(taken.end, taken.items, examples)
         return (parts, self.skipped) if parts else None
 
     def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> list[Ready]:

@@ -77,10 +77,8 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks)
         state["held_batches"] = {number: torch.from_numpy(items.copy()) for number, items in held.items()}
         for number, items in held.items():
             oldest = min(oldest, int(items.min()) >> keys.ECHO_BITS if len(items) else number)
-    if stages.echo_stage is not None:
-        changes = stages.echo_stage.factor.at(
-            position.next_number if echoed is not None else position.next_index
-        )[1]
+    if stages.factor is not None:
+        changes = stages.factor.at(position.next_number if echoed is not None else position.next_index)[1]
         state["factor_changes"] = [list(change) for change in changes]
     if stages.snapshots:
         state["contents"] = _contents(state, stages)
@@ -100,7 +98,7 @@ def _contents(state: dict[str, Any], stages: Stages) -> dict[str, Any]:
     if echoed is not None and echoed.recent is not None:
         numbers = np.array(list(state["held_batches"]), dtype=np.int64)
         serials = numbers * stages.world + stages.rank
-        contents["batches"] = pack(echoed.recent.contents(echoed.stage, serials))
+        contents["batches"] = pack(echoed.recent.contents(echoed, serials))
     return contents
 
 
@@ -124,10 +122,8 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: C
     position = Position(**{name: state[name] for name in _SAVED}, restored=True)
     clocks.load_state_dict(state["clocks"])
     stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
-    if stages.echo_stage is not None:
-        stages.echo_stage.factor.set_changes(
-            [(int(i), float(factor)) for i, factor in state["factor_changes"]]
-        )
+    if stages.factor is not None:
+        stages.factor.set_changes([(int(i), float(factor)) for i, factor in state["factor_changes"]])
     held = {int(number): items.numpy() for number, items in state.get("held_batches", {}).items()}
     again = _Again(state, settings, stages, position, held)
     stages.queue.begin(position.next_index)
@@ -139,7 +135,7 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: C
         stages.whole.fresh_examples = position.fresh_examples
     if stages.pipeline.echoed is not None:
         _load_batches(state, stages, position, held, again)
-        position.batch_output = stages.pipeline.echoed.stage.emitted
+        position.batch_output = stages.pipeline.echoed.emitted
     return position
 
 

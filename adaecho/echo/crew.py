@@ -45,18 +45,27 @@ class CrewThread(threading.Thread):
 
 
 class Crew:
-    """What the threads of one loader share: one lock, and whether to work, pause or stop."""
+    """What the threads of one loader share: one lock, and whether to work, pause or stop.
+
+    Each map has a condition of its own on that lock: waking threads that have nothing to do would take the
+    interpreter's lock from the training step.
+
+    Attributes:
+        condition: for whoever waits for a pause or a stop.
+    """
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self._lock = threading.RLock()
+        self.condition = threading.Condition(self._lock)
         self.stopping = False
         self.paused = False
         self._active = 0
         self._maps: list[OrderedMap[Any, Any]] = []
 
-    def add(self, ordered: "OrderedMap[Any, Any]") -> None:
-        """Take a map's threads into the crew."""
+    def add(self, ordered: "OrderedMap[Any, Any]") -> threading.Condition:
+        """Take a map's threads into the crew; the condition on which they wait for each other."""
         self._maps.append(ordered)
+        return threading.Condition(self._lock)
 
     def go(self) -> None:
         """Start the threads that are missing."""
@@ -69,7 +78,7 @@ class Crew:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
         with self.condition:
             self.stopping = True
-            self.condition.notify_all()
+            self._wake_all()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the threads after ``stop``."""
@@ -86,29 +95,34 @@ class Crew:
         """End a pause."""
         with self.condition:
             self.paused = False
-            self.condition.notify_all()
+            self._wake_all()
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait as a crew thread that is at work (the condition held); raises Interrupted on stopping."""
+    def _wake_all(self) -> None:
+        self.condition.notify_all()
+        for ordered in self._maps:
+            ordered.changed.notify_all()
+
+    def wait_until(self, changed: threading.Condition, ready: Callable[[], bool]) -> None:
+        """Wait as a crew thread that is at work (the lock held); raises Interrupted on stopping."""
         if ready() and not self.paused and not self.stopping:
             return
-        self._active -= 1
-        self.condition.notify_all()
+        self.leave()
         try:
-            self.condition.wait_for(lambda: self.stopping or (ready() and not self.paused))
+            changed.wait_for(lambda: self.stopping or (ready() and not self.paused))
         finally:
             self._active += 1
         if self.stopping:
             raise Interrupted
 
     def enter(self) -> None:
-        """Count this thread as working (the condition held)."""
+        """Count this thread as working (the lock held)."""
         self._active += 1
 
     def leave(self) -> None:
-        """Count this thread as resting (the condition held)."""
+        """Count this thread as resting (the lock held)."""
         self._active -= 1
-        self.condition.notify_all()
+        if not self._active:
+            self.condition.notify_all()
 
 
 def rest(seconds: float) -> None:

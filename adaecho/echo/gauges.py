@@ -56,12 +56,10 @@ class Gauges:
         return self._factor_at()[1]
 
     def _factor_at(self) -> tuple[float, list[tuple[int, float]]]:
-        stage, position = self._stages.echo_stage, self._position
-        if stage is None:
+        factor, position = self._stages.factor, self._position
+        if factor is None:
             return 1.0, []
-        return stage.factor.at(
-            position.next_number if self._pipeline.echoed is not None else position.next_index
-        )
+        return factor.at(position.next_number if self._pipeline.echoed is not None else position.next_index)
 
     @property
     def wait_time_s(self) -> float:

@@ -152,7 +152,7 @@ class EchoLoader(Gauges):
             stages.whole.fresh_examples = position.fresh_examples
         if self._pipeline.echoed is not None:
             self._pipeline.echoed.begin(position.next_number)
-            position.batch_output = self._pipeline.echoed.stage.emitted
+            position.batch_output = self._pipeline.echoed.emitted
 
     def _next(self) -> Any:
         if not self._look_ahead():
@@ -165,8 +165,8 @@ class EchoLoader(Gauges):
         if self._stages.examples is not None:
             self._stages.examples.consumed(ready)
         self._clocks.step(self._counters())
-        if self._auto is not None and self._stages.echo_stage is not None:
-            self._auto.follow(self._clocks.ratio, self._stages.echo_stage)
+        if self._auto is not None and self._stages.factor is not None:
+            self._auto.follow(self._clocks.ratio, self._stages.factor)
         self._device.received(ready.batch)
         return ready.batch
 

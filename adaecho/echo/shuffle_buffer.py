@@ -12,6 +12,18 @@ DRAIN = keys.STAGE_PURPOSES + 2
 Rows = NDArray[np.int64]
 
 
+def slots(seed: int, items: keys.Items, size: int) -> NDArray[np.int64]:
+    """The slot that each item will take, uniform."""
+    if size <= 1:
+        return np.zeros(len(items), dtype=np.int64)
+    return keys.integers(keys.item_keys(seed, items), SLOT, 0, size)
+
+
+def drain_order(seed: int, items: keys.Items) -> NDArray[np.int64]:
+    """The slots in the order in which their items leave at the end of a pass."""
+    return np.argsort(keys.bits(keys.item_keys(seed, items), DRAIN), kind="stable")
+
+
 class ShuffleBuffer:
     """A true one: for each item that enters, the one in a uniformly random slot leaves and it takes its slot.
 
@@ -47,7 +59,7 @@ class ShuffleBuffer:
 
     def slots(self, items: keys.Items) -> NDArray[np.int64]:
         """The slot that each item will take."""
-        return keys.integers(keys.item_keys(self._seed, items), SLOT, 0, max(self.size, 1))
+        return slots(self._seed, items, self.size)
 
     def fill(self, entering: Tail) -> None:
         """Store items in slots that are still empty."""
@@ -83,8 +95,7 @@ class ShuffleBuffer:
 
     def begin_drain(self) -> None:
         """Nothing enters any more: what is left leaves in random order."""
-        drawn = keys.bits(keys.item_keys(self._seed, self._items[: self._filled]), DRAIN)
-        self._drain, self._drained = np.argsort(drawn, kind="stable"), 0
+        self._drain, self._drained = drain_order(self._seed, self._items[: self._filled]), 0
 
     def drain(self, count: int) -> tuple[keys.Items, Rows]:
         """Up to ``count`` items, and their rows, of what is left."""

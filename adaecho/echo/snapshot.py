@@ -5,18 +5,27 @@ the state there, is remembered until the consumer has passed it.
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, concatenate, duplicate, same_layout
-from adaecho.echo.items import Taken
 from adaecho.echo.pool import Examples
-from adaecho.echo.stage import EchoStage
 
 Serials = NDArray[np.int64]
+
+
+class Holder(Protocol):
+    """A stage whose state may hold contents."""
+
+    @property
+    def waiting(self) -> list[tuple[keys.Items, Examples]]:
+        """Outputs that nobody has taken yet."""
+
+    def held(self, serials: Serials) -> Examples:
+        """The things behind serials that are still to leave; not counted as a use."""
 
 
 class Recent:
@@ -25,12 +34,12 @@ class Recent:
     def __init__(self) -> None:
         self._outputs: deque[tuple[int, Serials, Examples]] = deque()
 
-    def add(self, taken: Taken, things: Examples) -> None:
+    def add(self, end: int, items: keys.Items, things: Examples) -> None:
         """Remember outputs before anybody can write into them."""
         copied = things[:] if isinstance(things, Stack) else [duplicate(thing) for thing in things]
         if isinstance(copied, Stack):
             copied = Stack(copied.form, [array.copy() for array in copied.arrays])
-        self._outputs.append((taken.end, taken.items >> keys.ECHO_BITS, copied))
+        self._outputs.append((end, items >> keys.ECHO_BITS, copied))
 
     def forget(self, output: int) -> None:
         """The consumer has passed this output."""
@@ -41,12 +50,12 @@ class Recent:
         """Forget all."""
         self._outputs.clear()
 
-    def contents(self, stage: EchoStage, serials: Serials) -> Examples:
+    def contents(self, stage: Holder, serials: Serials) -> Examples:
         """What belongs to serials of a state of the stage not yet passed; nobody may work meanwhile."""
         left = serials
         found_serials: list[Serials] = []
         parts: list[Examples] = []
-        waiting = [(taken.items >> keys.ECHO_BITS, things) for taken, things in stage.waiting]
+        waiting = [(items >> keys.ECHO_BITS, things) for items, things in stage.waiting]
         for known, things in [*((known, things) for _, known, things in self._outputs), *waiting]:
             here, _, places = np.intersect1d(left, known, return_indices=True)
             found_serials.append(here)

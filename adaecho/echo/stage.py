@@ -193,9 +193,9 @@ class EchoStage:
         return self._history.emitted
 
     @property
-    def waiting(self) -> list[tuple[Taken, Examples]]:
+    def waiting(self) -> list[tuple[keys.Items, Examples]]:
         """Outputs that nobody has taken yet, because upstream was interrupted."""
-        return list(self._stash)
+        return [(taken.items, things) for taken, things in self._stash]
 
     def forget(self, output: int) -> None:
         """States before this output won't be asked for any more. Never waits."""

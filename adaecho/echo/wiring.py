@@ -9,6 +9,7 @@ import numpy as np
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
 from adaecho.echo.batches import ExampleBatches, WholeBatches
 from adaecho.echo.device import ToDevice
+from adaecho.echo.factor import Factor
 from adaecho.echo.memory import check_memory, check_slots
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.pool import ResidentPool
@@ -140,11 +141,11 @@ class Stages:
         )
 
     @property
-    def echo_stage(self) -> EchoStage | None:
-        """The stage whose factor is the loader's."""
+    def factor(self) -> Factor | None:
+        """The loader's echoing factor."""
         if self.pipeline.echoed is not None:
-            return self.pipeline.echoed.stage
-        return None if self.examples is None else self.examples.stage
+            return self.pipeline.echoed.factor
+        return None if self.examples is None else self.examples.stage.factor
 
     def num_batches(self, settings: Settings, iteration: int, first_number: int) -> int:
         """Batches of one iteration.

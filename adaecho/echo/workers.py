@@ -69,7 +69,7 @@ class OrderedMap(Generic[Claim, Result]):
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
         self.upstream: AnyMap | None = None
-        crew.add(self)
+        self.changed = crew.add(self)
 
     def reset(self) -> None:
         """Forget everything claimed, after the threads have ended."""
@@ -79,7 +79,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._unfinished.clear()
 
     def hire(self) -> None:
-        """Start missing threads (the crew's condition held)."""
+        """Start missing threads (the lock held)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         done = self._ended and not self._unfinished
         at_work = sum(not thread.leaving for thread in self._threads)
@@ -102,13 +102,13 @@ class OrderedMap(Generic[Claim, Result]):
             by_crew: the caller is a thread of the same crew, which pauses and stops with it.
         """
         crew = self._crew
-        with crew.condition:
+        with self.changed:
             if by_crew:
                 start = time.perf_counter()
-                crew.wait_until(self._is_ready)
+                crew.wait_until(self.changed, self._is_ready)
                 self.blocked_s += time.perf_counter() - start
             else:
-                crew.condition.wait_for(lambda: self._is_ready() or crew.stopping)
+                self.changed.wait_for(lambda: self._is_ready() or crew.stopping)
                 if not self._is_ready():
                     raise Interrupted
             if self._delivered not in self._results:
@@ -118,7 +118,7 @@ class OrderedMap(Generic[Claim, Result]):
                 raise result  # and again for whoever asks again
             del self._results[self._delivered]
             self._delivered += 1
-            crew.condition.notify_all()
+            self.changed.notify_all()
             return result  # type: ignore[no-any-return]
 
     def _is_ready(self) -> bool:
@@ -130,9 +130,9 @@ class OrderedMap(Generic[Claim, Result]):
         return not self._claiming and self._claimed - self._delivered < self._window
 
     def _run(self) -> None:
-        condition = self._crew.condition
+        changed = self.changed
         try:
-            with condition:
+            with changed:
                 self._crew.enter()
                 try:
                     while self._step():
@@ -145,13 +145,13 @@ class OrderedMap(Generic[Claim, Result]):
                     thread.leaving = True
                     self._crew.leave()
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
-            with condition:
+            with changed:
                 self._fail(error)
             raise
 
     def _step(self) -> bool:
-        """Claim and do one piece (the condition held on entry and exit); False when there is no more."""
-        self._crew.wait_until(self._may_claim)
+        """Claim and do one piece (the lock held on entry and exit); False when there is no more."""
+        self._crew.wait_until(self.changed, self._may_claim)
         if self._unfinished:
             self._finish(*self._unfinished.pop(0), time.perf_counter())
             return True
@@ -159,29 +159,29 @@ class OrderedMap(Generic[Claim, Result]):
             return False
         self._claiming = True
         number = self._claimed
-        condition = self._crew.condition
-        condition.release()
+        changed = self.changed
+        changed.release()
         start = time.perf_counter()
         blocked = self._blocked_elsewhere()
         try:
             claim = self._claim()
         except Interrupted:
-            condition.acquire()
+            changed.acquire()
             self._claiming = False
-            condition.notify_all()
+            changed.notify_all()
             raise
         except BaseException as error:
-            condition.acquire()
+            changed.acquire()
             self._fail(error)
             return False
-        condition.acquire()
+        changed.acquire()
         self._claiming = False
         if claim is None:
             self._ended = True
-            condition.notify_all()
+            changed.notify_all()
             return False
         self._claimed += 1
-        condition.notify_all()
+        changed.notify_all()
         start += self._blocked_elsewhere() - blocked
         self._finish(number, claim, start)
         return True
@@ -190,29 +190,29 @@ class OrderedMap(Generic[Claim, Result]):
         return 0.0 if self.upstream is None else self.upstream.blocked_s
 
     def _finish(self, number: int, claim: Claim, start: float) -> None:
-        condition = self._crew.condition
-        condition.release()
+        changed = self.changed
+        changed.release()
         outcome: tuple[bool, Any]
         try:
             outcome = True, self._work(claim)
         except Interrupted:
-            condition.acquire()
+            changed.acquire()
             self._unfinished.append((number, claim))
             raise
         except BaseException as error:
             outcome = False, error
         spent = time.perf_counter() - start
-        condition.acquire()
+        changed.acquire()
         self.busy_s += spent
         self._results[number] = outcome
-        condition.notify_all()
+        changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         """Deliver an error of a claim in its turn; nothing can be claimed after it."""
         self._results[self._claimed] = False, error
         self._claimed += 1
         self._claiming, self._ended = False, True
-        self._crew.condition.notify_all()
+        self.changed.notify_all()
 
 
 AnyMap = InlineMap[Any, Any] | OrderedMap[Any, Any]

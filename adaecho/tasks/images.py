@@ -61,51 +61,75 @@ class PadCropFlip:
         left: NDArray[np.int64],
         flipped: NDArray[np.bool_],
     ) -> NDArray[np.uint8]:
-        result = recycle.empty(images.shape, np.uint8)
+        result, flipped = recycle.empty(images.shape, np.uint8), flipped & self.flip
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
-            cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows])
-            if self.flip:
-                mirrored = flipped[rows]
-                cropped[mirrored] = _mirror(cropped[mirrored])
-            result[rows] = cropped
+            # Those to be mirrored come last, side by side.
+            order = np.argsort(flipped[rows], kind="stable")
+            upright = len(order) - np.count_nonzero(flipped[rows])
+            cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows], order)
+            result[rows][order[:upright]] = cropped[:upright]
+            result[rows][order[upright:]] = _mirror(cropped[upright:])
         return result
 
 
 _BLOCK = 128  # images at once, so that what is worked on stays in the processor's cache
-_scratch = threading.local()
 
 
-def _padded(images: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
-    """The images with a border of zeros, in this thread's scratch memory, whose border stays as it is."""
-    number, height, width, channels = images.shape
-    layout = (height, width, channels, padding)
-    if getattr(_scratch, "layout", None) != layout:
-        shape = (_BLOCK, height + 2 * padding, width + 2 * padding, channels)
-        _scratch.layout, _scratch.padded = layout, np.zeros(shape, np.uint8)
-    padded: NDArray[np.uint8] = _scratch.padded[:number]
-    row = np.dtype((np.void, width * channels))
-    # Element [n, y] is a row of an image; it is copied as one wide element, not pixel by pixel.
-    corner = padding * (padded.strides[1] + padded.strides[2])
-    inside = np.ndarray((number, height), row, buffer=padded, offset=corner, strides=padded.strides[:2])
-    inside[...] = np.ascontiguousarray(images).reshape(number, height, -1).view(row)[..., 0]
-    return padded
+class _Scratch(threading.local):
+    """Images of one shape with rows of zeros above and below, one image after another, for each thread."""
+
+    def __init__(self) -> None:
+        self._layout: tuple[int, ...] = ()
+
+    def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
+        """Every run of H W C bytes that may be a crop, shape [block, 2 p (W + 1) + 1]: they overlap.
+
+        The run of the corner (top, left) of a padded image is its number top W + left. Where its columns lie
+        beside the image it holds pixels of the row before or after, to be blanked with ``inside``.
+        """
+        number, height, width, channels = images.shape
+        if self._layout != (height, width, channels, padding):
+            self._make(height, width, channels, padding)
+        self._images[:number] = images.reshape(number, -1)
+        return self._runs
+
+    def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """For the crops with these left edges, 255 where they show the image and 0 beside it."""
+        # Any mode but "raise" writes without a second buffer.
+        return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
+
+    def _make(self, height: int, width: int, channels: int, padding: int) -> None:
+        self._layout = height, width, channels, padding
+        line, margin = width * channels, padding * channels
+        pitch = (height + 2 * padding) * line
+        memory = np.zeros(_BLOCK * pitch + 2 * margin, np.uint8)
+        padded = memory[margin : margin + _BLOCK * pitch].reshape(_BLOCK, pitch)
+        self._images = padded[:, padding * line : (padding + height) * line]
+        run, places = np.dtype((np.void, height * line)), 2 * padding * (width + 1) + 1
+        self._runs: NDArray[np.void] = np.ndarray((_BLOCK, places), run, memory, strides=(pitch, channels))
+        column = np.arange(2 * padding + 1)[:, None] + np.arange(width) - padding
+        shown = np.where((column >= 0) & (column < width), np.uint8(255), np.uint8(0))
+        self._columns = np.repeat(np.repeat(shown[:, None], height, 1)[..., None], channels, 3)
+        self._inside = np.empty((_BLOCK, height, width, channels), np.uint8)
+
+
+_scratch = _Scratch()
 
 
 def _pad_and_crop(
-    images: NDArray[np.uint8], padding: int, top: NDArray[np.int64], left: NDArray[np.int64]
+    images: NDArray[np.uint8],
+    padding: int,
+    top: NDArray[np.int64],
+    left: NDArray[np.int64],
+    order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Crops of the padded images; a row of a crop is gathered as one wide element, not pixel by pixel."""
-    number, height, width, channels = images.shape
-    padded = _padded(images, padding)
-    row = np.dtype((np.void, width * channels))
-    # Element [n, y, x] is the run of `width` pixels of image n that begins at (y, x); they overlap.
-    runs = np.ndarray(
-        (number, height + 2 * padding, 2 * padding + 1), row, buffer=padded, strides=padded.strides[:3]
-    )
-    lines = top[:, None] + np.arange(height)
-    gathered: NDArray[np.uint8] = runs[np.arange(number)[:, None], lines, left[:, None]]
-    return gathered.view(np.uint8).reshape(images.shape)
+    """Crops of the padded images in another order; each is one copy of a run of bytes, not of its pixels."""
+    width = images.shape[2]
+    runs = _scratch.pad(images, padding)
+    cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
+    cropped &= _scratch.inside(left[order])
+    return cropped
 
 
 def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

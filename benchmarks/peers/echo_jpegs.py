@@ -40,8 +40,11 @@ def _noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint
 
 
 def read_images(folder: Path) -> list[bytes]:
-    """Every JPEG under a folder, encoded."""
-    return [path.read_bytes() for path in sorted(folder.rglob("*.jp*g"))]
+    """Every JPEG under a folder, encoded, again and again until they are a few batches."""
+    images = [path.read_bytes() for path in sorted(folder.rglob("*.jp*g"))]
+    if not images:
+        raise SystemExit(f"{folder} holds no file *.jpg or *.jpeg")
+    return images * -(-4 * BATCH_SIZE // len(images))
 
 
 def rate(batches: Iterator[Any], seconds: float) -> float:

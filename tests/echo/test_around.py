@@ -156,14 +156,14 @@ def test_the_automatic_factor_follows_a_slow_source(echo: str) -> None:
 
 def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
     loader = EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor="auto")
-    stage = loader._stages.echo_stage
-    assert stage is not None
+    factor = loader._stages.factor
+    assert factor is not None
     asked: list[float] = []
-    stage.factor.change = asked.append  # type: ignore[method-assign]
+    factor.change = asked.append  # type: ignore[method-assign]
     auto = AutoFactor(max_factor=4)
     for ratio in (None, 0.3, 1.04, 2.5, 9.0):
         for _ in range(20):
-            auto.follow(ratio, stage)
+            auto.follow(ratio, factor)
     assert asked == [2.5, 4]
 
 
