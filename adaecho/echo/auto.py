@@ -17,10 +17,14 @@ class AutoFactor:
         self._max_factor = max_factor
         self._steps = 0
 
-    def follow(self, ratio: float | None, factor: Factor) -> None:
-        """Called at each step: now and then, set the factor to the ratio."""
+    def due(self) -> bool:
+        """Called at each step: whether it is time to look at the ratio."""
         self._steps += 1
-        if ratio is None or self._steps % _EVERY_STEPS:
+        return not self._steps % _EVERY_STEPS
+
+    def follow(self, ratio: float | None, factor: Factor) -> None:
+        """Set the factor to the ratio; None where that isn't known yet."""
+        if ratio is None:
             return
         wanted = round(min(max(ratio, 1.0), self._max_factor), 2)
         if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:

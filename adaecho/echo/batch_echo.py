@@ -4,6 +4,7 @@ One batch is worth more than many small arrays of identities, so what ``stage`` 
 done here one by one, with plain numbers.
 """
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.batches import OneByOne, Ready
-from adaecho.echo.examples import duplicate
+from adaecho.echo.examples import duplicate, num_bytes
 from adaecho.echo.factor import Factor
 from adaecho.echo.history import pending, state
 from adaecho.echo.pool import Examples
@@ -22,6 +23,8 @@ from adaecho.echo.shuffle_buffer import drain_order, slots
 from adaecho.echo.snapshot import Recent
 
 _NONE = np.empty(0, dtype=np.int64)
+# To copy more than this takes longer than to hand a batch over from another thread.
+_SLOW_BYTES = 1 << 21
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class _Fresh:
     """A fresh batch of which repeats are still to come: for the stage, and for the consumer behind it."""
 
     batch: Any
+    copies: list[Any]
     items: keys.Items
     to_emit: int
     to_consume: int
@@ -63,6 +67,7 @@ class EchoedBatches:
     Attributes:
         factor: how often batches are repeated.
         emitted: outputs so far.
+        slow: whether batches are so large that a thread should copy them.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class EchoedBatches:
         self._slots: list[int] = []  # the item in each slot
         self._drain: list[int] | None = None  # the last of them leaves next
         self._drained: list[int] = []
+        self.slow = False
         self._fresh.clear()
         self._outputs: deque[_Output] = deque()
         # A state that no output tells: a pass about to begin, or one that was loaded.
@@ -105,12 +111,19 @@ class EchoedBatches:
         if self.recent is not None:
             self.recent.clear()
 
+    def copy_ahead(self, ready: Ready) -> None:
+        """Copies of a small batch for its repeats, made where it is made, beside the step."""
+        size = num_bytes(ready.batch)
+        if size:
+            number = min(math.ceil(self.factor.value) - 1, _SLOW_BYTES // size)
+            ready.copies = [duplicate(ready.batch) for _ in range(number)]
+
     # Outputs
 
-    def claim(self) -> Ready | None:
+    def claim(self, *, by_crew: bool) -> Ready | None:
         """The next repeat; None at the end of the pass. Where upstream raises, nothing is lost."""
         while self._drain is None:
-            if not self._pending[1] and not self._read():
+            if not self._pending[1] and not self._read(by_crew):
                 self._begin_drain()
                 break
             with self._lock:
@@ -125,20 +138,21 @@ class EchoedBatches:
             output = self._record(item, None, 0, 0)
         return self._ready(output)
 
-    def _read(self) -> bool:
+    def _read(self, by_crew: bool) -> bool:
         """Begin the echo of the next fresh batch; False if there is none."""
         self.factor.settle(self._next_number)
-        ready = self._batches.get(by_crew=True)
+        ready = self._batches.get(by_crew=by_crew)
         if ready is None:
             return False
         number = self._next_number
         serial = number * self._world + self._rank
-        repeats = int(self.factor.repeats(np.array([serial]))[0])
+        repeats = self.factor.repeats_of(serial)
         with self._lock:
-            self._fresh[number] = _Fresh(ready.batch, ready.items, repeats, repeats)
+            self._fresh[number] = _Fresh(ready.batch, ready.copies, ready.items, repeats, repeats)
             self._pending = serial << keys.ECHO_BITS, repeats
             self._next_number = number + 1
-        ready.batch, self._last = None, ready
+        self.slow = num_bytes(ready.batch) >= _SLOW_BYTES
+        ready.batch, ready.copies, self._last = None, [], ready
         return True
 
     def _enter(self) -> _Output | None:
@@ -176,7 +190,7 @@ class EchoedBatches:
         batch = fresh.batch
         if fresh.to_emit:
             # The original stays for later repeats: whoever writes into this one must not change them.
-            batch = duplicate(batch)
+            batch = fresh.copies.pop() if fresh.copies else duplicate(batch)
         else:
             fresh.batch = None
         if self.recent is not None:
@@ -257,6 +271,6 @@ class EchoedBatches:
             self._drain = self._slots[::-1]
         for item in [*self._slots, *pending(at).tolist()]:
             number = (item >> keys.ECHO_BITS) // self._world
-            fresh = self._fresh.setdefault(number, _Fresh(remade[number], held[number], 0, 0))
+            fresh = self._fresh.setdefault(number, _Fresh(remade[number], [], held[number], 0, 0))
             fresh.to_emit += 1
             fresh.to_consume += 1

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Ready:
         fresh_examples: examples read up to there, since the loader began.
         number, next_number: of the fresh batch and of the first one not yet echoed, under batch echoing.
         batch_output: outputs of the batch echo stage.
+        copies: of the batch, made ahead for its repeats.
     """
 
     batch: Any
@@ -39,6 +40,7 @@ class Ready:
     number: int = 0
     next_number: int = 0
     batch_output: int = 0
+    copies: list[Any] = field(default_factory=list)
 
 
 class ExampleBatches:

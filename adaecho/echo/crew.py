@@ -60,6 +60,7 @@ class Crew:
         self.stopping = False
         self.paused = False
         self._active = 0
+        self._staffed = False  # no thread is missing
         self._maps: list[OrderedMap[Any, Any]] = []
 
     def add(self, ordered: "OrderedMap[Any, Any]") -> threading.Condition:
@@ -67,17 +68,24 @@ class Crew:
         self._maps.append(ordered)
         return threading.Condition(self._lock)
 
+    def staff(self, ordered: "OrderedMap[Any, Any]", threads: int) -> None:
+        """Have another number of threads for a map from the next ``go`` on."""
+        with self.condition:
+            ordered.wanted, self._staffed = threads, False
+
     def go(self) -> None:
         """Start the threads that are missing."""
         with self.condition:
-            self.stopping = False
+            if self._staffed:
+                return
+            self.stopping, self._staffed = False, True
             for ordered in self._maps:
                 ordered.hire()
 
     def stop(self) -> None:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
         with self.condition:
-            self.stopping = True
+            self.stopping, self._staffed = True, False
             self._wake_all()
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -106,7 +114,7 @@ class Crew:
         """Wait as a crew thread that is at work (the lock held); raises Interrupted on stopping."""
         if ready() and not self.paused and not self.stopping:
             return
-        self.leave()
+        self._leave()
         try:
             changed.wait_for(lambda: self.stopping or (ready() and not self.paused))
         finally:
@@ -118,8 +126,12 @@ class Crew:
         """Count this thread as working (the lock held)."""
         self._active += 1
 
-    def leave(self) -> None:
-        """Count this thread as resting (the lock held)."""
+    def quit(self, thread: "CrewThread") -> None:
+        """This thread will do no more work: another may have to be hired in its place (the lock held)."""
+        thread.leaving, self._staffed = True, False
+        self._leave()
+
+    def _leave(self) -> None:
         self._active -= 1
         if not self._active:
             self.condition.notify_all()

@@ -170,8 +170,10 @@ def same_layout(one: Stack, other: Stack) -> bool:
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of the arrays, tensors and byte strings in an example; the rest hardly counts."""
-    if isinstance(value, np.ndarray | torch.Tensor):
+    """Host memory of the arrays, tensors and byte strings in an example; the rest hardly counts."""
+    if isinstance(value, torch.Tensor):
+        return int(value.nbytes) if value.device.type == "cpu" else 0
+    if isinstance(value, np.ndarray):
         return int(value.nbytes)
     if isinstance(value, bytes | bytearray | str):
         return len(value)
@@ -183,7 +185,8 @@ def num_bytes(value: Any) -> int:
 def duplicate(value: Any) -> Any:
     """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        # Each call of torch gives the interpreter's lock away and has to get it back.
+        return value.detach().clone() if value.requires_grad else value.clone()
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.copy() if value.flags.writeable else value
     if isinstance(value, str | bytes | int | float | None):

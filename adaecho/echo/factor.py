@@ -46,6 +46,12 @@ class Factor:
         """How often each of these leaves the stage."""
         return repeats(self._seed, serials, self.value)
 
+    def repeats_of(self, serial: int) -> int:
+        """How often this one leaves the stage."""
+        if self.value == math.floor(self.value):
+            return int(self.value)
+        return int(self.repeats(np.array([serial]))[0])
+
     def fresh_needed(self, items: int, next_index: int) -> int:
         """The fewest fresh things from a local number on whose repeats make that many items."""
         most = math.ceil(items / math.floor(self.value))

@@ -12,7 +12,7 @@ import torch
 from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
-from adaecho.echo.clocks import Clocks, Counters
+from adaecho.echo.clocks import Clocks
 from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
@@ -115,7 +115,7 @@ class EchoLoader(Gauges):
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
         self._position = checkpoint.Position()
-        self._clocks = Clocks(self._pipeline.workers)
+        self._clocks = Clocks(self._pipeline.workers, self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: BaseException | None = None
         self._closed = False
@@ -164,8 +164,8 @@ class EchoLoader(Gauges):
             self._pipeline.echoed.consumed(ready)
         if self._stages.examples is not None:
             self._stages.examples.consumed(ready)
-        self._clocks.step(self._counters())
-        if self._auto is not None and self._stages.factor is not None:
+        self._clocks.step()
+        if self._auto is not None and self._stages.factor is not None and self._auto.due():
             self._auto.follow(self._clocks.ratio, self._stages.factor)
         self._device.received(ready.batch)
         return ready.batch
@@ -190,13 +190,6 @@ class EchoLoader(Gauges):
         if ready is not None:
             self._ahead.append(ready)
         return ready is not None
-
-    def _counters(self) -> Counters:
-        per_batch = self.settings.batch_size or 1
-        pipeline = self._pipeline
-        return Counters(
-            pipeline.upstream_busy_s, pipeline.downstream_busy_s, self._stages.queue.examples / per_batch
-        )
 
     def __len__(self) -> int:
         """Batches of one iteration: of the one in progress, else of the next.

@@ -5,9 +5,13 @@ for a burst of repeats downstream.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import ExampleBatches, OneByOne, Ready, WholeBatches
+from adaecho.echo.clocks import Counters
 from adaecho.echo.crew import Crew
 from adaecho.echo.snapshot import Recent
 from adaecho.echo.upstream import FreshQueue, Reader
@@ -23,6 +27,7 @@ class Pipeline:
         batches: makes batches from the queue, through the example stage or whole.
         echo: the variant.
         num_workers: threads for reading, and as many for making batches; 0 does everything inline.
+        batch_size: examples per batch, 1 where whole batches are read.
         chunk: examples that one read claims.
         prefetch_examples: examples (or whole batches) read ahead of the echo.
         prefetch: batches made ahead, where making them is upstream of the echo.
@@ -39,15 +44,17 @@ class Pipeline:
         *,
         echo: str,
         num_workers: int,
+        batch_size: int,
         chunk: int,
         prefetch_examples: int,
         prefetch: int,
         reads_inline: bool,
     ) -> None:
-        self._reader, self._queue = reader, queue
+        self._reader, self._queue, self._batch_size = reader, queue, batch_size
         self.crew = Crew() if num_workers else None
         self.workers = max(num_workers, 1)
         whole = isinstance(batches, WholeBatches)
+        self._work: Callable[[Any], list[Ready]] = batches.work
         self._batches_upstream = not echo.startswith("example")
         if self.crew is None:
             self._batch_map: AnyMap = InlineMap(batches.claim, batches.work)
@@ -67,56 +74,75 @@ class Pipeline:
             ahead = prefetch if self._batches_upstream else self.DOWNSTREAM_QUEUE
             threads = 1 if whole else num_workers
             self._batch_map = OrderedMap(
-                self.crew, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,
+                self.crew, batches.claim, self._work_ahead, threads=threads, window=ahead + threads - 1,
                 name="batch",
             )  # fmt: skip
         self._batch_map.upstream = queue.map
         self._batches = OneByOne(self._batch_map)
-        self._echo_map: AnyMap | None = None
+        self._echo_inline: InlineMap[Ready, Ready] | None = None
+        self._echo_behind: OrderedMap[Ready, Ready] | None = None
         self.echoed: EchoedBatches | None = None
 
     def echo_batches(
         self, *, seed: int, factor: float, buffer: int, rank: int, world: int, recent: Recent | None
     ) -> None:
-        """Add the batch echo at the end."""
+        """Add the batch echo at the end.
+
+        The consumer repeats small batches itself, with copies made upstream: to wake a thread, which takes
+        the interpreter's lock from the step, costs more. Large ones are copied by a thread beside the step.
+        """
         echoed = EchoedBatches(
             self._batches, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, recent=recent
         )
         self.echoed = echoed
-        if self.crew is None:
-            self._echo_map = InlineMap(echoed.claim, _same)
-        else:
-            self._echo_map = OrderedMap(
-                self.crew, echoed.claim, _same, threads=1, window=self.DOWNSTREAM_QUEUE, name="echo"
-            )
-        self._echo_map.upstream = self._batch_map
+        self._echo_inline = InlineMap(partial(echoed.claim, by_crew=False), _same)
+        self._echo_inline.upstream = self._batch_map
+        if self.crew is not None:
+            self._echo_behind = OrderedMap(
+                self.crew, partial(echoed.claim, by_crew=True), _same,
+                threads=0, window=self.DOWNSTREAM_QUEUE, name="echo",
+            )  # fmt: skip
+            self._echo_behind.upstream = self._batch_map
+
+    def _work_ahead(self, claim: Any) -> list[Ready]:
+        made = self._work(claim)
+        if self.echoed is not None:
+            for ready in made:
+                self.echoed.copy_ahead(ready)
+        return made
 
     def next(self) -> Ready | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.crew is not None:
             self.crew.go()
-        if self._echo_map is None:
+        if self._echo_inline is None or self.echoed is None:
             return self._batches.get(by_crew=False)
-        ready: Ready | None = self._echo_map.get(by_crew=False)
+        behind = self._echo_behind
+        if behind is not None and behind.wanted:
+            return behind.get(by_crew=False)
+        ready = self._echo_inline.get(by_crew=False)
+        if self.crew is not None and behind is not None and self.echoed.slow:
+            self.crew.staff(behind, 1)
         return ready
 
-    @property
-    def upstream_busy_s(self) -> float:
-        """Seconds that workers have been busy before the echo, all workers together."""
-        return self._queue.map.busy_s + (self._batch_map.busy_s if self._batches_upstream else 0.0)
-
-    @property
-    def downstream_busy_s(self) -> float:
-        """Seconds that the loader's own work after the echo has taken."""
-        after_examples = 0.0 if self._batches_upstream else self._batch_map.busy_s
-        return after_examples + (0.0 if self._echo_map is None else self._echo_map.busy_s)
+    def counters(self) -> Counters:
+        """What has been done so far."""
+        read_s, made_s = self._queue.map.busy_s, self._batch_map.busy_s
+        echo_maps = (self._echo_inline, self._echo_behind)
+        echoed_s = sum(echo_map.busy_s for echo_map in echo_maps if echo_map is not None)
+        fresh_batches = self._queue.examples / self._batch_size
+        if self._batches_upstream:
+            return Counters(read_s + made_s, echoed_s, fresh_batches)
+        return Counters(read_s, made_s + echoed_s, fresh_batches)
 
     def halt(self) -> None:
         """End all threads and forget what they were ahead; positions must be set anew afterwards."""
         if self.crew is not None:
             self.crew.stop()
             self.crew.join()
-            for ordered in (self._queue.map, self._batch_map, self._echo_map):
+            if self._echo_behind is not None:
+                self.crew.staff(self._echo_behind, 0)
+            for ordered in (self._queue.map, self._batch_map, self._echo_behind):
                 if isinstance(ordered, OrderedMap):
                     ordered.reset()
         self._batches.clear()

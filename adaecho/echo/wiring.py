@@ -102,6 +102,7 @@ class Stages:
             self.examples or self.whole,  # type: ignore[arg-type]
             echo=settings.echo,
             num_workers=num_workers,
+            batch_size=batch_size,
             chunk=chunk,
             prefetch_examples=prefetch * batch_size,
             prefetch=prefetch,

@@ -57,7 +57,7 @@ class OrderedMap(Generic[Claim, Result]):
         name: str,
     ) -> None:
         self._crew, self._claim, self._work = crew, claim, work
-        self._wanted, self._window, self._name = threads, max(window, 1), name
+        self.wanted, self._window, self._name = threads, max(window, 1), name
         self._threads: list[CrewThread] = []
         self._claiming = False
         self._claimed = 0
@@ -83,7 +83,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         done = self._ended and not self._unfinished
         at_work = sum(not thread.leaving for thread in self._threads)
-        missing = 0 if done else self._wanted - at_work
+        missing = 0 if done else self.wanted - at_work
         for _ in range(missing):
             thread = CrewThread(self._crew, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
@@ -103,14 +103,14 @@ class OrderedMap(Generic[Claim, Result]):
         """
         crew = self._crew
         with self.changed:
+            start = time.perf_counter()
             if by_crew:
-                start = time.perf_counter()
                 crew.wait_until(self.changed, self._is_ready)
-                self.blocked_s += time.perf_counter() - start
             else:
                 self.changed.wait_for(lambda: self._is_ready() or crew.stopping)
                 if not self._is_ready():
                     raise Interrupted
+            self.blocked_s += time.perf_counter() - start
             if self._delivered not in self._results:
                 return None
             good, result = self._results[self._delivered]
@@ -142,8 +142,7 @@ class OrderedMap(Generic[Claim, Result]):
                 finally:
                     thread = threading.current_thread()
                     assert isinstance(thread, CrewThread)
-                    thread.leaving = True
-                    self._crew.leave()
+                    self._crew.quit(thread)
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
             with changed:
                 self._fail(error)

@@ -87,14 +87,14 @@ def test_clocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers busy for 6 s per fresh batch, the step takes 1 s, every batch is used twice: R = 3."""
     clock = FakeTime()
     monkeypatch.setattr(time, "perf_counter", clock)
-    clocks = Clocks(workers=2)
+    counters = Counters(0.0, 0.0, 0.0)
+    clocks = Clocks(2, lambda: counters)
     for step in range(40):
         asked = clock.now
         clock.now += 0.5
         clocks.waited(asked)
-        clocks.step(
-            Counters(upstream_busy_s=3.0 * step, downstream_busy_s=0.1 * step, fresh_batches=step / 2)
-        )
+        counters = Counters(3.0 * step, 0.1 * step, fresh_batches=step / 2)
+        clocks.step()
         clock.now += 1.0
         if step == 20:
             clock.now += 1000.0
@@ -103,7 +103,7 @@ def test_clocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clocks.upstream_s_per_batch == pytest.approx(3)
     assert clocks.downstream_s_per_step == pytest.approx(1)
     assert clocks.ratio == pytest.approx(3)
-    other = Clocks(workers=2)
+    other = Clocks(2, lambda: counters)
     assert other.ratio is None
     other.load_state_dict(clocks.state_dict())
     assert other.ratio == clocks.ratio
@@ -112,9 +112,11 @@ def test_clocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loaders_own_work_counts_where_it_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(time, "perf_counter", clock)
-    clocks = Clocks(workers=1)
+    counters = Counters(0.0, 0.0, 0.0)
+    clocks = Clocks(1, lambda: counters)
     for step in range(10):
-        clocks.step(Counters(upstream_busy_s=4.0 * step, downstream_busy_s=2.0 * step, fresh_batches=step))
+        counters = Counters(upstream_busy_s=4.0 * step, downstream_busy_s=2.0 * step, fresh_batches=step)
+        clocks.step()
         clock.now += 1.0
     assert clocks.downstream_s_per_step == pytest.approx(2)
     assert clocks.ratio == pytest.approx(2)
@@ -163,7 +165,8 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
     auto = AutoFactor(max_factor=4)
     for ratio in (None, 0.3, 1.04, 2.5, 9.0):
         for _ in range(20):
-            auto.follow(ratio, factor)
+            if auto.due():
+                auto.follow(ratio, factor)
     assert asked == [2.5, 4]
 
 
