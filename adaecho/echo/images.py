@@ -9,6 +9,7 @@ opencv-python-headless (the extra ``images``), which decodes JPEG to Pillow's pi
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,15 +135,20 @@ class RandomResizedCrop:
     def __call__(self, example: Any, rng: np.random.Generator) -> Any:
         """The example with its image augmented, uint8 [size, size, 3]."""
         image = _field(example, self.field)
-        corner, jitter, tries = np.split(rng.random(6 + 2 * _TRIES), [2, 6])
+        drawn = rng.random(6 + 2 * _TRIES).tolist()
         top, left, height, width = crop_box(
-            image.shape[0], image.shape[1], self.scale, self.ratio, corner, tries.reshape(_TRIES, 2)
+            image.shape[0], image.shape[1], self.scale, self.ratio, drawn[:2], drawn[6:]
         )
         crop = resize(image[top : top + height, left : left + width], self.size, self.antialias)
-        spread = np.array([self.brightness, self.contrast, self.saturation])
-        if spread.any():
-            crop = adjust_colours(crop, *(1 + spread * (2 * jitter[1:] - 1)).tolist())
-        if self.flip and jitter[0] < 0.5:
+        if self.brightness or self.contrast or self.saturation:
+            brightness, contrast, saturation = (
+                1 + spread * (2 * number - 1)
+                for spread, number in zip(
+                    (self.brightness, self.contrast, self.saturation), drawn[3:6], strict=True
+                )
+            )
+            crop = adjust_colours(crop, brightness, contrast, saturation)
+        if self.flip and drawn[2] < 0.5:
             crop = np.asarray(cv2.flip(crop, 1))
         return _with_field(example, self.field, crop)
 
@@ -152,8 +158,8 @@ def crop_box(
     width: int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-    corner: NDArray[np.float64],
-    tries: NDArray[np.float64],
+    corner: Sequence[float],
+    tries: Sequence[float],
 ) -> tuple[int, int, int, int]:
     """Top, left, height and width of a crop, in pixels.
 
@@ -161,10 +167,10 @@ def crop_box(
         height, width: of the image.
         scale, ratio: as in ``RandomResizedCrop``.
         corner: two numbers in [0, 1) that place the crop.
-        tries: pairs of numbers in [0, 1), shape [n, 2], for its area and its ratio.
+        tries: numbers in [0, 1) in pairs, for its area and its ratio.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
-    for for_area, for_ratio in tries.tolist():
+    for for_area, for_ratio in zip(tries[::2], tries[1::2], strict=True):
         area = height * width * (scale[0] + for_area * (scale[1] - scale[0]))
         aspect = math.exp(log_low + for_ratio * (log_high - log_low))
         crop_width, crop_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -193,11 +199,14 @@ def resize(image: Image, size: int, antialias: bool) -> Image:
 def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
     """The affine map of ``RandomResizedCrop`` for given factors."""
     mean_grey = sum(weight * mean for weight, mean in zip(GREY, cv2.mean(image), strict=False))
-    matrix = np.empty((3, 4))
-    matrix[:, :3] = brightness * contrast * (1 - saturation) * np.array(GREY)
-    matrix[range(3), range(3)] += brightness * contrast * saturation
-    matrix[:, 3] = brightness * (1 - contrast) * mean_grey
-    return np.asarray(cv2.transform(image, matrix), np.uint8)
+    red, green, blue = (brightness * contrast * (1 - saturation) * weight for weight in GREY)
+    own, offset = brightness * contrast * saturation, brightness * (1 - contrast) * mean_grey
+    matrix = [
+        [red + own, green, blue, offset],
+        [red, green + own, blue, offset],
+        [red, green, blue + own, offset],
+    ]
+    return np.asarray(cv2.transform(image, np.array(matrix)), np.uint8)
 
 
 def _field(example: Any, field: Any) -> Any:

@@ -101,7 +101,10 @@ def slow_box(
 
 def boxes(height: int, width: int, scale: Any, ratio: Any, number: int) -> NDArray[np.int64]:
     rng = np.random.default_rng(1)
-    drawn = [crop_box(height, width, scale, ratio, rng.random(2), rng.random((10, 2))) for _ in range(number)]
+    drawn = [
+        crop_box(height, width, scale, ratio, rng.random(2).tolist(), rng.random(20).tolist())
+        for _ in range(number)
+    ]
     return np.array(drawn)
 
 
@@ -144,10 +147,8 @@ def test_crops_what_lies_in_the_box() -> None:
     """The whole augmentation of one example, from its own draws."""
     image, key = picture(1), 5
     augment = RandomResizedCrop(24, brightness=0.4, contrast=0.3, saturation=0.2)
-    drawn = np.random.Generator(np.random.Philox(key=key)).random(26)
-    top, left, height, width = crop_box(
-        64, 48, (0.08, 1.0), (3 / 4, 4 / 3), drawn[:2], drawn[6:].reshape(10, 2)
-    )
+    drawn = np.random.Generator(np.random.Philox(key=key)).random(26).tolist()
+    top, left, height, width = crop_box(64, 48, (0.08, 1.0), (3 / 4, 4 / 3), drawn[:2], drawn[6:])
     crop = resize(image[top : top + height, left : left + width], 24, antialias=True)
     factors = [1 + spread * (2 * u - 1) for spread, u in zip((0.4, 0.3, 0.2), drawn[3:6], strict=True)]
     expected = adjust_colours(crop, *factors)
