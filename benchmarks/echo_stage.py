@@ -58,42 +58,43 @@ def throttled(echo: str, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         with EchoLoader(source, BATCH_SIZE, echo=echo, factor=factor, num_workers=1) as loader:
             batches = iter(loader)
-            for _ in range(2 * factor):
-                next(batches)
-                step_sleeping(downstream_s)
-            start, first = time.perf_counter(), loader.fresh_examples
-            while loader.fresh_examples < first + fresh_batches * BATCH_SIZE:
-                next(batches)
-                step_sleeping(downstream_s)
-            spent = time.perf_counter() - start
+            next(batches)
+            # What was read ahead at the start is used up, 10 ms with each fresh batch.
+            _train(loader, batches, 30, downstream_s)
+            spent = _timed(partial(_train, loader, batches, fresh_batches, downstream_s), 1)
         ratios.append(spent / fresh_batches / max(upstream_s, factor * downstream_s))
     return {"case": f"throttled {echo}", "ratio_to_ideal": statistics.median(ratios)}
 
 
-def free(rounds: int) -> dict[str, Any]:
-    """e = 2 with upstream free, against resident batches; the step is 2 ms of matrix products."""
+def _train(loader: EchoLoader, batches: Iterator[Any], fresh_batches: int, step_s: float) -> None:
+    end = loader.fresh_examples + fresh_batches * BATCH_SIZE
+    while loader.fresh_examples < end:
+        next(batches)
+        step_sleeping(step_s)
+
+
+def free(step_ms: int, rounds: int) -> dict[str, Any]:
+    """e = 2 with upstream free, against resident batches; the step is matrix products."""
     matrix = torch.ones(256, 256)
+    products = _repeats(lambda number: [matrix @ matrix for _ in range(number)], step_ms)
     resident = itertools.cycle(
         [{"image": torch.zeros(BATCH_SIZE, 32, 32, 3, dtype=torch.uint8)} for _ in range(8)]
     )
 
     def step(batches: Iterator[Any]) -> None:
         next(batches)["image"].sum()
-        for _ in range(4):
+        for _ in range(products):
             matrix @ matrix
 
     with EchoLoader(ZEROS, BATCH_SIZE, echo="batch", factor=2, num_workers=1) as loader:
-        ratio = _ratio(partial(step, iter(loader)), partial(step, resident), 10 * rounds)
-    return {"case": "free batch", "ratio_to_ideal": ratio}
+        pairs = 40 * rounds // step_ms
+        ratio = _ratio(partial(step, iter(loader)), partial(step, resident), pairs)
+    return {"case": f"free batch, {step_ms} ms step", "ratio_to_ideal": ratio}
 
 
 def python_bound(rounds: int) -> dict[str, Any]:
     """A 10 ms step in pure Python next to the loader, against the step alone."""
-    iterations, spent = 1000, 0.0
-    while spent < 0.010:
-        iterations *= 2
-        spent = min(_timed(partial(step_in_python, iterations), 1) for _ in range(5))
-    iterations = int(iterations * 0.010 / spent)
+    iterations = _repeats(step_in_python, 10)
 
     def step(batches: Iterator[Any]) -> None:
         next(batches)
@@ -103,6 +104,15 @@ def python_bound(rounds: int) -> dict[str, Any]:
         alone = partial(step_in_python, iterations)
         ratio = _ratio(partial(step, iter(loader)), alone, 4 * rounds)
     return {"case": "python_bound batch", "ratio_to_ideal": ratio}
+
+
+def _repeats(call: Callable[[int], Any], milliseconds: int) -> int:
+    """How often to repeat what ``call`` repeats to fill so much time."""
+    number, spent = 1, 0.0
+    while spent < milliseconds / 1000:
+        number *= 2
+        spent = min(_timed(partial(call, number), 1) for _ in range(5))
+    return max(int(number * milliseconds / 1000 / spent), 1)
 
 
 def _ratio(with_loader: Callable[[], Any], without: Callable[[], Any], pairs: int) -> float:
@@ -127,7 +137,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     rows = [throttled("batch", rounds), throttled("example_before_augmentation", rounds)]
-    rows += [free(rounds), python_bound(rounds)]
+    rows += [free(2, rounds), free(10, rounds), python_bound(rounds)]
     record.show(rows)
     record.write("echo_stage", rows)
 
