@@ -188,12 +188,15 @@ def resize(image: Image, size: int, antialias: bool) -> Image:
     if not antialias or max(image.shape[:2]) <= size:
         return np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR), np.uint8)
     # torch's kernel is vectorised for uint8 with interleaved channels: to see that they are, it needs the
-    # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory.
+    # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory. NumPy arranges the
+    # axes: other than torch it keeps the interpreter's lock, for which threads would have to wait each time.
     height, width, channels = image.shape
-    pixels = torch.from_numpy(image.copy())
-    batch = pixels.as_strided((1, channels, height, width), (image.size, 1, width * channels, channels))
-    resized = torch.nn.functional.interpolate(batch, (size, size), mode="bilinear", antialias=True)
-    return resized[0].permute(1, 2, 0).contiguous().numpy()
+    strides = (image.size, 1, width * channels, channels)
+    batch = np.ndarray((1, channels, height, width), np.uint8, image.copy(), strides=strides)
+    resized = torch.nn.functional.interpolate(
+        torch.from_numpy(batch), (size, size), mode="bilinear", antialias=True
+    )
+    return np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
 
 
 def adjust_colours(image: Image, brightness: float, contrast: float, saturation: float) -> Image:
