@@ -97,7 +97,11 @@ class Crew:
         """Return once no thread works; those that wait go on waiting until ``resume``."""
         with self.condition:
             self.paused = True
-            self.condition.wait_for(lambda: self._active == 0)
+            try:
+                self.condition.wait_for(lambda: self._active == 0)
+            except BaseException:  # Ctrl-C: whoever goes on must not wait for a resume
+                self.resume()
+                raise
 
     def resume(self) -> None:
         """End a pause."""

@@ -172,7 +172,10 @@ def same_layout(one: Stack, other: Stack) -> bool:
 def num_bytes(value: Any) -> int:
     """Host memory of the arrays, tensors and byte strings in an example; the rest hardly counts."""
     if isinstance(value, torch.Tensor):
-        return int(value.nbytes) if value.device.type == "cpu" else 0
+        if value.device.type != "cpu":
+            return 0
+        parts = [value._indices(), value._values()] if value.is_sparse else [value]
+        return sum(int(part.nbytes) for part in parts)
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     if isinstance(value, bytes | bytearray | str):

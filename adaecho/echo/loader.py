@@ -13,6 +13,7 @@ from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks
+from adaecho.echo.crew import Interrupted
 from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
@@ -119,6 +120,7 @@ class EchoLoader(Gauges):
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: BaseException | None = None
         self._closed = False
+        self._iterators = 0  # made so far
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
         self._finalizer = weakref.finalize(self, self._pipeline.close)
         if epochs is None:
@@ -131,7 +133,8 @@ class EchoLoader(Gauges):
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
         position.restored = False
-        return EchoIterator(self)
+        self._iterators += 1
+        return EchoIterator(self, self._iterators)
 
     def _begin(self) -> None:
         """Begin an iteration, giving up the one before if it hasn't ended."""
@@ -181,6 +184,9 @@ class EchoLoader(Gauges):
         start = time.perf_counter()
         try:
             ready = self._pipeline.next()
+        except Interrupted:
+            # Somebody has stopped the threads meanwhile, or closed the loader: start them again, or say so.
+            return self._look_ahead()
         except BaseException as error:
             if isinstance(error, Exception):
                 self._failed = error
@@ -275,11 +281,11 @@ class EchoLoader(Gauges):
 class EchoIterator:
     """The iterator of an EchoLoader; all iterators of one share its position.
 
-    When it is abandoned, the loader's threads end; what they have read ahead is kept for the next one.
+    When the newest is abandoned, the loader's threads end; what they have read ahead is kept.
     """
 
-    def __init__(self, loader: EchoLoader) -> None:
-        self._loader = loader
+    def __init__(self, loader: EchoLoader, number: int) -> None:
+        self._loader, self._number = loader, number
 
     def __iter__(self) -> "EchoIterator":
         return self
@@ -288,4 +294,6 @@ class EchoIterator:
         return self._loader._next()
 
     def __del__(self) -> None:
-        self._loader.stop()
+        # The garbage collector may come to an old one in the middle of a newer one's pass.
+        if self._number == self._loader._iterators:
+            self._loader.stop()

@@ -38,6 +38,15 @@ def test_passes_and_restarts_with_large_batches(variant: dict[str, Any]) -> None
     test_snapshot.test_restores_within_epochs(variant)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sparse_tensors_are_repeated(num_workers: int) -> None:
+    def source() -> list[dict[str, torch.Tensor]]:
+        return [{"x": torch.ones(3), "edges": torch.eye(3).to_sparse() * number} for number in (1, 2)]
+
+    with EchoLoader(source, None, echo="batch", factor=2, epochs=1, num_workers=num_workers) as loader:
+        assert [int(batch["edges"].to_dense()[0, 0]) for batch in loader] == [1, 1, 2, 2]
+
+
 def batches_of_all_sizes() -> list[torch.Tensor]:
     return [
         torch.arange(number, number + length) for number, length in enumerate([2, 3, 90, 4, 70, 1, 5, 80])
