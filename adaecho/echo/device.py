@@ -46,7 +46,7 @@ class ToDevice:
         if not self._cuda:
             return
         stream = torch.cuda.current_stream(self._device)
-        # Repeats are cloned on the default stream.
+        # A thread may have cloned a repeat, on the default stream.
         stream.wait_stream(torch.cuda.default_stream(self._device))
         on_tensors(batch, lambda tensor: tensor.record_stream(stream))
 
