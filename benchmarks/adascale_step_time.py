@@ -29,8 +29,8 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
 ACCUMULATE = 2
 # name: model, images per micro-batch, their size, classes, rounds (the first is not counted)
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
-    "ResNet-32, CIFAR-10": (lambda: resnet32(10), 64, 32, 10, 41),
-    "ResNet-50, 192 pixels": (resnet50, 8, 192, 1000, 13),
+    "ResNet-32, CIFAR-10": (lambda: resnet32(10), 64, 32, 10, 61),
+    "ResNet-50, 192 pixels": (resnet50, 8, 192, 1000, 21),
 }
 
 

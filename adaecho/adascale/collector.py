@@ -8,10 +8,6 @@ from torch.utils.hooks import RemovableHandle
 
 from adaecho.adascale.squares import pieces, statistics_dtype, sum_of_pieces, sum_of_squares
 
-# A hook comes between two large kernels and finds the caches full of theirs: a single call of torch takes
-# several times as long as usual. So small gradients wait for each other: 128 at most, 32 MiB in float32.
-_SMALL_ELEMENTS, _LOT = 1 << 16, 128
-
 
 class GradientCollector:
     """Sums |g_i|^2 per parameter group over the backward passes of one step.
@@ -68,7 +64,6 @@ class GradientCollector:
         self.passes = 0
         self._seen: dict[Tensor, int] = {}
         self._pieces: list[list[Tensor]] = [[] for _ in self.groups]
-        self._small: list[list[Tensor]] = [[] for _ in self.groups]
 
     @property
     def device(self) -> torch.device:
@@ -100,23 +95,11 @@ class GradientCollector:
     def _hook_for(self, parameter: Tensor, group: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             self._count(parameter)
-            if gradient.requires_grad:
-                gradient = gradient.detach()
-            # A gradient that waits is held here, so autograd makes a copy for .grad, which may be reduced
-            # and clipped meanwhile. Of large ones that copy would cost more than the wait saves.
-            if gradient.numel() > _SMALL_ELEMENTS:
-                self._pieces[group].extend(pieces([gradient]))
-                return
-            self._small[group].append(gradient)
-            if len(self._small[group]) == _LOT:
-                self._square_small(group)
+            # Squared now, not in lots later: by the end of backward this memory may be .grad's, reduced (DDP
+            # with static_graph) or clipped in a hook.
+            self._pieces[group].extend(pieces(gradient.detach() if gradient.requires_grad else gradient))
 
         return hook
-
-    def _square_small(self, group: int) -> None:
-        if self._small[group]:
-            self._pieces[group].extend(pieces(self._small[group]))
-            self._small[group] = []
 
     def _count(self, parameter: Tensor) -> None:
         seen = self._seen.get(parameter, 0)
@@ -141,8 +124,6 @@ class GradientCollector:
 
     def _after_gradients(self) -> None:
         self._callback_queued = False
-        for group in range(len(self._small)):
-            self._square_small(group)
         if self.complete:
             # Callbacks run in the order they were queued; DDP queued its own (which waits for the
             # reduction) during the pass, so this one runs after it.

@@ -22,20 +22,23 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     Half-precision inputs are widened to float32 before they are squared; partial sums are added in float64
     (float32 on a device without it).
     """
-    return sum_of_pieces(pieces(tensors))
-
-
-def pieces(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else norms."""
+    if tensors[0].device.type == "cpu":
+        return sum_of_pieces([piece for tensor in tensors for piece in pieces(tensor)])
     dense = [_dense(tensor) for tensor in tensors]
-    if not dense[0].is_cpu:
-        return torch._foreach_norm(dense, 2, dtype=_wide(dense))
-    dots: list[Tensor] = []
-    for tensor in dense:
-        flat = _flat(tensor if tensor.dtype in _WIDE else tensor.float())
-        chunks = (flat,) if len(flat) <= _CHUNK else torch.split(flat, _CHUNK)
-        dots.extend(torch.dot(chunk, chunk) for chunk in chunks)
-    return dots
+    return sum_of_pieces(torch._foreach_norm(dense, 2, dtype=_wide(dense[0])))
+
+
+def pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else a norm."""
+    tensor = _dense(tensor)
+    if tensor.is_cpu:
+        # A model has hundreds of small gradients, each with a hook: what is not needed is not called.
+        wide = tensor if tensor.dtype in _WIDE else tensor.float()
+        flat = _flat(wide)
+        if len(flat) <= _CHUNK:
+            return (torch.dot(flat, flat),)
+        return [torch.dot(chunk, chunk) for chunk in torch.split(flat, _CHUNK)]
+    return [torch.linalg.vector_norm(tensor, dtype=_wide(tensor))]
 
 
 def sum_of_pieces(scalars: Sequence[Tensor]) -> Tensor:
@@ -49,8 +52,8 @@ def statistics_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _dense(tensor: Tensor) -> Tensor:

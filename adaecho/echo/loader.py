@@ -13,7 +13,6 @@ from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
 from adaecho.echo.clocks import Clocks
-from adaecho.echo.crew import Interrupted
 from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
@@ -184,9 +183,6 @@ class EchoLoader(Gauges):
         start = time.perf_counter()
         try:
             ready = self._pipeline.next()
-        except Interrupted:
-            # Somebody has stopped the threads meanwhile, or closed the loader: start them again, or say so.
-            return self._look_ahead()
         except BaseException as error:
             if isinstance(error, Exception):
                 self._failed = error

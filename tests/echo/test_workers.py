@@ -229,27 +229,6 @@ def test_an_old_iterator_may_be_collected_in_the_middle_of_a_newer_ones_pass(ech
             gc.enable()
 
 
-@pytest.mark.parametrize("echo", ["none", "batch"])
-def test_threads_stopped_while_the_consumer_waits_are_started_again(echo: str) -> None:
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            time.sleep(0.02)
-            return super().__getitem__(row)
-
-    with EchoLoader(Slow(64), 4, echo=echo, shuffle_buffer=0, num_workers=1) as loader:
-        iterator, taken = iter(loader), 0
-        stopping = threading.Thread(target=lambda: [(time.sleep(0.03), loader.stop()) for _ in range(10)])
-        stopping.start()
-        while stopping.is_alive():
-            next(iterator)
-            taken += 1
-        assert taken > 1
-    with EchoLoader(Slow(64), 32, echo=echo, shuffle_buffer=0, num_workers=1) as loader:
-        threading.Timer(0.1, loader.close).start()
-        with pytest.raises(RuntimeError, match="closed"):
-            next(iter(loader))
-
-
 def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> bool:
         raise KeyboardInterrupt
