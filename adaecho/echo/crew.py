@@ -26,7 +26,7 @@ class Helper(Protocol):
 class CrewThread(threading.Thread):
     """A thread of a crew; what ``helper`` holds is closed when it ends.
 
-    It is ``leaving``, under the crew's condition, from when it will do no more work: still alive, but another
+    It is ``leaving``, under the crew's lock, from when it will do no more work: still alive, but another
     must be hired in its place.
     """
 

@@ -189,7 +189,7 @@ def resize(image: Image, size: int, antialias: bool) -> Image:
         return np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR), np.uint8)
     # torch's kernel is vectorised for uint8 with interleaved channels: to see that they are, it needs the
     # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory. NumPy arranges the
-    # axes: other than torch it keeps the interpreter's lock, for which threads would have to wait each time.
+    # axes: unlike torch it keeps the interpreter's lock, for which threads would have to wait each time.
     height, width, channels = image.shape
     strides = (image.size, 1, width * channels, channels)
     batch = np.ndarray((1, channels, height, width), np.uint8, image.copy(), strides=strides)

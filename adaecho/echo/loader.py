@@ -119,7 +119,7 @@ class EchoLoader(Gauges):
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: BaseException | None = None
         self._closed = False
-        self._iterators = 0  # made so far
+        self._iterators_made = 0
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
         self._finalizer = weakref.finalize(self, self._pipeline.close)
         if epochs is None:
@@ -132,8 +132,8 @@ class EchoLoader(Gauges):
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
         position.restored = False
-        self._iterators += 1
-        return EchoIterator(self, self._iterators)
+        self._iterators_made += 1
+        return EchoIterator(self, self._iterators_made)
 
     def _begin(self) -> None:
         """Begin an iteration, giving up the one before if it hasn't ended."""
@@ -291,5 +291,5 @@ class EchoIterator:
 
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
-        if self._number == self._loader._iterators:
+        if self._number == self._loader._iterators_made:
             self._loader.stop()
