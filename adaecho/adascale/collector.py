@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from adaecho.adascale.squares import pieces, statistics_dtype, sum_of_pieces, sum_of_squares
+from adaecho.adascale.squares import Slots, statistics_dtype, sum_of_squares
 
 
 class GradientCollector:
@@ -30,6 +30,8 @@ class GradientCollector:
         self._on_last_pass = on_last_pass
         self._handles: dict[Tensor, RemovableHandle] = {}
         self.groups: list[list[Tensor]] = []  # those watched
+        self._numbers: list[list[int]] = []  # theirs, in the order of the handles
+        self._slots: Slots | None = None
         self._callback_queued = False
         self.hook(groups)
 
@@ -43,11 +45,17 @@ class GradientCollector:
         for index, parameters in enumerate(groups):
             if index == len(self.groups):
                 self.groups.append([])
+                self._numbers.append([])
             for parameter in parameters:
                 if parameter.requires_grad and parameter not in self._handles:
-                    handle = parameter.register_hook(self._hook_for(parameter, index))  # type: ignore[no-untyped-call]
+                    number = len(self._handles)
+                    handle = parameter.register_hook(self._hook_for(parameter, number))  # type: ignore[no-untyped-call]
                     self._handles[parameter] = handle
                     self.groups[index].append(parameter)
+                    self._numbers[index].append(number)
+                    self._slots = None
+        if self._slots is None and self._handles:
+            self._slots = Slots(self._numbers, list(self._handles))
         self._callback_queued = False  # a backward pass that failed never came to it
         self.reset()
 
@@ -56,14 +64,16 @@ class GradientCollector:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        self.groups = []
+        self.groups, self._numbers, self._slots = [], [], None
         self.reset()
 
     def reset(self) -> None:
         """Forget the passes seen so far."""
         self.passes = 0
-        self._seen: dict[Tensor, int] = {}
-        self._pieces: list[list[Tensor]] = [[] for _ in self.groups]
+        self._seen = [0] * len(self._handles)
+        self._sums: Tensor | None = None
+        if self._slots is not None:
+            self._slots.clear()
 
     @property
     def device(self) -> torch.device:
@@ -81,28 +91,30 @@ class GradientCollector:
 
     def sums_of_squares(self) -> Tensor:
         """sum_i |g_i|^2 of this rank per group, [num_groups] in float64, in the units of the loss."""
-        return self._stacked([sum_of_pieces(group) if group else None for group in self._pieces])
+        assert self._sums is not None
+        return self._sums
 
     def squares_of_accumulated(self) -> Tensor:
         """|G|^2 of the accumulated ``.grad`` per group, [num_groups] in float64, in the units of the loss."""
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
-        return self._stacked([sum_of_squares(group) if group else None for group in gradients])
-
-    def _stacked(self, sums: Sequence[Tensor | None]) -> Tensor:
         zero = torch.zeros((), dtype=statistics_dtype(self.device), device=self.device)
-        return torch.stack([zero if value is None else value for value in sums])
+        return torch.stack([sum_of_squares(group) if group else zero for group in gradients])
 
-    def _hook_for(self, parameter: Tensor, group: int) -> Callable[[Tensor], None]:
+    def _hook_for(self, parameter: Tensor, number: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            self._count(parameter)
+            self._count(parameter, number)
+            slots = self._slots
+            assert slots is not None
+            if slots.taken(number):  # a second backward pass, reentrant, in this one
+                self._add_up()
             # Squared now, not in lots later: by the end of backward this memory may be .grad's, reduced (DDP
             # with static_graph) or clipped in a hook.
-            self._pieces[group].extend(pieces(gradient.detach() if gradient.requires_grad else gradient))
+            slots.put(number, gradient.detach() if gradient.requires_grad else gradient)
 
         return hook
 
-    def _count(self, parameter: Tensor) -> None:
-        seen = self._seen.get(parameter, 0)
+    def _count(self, parameter: Tensor, number: int) -> None:
+        seen = self._seen[number]
         if seen == self.num_passes:
             # One pass too many. Right after a step that was given up (GradScaler skips on overflow) .grad is
             # gone and a new step begins; otherwise the gradient of two steps is being mixed.
@@ -116,14 +128,21 @@ class GradientCollector:
                     "checkpoints looks the same: use_reentrant=False there.)"
                 )
             seen = 0
-        self._seen[parameter] = seen + 1
+        self._seen[number] = seen + 1
         self.passes = max(self.passes, seen + 1)
         if not self._callback_queued:
             self._callback_queued = True
             _call_after_backward(self._after_gradients)
 
+    def _add_up(self) -> None:
+        assert self._slots is not None
+        sums = self._slots.sums()
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._slots.clear()
+
     def _after_gradients(self) -> None:
         self._callback_queued = False
+        self._add_up()
         if self.complete:
             # Callbacks run in the order they were queued; DDP queued its own (which waits for the
             # reduction) during the pass, so this one runs after it.

@@ -1,10 +1,10 @@
 """Sums of squares of gradients, in float32 or better whatever the gradients' type.
 
-A sum is taken in two moves, so that a hook on a parameter does little: ``pieces`` of a tensor when it is
-there, ``sum_of_pieces`` later. Nothing is read back by the host.
+Nothing is read back by the host.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,8 +12,61 @@ from torch import Tensor
 # Longest stretch that one float32 accumulation runs over on a CPU: torch's own float32 norm of 2e7 normal
 # numbers is off by 1e-3 there, and a difference of two such sums is what the variance is made of. Squares of
 # bfloat16 numbers round with a bias: 1e-6 at this length, four times that at four times the length.
-_CHUNK = 1 << 15
-_WIDE = (torch.float32, torch.float64)
+_CHUNK = 1 << 13
+
+
+class Slots:
+    """Room for the norms of parts of each of many tensors, allocated once.
+
+    A hook that kept a small result of its own among the large buffers of a backward pass would make the
+    allocator give those back to the operating system and fault them in again: 10,000 more faults a step of
+    ResNet-32, which cost as much as the norms.
+
+    Args:
+        groups: the numbers of the tensors in each group.
+        like: tensors by number, of the shape and type of those to come (one device, at least one).
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], like: Sequence[Tensor]) -> None:
+        self._wide = torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
+        lengths = [_num_parts(tensor) for tensor in like]
+        self._group_lengths = [sum(lengths[number] for number in group) for group in groups]
+        self._room = torch.zeros(sum(lengths), dtype=self._wide, device=like[0].device)
+        self._slots = [self._room[:0]] * len(like)
+        end = 0
+        for number in chain.from_iterable(groups):
+            begin, end = end, end + lengths[number]
+            self._slots[number] = self._room[begin] if lengths[number] == 1 else self._room[begin:end]
+        self._full: set[int] = set()
+
+    def taken(self, number: int) -> bool:
+        """Whether a tensor has been put in."""
+        return number in self._full
+
+    def put(self, number: int, tensor: Tensor) -> None:
+        """Write the norms of a tensor's parts."""
+        self._full.add(number)
+        slots, dense = self._slots[number], _dense(tensor)
+        # A model has hundreds of small gradients, each with a hook: one call of torch for each.
+        if not slots.dim():
+            torch.linalg.vector_norm(dense, dtype=self._wide, out=slots)
+        elif dense is tensor and _has_short_rows(tensor):
+            rows = tuple(range(1, tensor.dim()))
+            torch.linalg.vector_norm(tensor, dim=rows, dtype=self._wide, out=slots)
+        else:
+            for index, chunk in enumerate(torch.split(_flat(dense), _CHUNK)):
+                torch.linalg.vector_norm(chunk, dtype=self._wide, out=slots[index])
+
+    def sums(self) -> Tensor:
+        """The sum of squares of each group, [num_groups] in float64 (float32 where there is none)."""
+        squares = self._room.to(statistics_dtype(self._room.device)).square()
+        return torch.stack([group.sum() for group in torch.split(squares, self._group_lengths)])
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        if self._full:
+            self._full.clear()
+            self._room.zero_()
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -22,29 +75,15 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     Half-precision inputs are widened to float32 before they are squared; partial sums are added in float64
     (float32 on a device without it).
     """
-    if tensors[0].device.type == "cpu":
-        return sum_of_pieces([piece for tensor in tensors for piece in pieces(tensor)])
+    if tensors[0].is_cpu:
+        slots = Slots([range(len(tensors))], tensors)
+        for number, tensor in enumerate(tensors):
+            slots.put(number, tensor)
+        return slots.sums()[0]
     dense = [_dense(tensor) for tensor in tensors]
-    return sum_of_pieces(torch._foreach_norm(dense, 2, dtype=_wide(dense[0])))
-
-
-def pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Scalars that ``sum_of_pieces`` makes the sum of squares of: dot products on a CPU, else a norm."""
-    tensor = _dense(tensor)
-    if tensor.is_cpu:
-        # A model has hundreds of small gradients, each with a hook: what is not needed is not called.
-        wide = tensor if tensor.dtype in _WIDE else tensor.float()
-        flat = _flat(wide)
-        if len(flat) <= _CHUNK:
-            return (torch.dot(flat, flat),)
-        return [torch.dot(chunk, chunk) for chunk in torch.split(flat, _CHUNK)]
-    return [torch.linalg.vector_norm(tensor, dtype=_wide(tensor))]
-
-
-def sum_of_pieces(scalars: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of all tensors whose ``pieces`` these are."""
-    stacked = torch.stack(tuple(scalars)).to(statistics_dtype(scalars[0].device))
-    return stacked.sum() if stacked.device.type == "cpu" else stacked.square().sum()
+    wide = torch.float64 if dense[0].dtype == torch.float64 else torch.float32
+    norms = torch.stack(torch._foreach_norm(dense, 2, dtype=wide))
+    return norms.to(statistics_dtype(norms.device)).square().sum()
 
 
 def statistics_dtype(device: torch.device) -> torch.dtype:
@@ -52,8 +91,14 @@ def statistics_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+def _num_parts(tensor: Tensor) -> int:
+    if not tensor.is_cpu or tensor.numel() <= _CHUNK:
+        return 1
+    return len(tensor) if _has_short_rows(tensor) else -(-tensor.numel() // _CHUNK)
+
+
+def _has_short_rows(tensor: Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.numel() <= _CHUNK * len(tensor)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """AdaScale with an optimizer's constructor."""
 
+import sys
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from adaecho.adascale.optimizer import AdaScale
 class AdaScaleWrapper(AdaScale):
     """``AdaScale(optim_cls(params, **additional_optim_args))``, for code that builds optimizers from classes.
 
-    Not to be handed to an optimizer that shards parameters over ranks (``ZeroRedundancyOptimizer(params,
-    AdaScaleWrapper)``): each rank would have the gain of its own parameters. Wrap that one instead.
+    Not to be handed to an optimizer that shards parameters over ranks, where each rank would have the gain of
+    its own parameters: ``ZeroRedundancyOptimizer(params, AdaScaleWrapper)`` is refused. Wrap that one instead.
 
     Args:
         params: parameters or groups, for ``optim_cls``.
@@ -26,6 +27,9 @@ class AdaScaleWrapper(AdaScale):
         is_scaled_loss: whether losses are divided by ``num_gradients_to_accumulate``.
         grad_scaler: the GradScaler in use.
         **additional_optim_args: the optimizer's own arguments.
+
+    Raises:
+        ValueError: as of ``AdaScale``, or constructed by a ZeroRedundancyOptimizer.
     """
 
     def __init__(
@@ -42,6 +46,12 @@ class AdaScaleWrapper(AdaScale):
         grad_scaler: torch.amp.GradScaler | None = None,
         **additional_optim_args: Any,
     ) -> None:
+        # Nothing but who calls tells that these are one rank's share of the parameters.
+        if type(sys._getframe(1).f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
+            raise ValueError(
+                "AdaScaleWrapper: inside a ZeroRedundancyOptimizer each rank has the gain of its own share of "
+                "the parameters; write AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))"
+            )
         super().__init__(
             optim_cls(params, **additional_optim_args),
             world_size=world_size,

@@ -92,3 +92,8 @@ def test_sharded_parameters_are_refused(outcomes, name):
 def test_steps_inside_backward_are_refused(outcomes):
     for outcome in outcomes:
         assert "overlap_with_ddp" in outcome["refusals"]["overlap"]
+
+
+def test_a_wrapper_around_one_ranks_share_is_refused(outcomes):
+    for outcome in outcomes:
+        assert "AdaScale(ZeroRedundancyOptimizer(" in outcome["refusals"]["wrapper"]

@@ -1,6 +1,7 @@
 """Side by side with the fairscale package, where it is installed."""
 
 import copy
+import importlib.util
 import warnings
 
 import pytest
@@ -9,7 +10,11 @@ from torch import nn
 
 from adaecho.adascale import AdaScale, AdaScaleWrapper
 from tests.adascale.helpers import backward, batches, mlp, weights
+from tests.needs import needs
 
+pytestmark = needs(
+    "fairscale", present=importlib.util.find_spec("fairscale") is not None, remedy="see CONTRIBUTING.md"
+)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it imports modules that torch has deprecated
     fairscale = pytest.importorskip("fairscale.optim", reason="no fairscale; see CONTRIBUTING.md")

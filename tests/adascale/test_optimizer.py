@@ -100,6 +100,53 @@ def test_equals_the_slow_version(num_micro_batches, scale, smoothing, debias, mo
         torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "build",
+    [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam],
+)
+def test_any_optimizer_steps_at_its_learning_rate_times_the_gain(build):
+    model, expected = mlp(), mlp()
+    optimizer = AdaScale(build(model.parameters(), lr=0.01), num_gradients_to_accumulate=2)
+    bare = build(expected.parameters(), lr=0.01)
+    for micro_batches in batches(5, 2):
+        (gain,) = train(model, optimizer, [micro_batches])
+        bare.zero_grad()
+        backward(expected, micro_batches)
+        bare.param_groups[0]["lr"] = 0.01 * gain
+        bare.step()
+        assert gain > 1
+    torch.testing.assert_close(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("across", ["gradients", "steps"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_half_precision_are_squared_in_full(dtype, across):
+    # Small enough that their squares underflow in half precision: mu^2 would be 0.
+    parameter = nn.Parameter(torch.zeros(4096, dtype=dtype))
+    arguments = {"num_gradients_to_accumulate": 2} if across == "gradients" else {"scale": 2.0}
+    optimizer = AdaScale(torch.optim.SGD([parameter], lr=0.0), smoothing=0.0, **arguments)
+    size = 2.0**-15
+    if across == "gradients":
+        for _ in range(2):
+            (parameter.float() * size / 2).sum().backward()
+    else:
+        for _ in range(2):
+            optimizer.step()
+            optimizer.zero_grad()
+            (parameter.float() * size).sum().backward()
+    assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
+
+
+def test_without_its_hooks_a_step_is_refused():
+    model = mlp()
+    optimizer = accumulating(model)
+    optimizer.unhook()
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+    backward(model, next(batches(1, 2)))
+    with pytest.raises(RuntimeError, match="gradients that no backward pass brought"):
+        optimizer.step()
+
+
 def test_learning_rate_is_restored_even_if_the_step_fails():
     model = mlp()
     optimizer = accumulating(model)

@@ -10,6 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from adaecho import AdaScale
+from adaecho.adascale import AdaScaleWrapper
 from tests.adascale.helpers import backward, batches, mlp, weights
 
 NUM_RANKS = 2
@@ -116,6 +117,10 @@ def refusals():
         AdaScale(overlapping)
     except ValueError as error:
         messages["overlap"] = str(error)
+    try:
+        ZeroRedundancyOptimizer(mlp().parameters(), AdaScaleWrapper, lr=RATE)
+    except ValueError as error:
+        messages["wrapper"] = str(error)
     return messages
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from adaecho import AdaScale
 from adaecho.config import Config
 from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
@@ -91,6 +92,15 @@ def trainer(config: Config) -> Trainer:
         interrupted=lambda: False,
         checkpoint=lambda _: None,
     )
+
+
+def test_repeats_of_a_batch_are_marked(
+    compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = []
+    monkeypatch.setattr(AdaScale, "mark_repeated_batch", lambda _: marked.append(True))
+    run_trial(compose_config(*RUN, *ECHOES["one_gradient"], "echo.batch_shuffle_buffer=0"), tmp_path / "run")
+    assert len(marked) == 12  # of 24 steps at e = 2
 
 
 def test_one_micro_batch_per_copy_of_a_fresh_batch(compose_config: Compose) -> None:
