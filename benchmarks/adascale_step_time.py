@@ -1,8 +1,9 @@
 """Step time of AdaScale, and of FairScale's where it is installed, over plain SGD with the same accumulation.
 
 Every round takes one step with each optimizer on a model of its own, in rotating order, and gives one ratio
-to the plain step of the same round. Steps are timed in CPU seconds of one thread, which is what they take on
-an idle machine and what a busy one changes least. Synthetic images.
+to the plain step of the same round. On a CPU steps are timed in CPU seconds of one thread, which is what they
+take on an idle machine and what a busy one changes least; where there is a GPU they run there too, with fused
+SGD and the learning rate on the device, and are timed by the clock. Synthetic images.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -46,30 +47,41 @@ def optimizers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 def step_s(model: nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """CPU seconds of one step of ``ACCUMULATE`` backward passes."""
-    begin = time.process_time()
+    """Seconds of one step of ``ACCUMULATE`` backward passes: of the CPU, or by the clock on a GPU."""
+    begin = _now(images.device)
     optimizer.zero_grad()
     for _ in range(ACCUMULATE):
         (nn.functional.cross_entropy(model(images), labels) / ACCUMULATE).backward()
     optimizer.step()
-    return time.process_time() - begin
+    return _now(images.device) - begin
 
 
-def measure(name: str) -> list[dict[str, Any]]:
+def _now(device: torch.device) -> float:
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
     """One row per optimizer."""
     build, batch_size, size, classes, rounds = MODELS[name]
-    images, labels = torch.randn(batch_size, 3, size, size), torch.randint(classes, (batch_size,))
+    images = torch.randn(batch_size, 3, size, size, device=device)
+    labels = torch.randint(classes, (batch_size,), device=device)
+    fused = device.type == "cuda"
+    lr = torch.tensor(1e-3, device=device) if fused else 1e-3
     runs, seconds = {}, {}
     for way, wrap in optimizers().items():
         torch.manual_seed(0)
-        model = build()
-        runs[way] = (model, wrap(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)))
+        model = build().to(device)
+        runs[way] = (model, wrap(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=fused)))
         seconds[way] = []
     ways = list(runs)
     for turn in range(rounds):
         for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
             seconds[way].append(step_s(*runs[way], images, labels))
-    return [summary(name, way, seconds[way][1:], seconds["SGD"][1:]) for way in ways]
+    where = torch.cuda.get_device_name() if fused else "cpu, 1 thread"
+    return [{**summary(name, way, seconds[way][1:], seconds["SGD"][1:]), "device": where} for way in ways]
 
 
 def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> dict[str, Any]:
@@ -79,18 +91,18 @@ def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> di
     return {
         "model": name,
         "optimizer": way,
-        "step_median_cpu_s": statistics.median(seconds),
+        "step_median_s": statistics.median(seconds),
         "ratio_of_minima": min(seconds) / min(plain),
         "ratio_median": median,
         "ratio_quartiles": [round(low, 4), round(high, 4)],
         "rounds": len(ratios),
-        "threads": torch.get_num_threads(),
     }
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows = [row for name in MODELS for row in measure(name)]
+    devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
+    rows = [row for device in devices for name in MODELS for row in measure(name, device)]
     record.show(rows)
     print(record.write("adascale_step_time", rows, packages=("torch", "torchvision", "fairscale")))
 
