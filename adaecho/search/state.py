@@ -65,13 +65,9 @@ class Search:
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
     def best(self) -> int | None:
-        """Fewest fresh examples to the target among its ended trials; None if none reached it."""
-        costs = [
-            summary["to_target"]["fresh_examples"]
-            for summary in self.summaries.values()
-            if summary["status"] in FINISHED and summary.get("to_target")
-        ]
-        return min(costs, default=None)
+        """Fewest fresh examples to the target among its counted trials; None if none reached it."""
+        ended = (self.summaries[index] for index in self.counted())
+        return min((s["to_target"]["fresh_examples"] for s in ended if s.get("to_target")), default=None)
 
 
 class SweepState:

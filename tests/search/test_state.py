@@ -48,6 +48,9 @@ def test_replacement_ends_at_max_diverged(design: Design) -> None:
 def test_further_trials_are_not_counted(design: Design) -> None:
     search = _search(design, dict.fromkeys(range(5), "reached"))
     assert search.counted() == {0, 1, 2}
+    for index, summary in search.summaries.items():
+        summary["to_target"] = {"fresh_examples": 100 - index}
+    assert search.best() == 98
 
 
 def test_failed_running_and_preempted_trials_are_missing_and_keep_their_place(design: Design) -> None:
