@@ -14,7 +14,7 @@ class AdaScaleWrapper(AdaScale):
     """``AdaScale(optim_cls(params, **additional_optim_args))``, for code that builds optimizers from classes.
 
     Not to be handed to an optimizer that shards parameters over ranks, where each rank would have the gain of
-    its own parameters: ``ZeroRedundancyOptimizer(params, AdaScaleWrapper)`` is refused. Wrap that one instead.
+    its own parameters: ``ZeroRedundancyOptimizer(params, AdaScaleWrapper)`` is refused. Wrap that one.
 
     Args:
         params: parameters or groups, for ``optim_cls``.
@@ -49,8 +49,8 @@ class AdaScaleWrapper(AdaScale):
         # Nothing but who calls tells that these are one rank's share of the parameters.
         if type(sys._getframe(1).f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
             raise ValueError(
-                "AdaScaleWrapper: inside a ZeroRedundancyOptimizer each rank has the gain of its own share of "
-                "the parameters; write AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))"
+                "AdaScaleWrapper: inside a ZeroRedundancyOptimizer each rank has the gain of its own share "
+                "of the parameters; write AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))"
             )
         super().__init__(
             optim_cls(params, **additional_optim_args),
