@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.batches import OneByOne, Ready
-from adaecho.echo.examples import duplicate, num_bytes
+from adaecho.echo.examples import duplicate, duplicate_many, num_bytes
 from adaecho.echo.factor import Factor
 from adaecho.echo.history import pending, state
 from adaecho.echo.pool import Examples
@@ -111,12 +111,14 @@ class EchoedBatches:
         if self.recent is not None:
             self.recent.clear()
 
-    def copy_ahead(self, ready: Ready) -> None:
-        """Copies of a small batch for its repeats, made where it is made, beside the step."""
-        size = num_bytes(ready.batch)
+    def copy_ahead(self, made: list[Ready]) -> None:
+        """Copies of small batches for their repeats, made where they are made, beside the step."""
+        size = max(num_bytes(ready.batch) for ready in made)
         if size:
-            number = min(math.ceil(self.factor.value) - 1, _SLOW_BYTES // size)
-            ready.copies = [duplicate(ready.batch) for _ in range(number)]
+            for _ in range(min(math.ceil(self.factor.value) - 1, _SLOW_BYTES // size)):
+                # Each call of torch gives the interpreter's lock away: one for many batches.
+                for ready, copied in zip(made, duplicate_many([r.batch for r in made]), strict=True):
+                    ready.copies.append(copied)
 
     # Outputs
 

@@ -201,6 +201,30 @@ def duplicate(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+def duplicate_many(batches: Sequence[Any]) -> list[Any]:
+    """``duplicate`` of each of several batches of one form; tensors that fit together in one copy."""
+    first = batches[0]
+    if type(first) is dict:
+        columns = [duplicate_many([batch[key] for batch in batches]) for key in first]
+        return [dict(zip(first, row, strict=True)) for row in zip(*columns, strict=True)]
+    if type(first) in (list, tuple):
+        columns = [duplicate_many(column) for column in zip(*batches, strict=True)]
+        return [type(first)(row) for row in zip(*columns, strict=True)]
+    if all(_can_join(batch, first) for batch in batches):
+        return list(torch.split(torch.cat(list(batches)), [len(batch) for batch in batches]))
+    return [duplicate(batch) for batch in batches]
+
+
+def _can_join(batch: Any, first: Any) -> bool:
+    return (
+        type(batch) is torch.Tensor
+        and batch.layout == torch.strided
+        and not batch.requires_grad
+        and batch.dim() > 0
+        and (batch.dtype, batch.device, batch.shape[1:]) == (first.dtype, first.device, first.shape[1:])
+    )
+
+
 def collate(examples: list[Any]) -> Any:
     """Examples as one batch, with torch's rules for each leaf, keeping tuples tuples.
 

@@ -106,9 +106,8 @@ class Pipeline:
 
     def _work_ahead(self, claim: Any) -> list[Ready]:
         made = self._work(claim)
-        if self.echoed is not None:
-            for ready in made:
-                self.echoed.copy_ahead(ready)
+        if self.echoed is not None and made:
+            self.echoed.copy_ahead(made)
         return made
 
     def next(self) -> Ready | None:

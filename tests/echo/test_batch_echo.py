@@ -1,13 +1,16 @@
 """Batch echo where a thread behind the consumer copies batches, as it does when they are large."""
 
+from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from adaecho import EchoLoader
 from adaecho.echo import batch_echo
+from adaecho.echo.examples import duplicate, duplicate_many
 from tests.echo import test_exact, test_restore, test_snapshot
 from tests.echo.sources import IDS, SOURCES, VARIANTS
 
@@ -71,3 +74,45 @@ def test_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch, factor: float, bu
             loader.load_state_dict(test_restore.through_torch_save(state))
             for batch, one in zip(islice(loader, 4), expected[position + 1 :], strict=False):
                 assert torch.equal(batch, one)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "tensors": lambda n: torch.arange(n * 6).reshape(n, 6).float(),
+    "nested": lambda n: {"x": (torch.ones(n, 3), [torch.zeros(n, dtype=torch.int8)]), "n": n},
+    "named": lambda n: Pair(torch.ones(n, 2), torch.zeros(n)),
+    "ragged": lambda n: torch.ones(n, n),
+    "numpy": lambda n: {"x": np.ones((n, 2)), "y": torch.ones(n, dtype=torch.float64)},
+    "sparse": lambda n: torch.eye(n).to_sparse(),
+    "scalars": lambda n: torch.tensor(float(n)),
+    "gradients": lambda n: torch.ones(n, 2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_batches_are_copied_as_each_would_be(form: str) -> None:
+    batches = [FORMS[form](number) for number in (4, 4, 3)]
+    copied = duplicate_many(batches)
+    assert [type(one) for one in copied] == [type(one) for one in batches]
+    torch.testing.assert_close(copied, batches)
+    alone = [duplicate(batch) for batch in batches]
+    for one, other in zip(leaves(copied), leaves(alone), strict=True):
+        assert not one.requires_grad
+        assert not other.requires_grad
+        if one.layout == torch.strided:
+            one += 1  # into the copy, not into what it was made of
+    torch.testing.assert_close([FORMS[form](number) for number in (4, 4, 3)], batches)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    return [value] if isinstance(value, torch.Tensor) else []
