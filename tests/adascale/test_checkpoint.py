@@ -14,14 +14,19 @@ KINDS = {
     "paper_average": {"num_gradients_to_accumulate": 3, "debias_ewma": False, "smoothing": 0.7},
     "across_steps": {"scale": 6.0},
     "fused": {"num_gradients_to_accumulate": 3},
+    "groups": {"num_gradients_to_accumulate": 3},
 }
 
 
 def build(kind, model):
     fused = kind == "fused"
-    sgd = torch.optim.SGD(
-        model.parameters(), lr=torch.tensor(0.05) if fused else 0.05, momentum=0.9, fused=fused or None
-    )
+    groups = [{"params": list(model.parameters())}]
+    if kind == "groups":
+        groups = [
+            {"params": list(layer.parameters()), "lr": lr}
+            for layer, lr in ((model[0], 0.05), (model[2], 0.01))
+        ]
+    sgd = torch.optim.SGD(groups, lr=torch.tensor(0.05) if fused else 0.05, momentum=0.9, fused=fused or None)
     optimizer = AdaScale(sgd, **KINDS[kind])
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
@@ -53,6 +58,20 @@ def test_resume_at_every_step_is_bit_identical(kind):
         assert_identical(weights(second), weights(model))
         assert after.scale_invariant_steps == optimizer.scale_invariant_steps
         assert float(after.param_groups[0]["lr"]) == float(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("num_gradients", [1, 2])
+def test_a_checkpoint_goes_on_at_another_scale(num_gradients):
+    model = mlp()
+    arguments = {"num_gradients_to_accumulate": num_gradients, "smoothing": 0.9}
+    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=4.0, **arguments)
+    train(model, optimizer, batches(10, num_gradients))
+    elastic = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=8.0, **arguments)
+    elastic.load_state_dict(through_a_file(optimizer.state_dict()))
+    variance, square = elastic.grad_var_avg(), elastic.grad_sqr_avg()
+    assert (variance, square) == (optimizer.grad_var_avg(), optimizer.grad_sqr_avg())
+    assert elastic.gain() == pytest.approx((variance + square) / (variance / 8 + square))
+    assert elastic.scale_invariant_steps == optimizer.scale_invariant_steps
 
 
 def test_a_scheduler_made_before_loading_stays_connected():

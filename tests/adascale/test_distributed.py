@@ -28,12 +28,15 @@ def outcomes(tmp_path_factory):
         ("no_sync_6", 6),
         ("static_graph", 2),
         ("bucket_view", 4),
+        ("not_divided_6", 6),
         ("zero_redundancy", 2),
+        ("zero_redundancy_groups_6", 6),
     ],
 )
 def test_equals_accumulation_on_one_process(outcomes, name, num_micro_batches):
     model = mlp()
-    optimizer = AdaScale(two_ranks.sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches)
+    parameters = two_ranks.two_groups(model) if "groups" in name else model.parameters()
+    optimizer = AdaScale(two_ranks.sgd(parameters), num_gradients_to_accumulate=num_micro_batches)
     gains = train(model, optimizer, batches(5, num_micro_batches))
     for outcome in outcomes:
         assert outcome[name]["gains"] == pytest.approx(gains, rel=1e-9)

@@ -27,7 +27,15 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
 
 
-def train(model, optimizer, steps, rank, no_sync=False):
+def two_groups(model):
+    """The layers apart, at rates of their own."""
+    return [
+        {"params": list(model[0].parameters()), "lr": RATE},
+        {"params": list(model[2].parameters()), "lr": RATE / 3},
+    ]
+
+
+def train(model, optimizer, steps, rank, no_sync=False, is_scaled_loss=True):
     """The plain loop over this rank's share; gains, weights and counts at the end."""
     gains = []
     for micro_batches in steps:
@@ -36,8 +44,11 @@ def train(model, optimizer, steps, rank, no_sync=False):
         for number, (x, y) in enumerate(mine):
             hold = no_sync and number < len(mine) - 1
             with model.no_sync() if hold else contextlib.nullcontext():
-                (nn.functional.cross_entropy(model(x), y) / len(mine)).backward()
+                divisor = len(mine) if is_scaled_loss else 1
+                (nn.functional.cross_entropy(model(x), y) / divisor).backward()
         gains.append(optimizer.gain())
+        if not is_scaled_loss:
+            optimizer.scale_grad_by_num_grads_to_accum()
         optimizer.step()
     return {
         "gains": gains,
@@ -52,6 +63,19 @@ def ddp(rank, num_micro_batches, no_sync, **arguments):
     optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches // NUM_RANKS)
     wrapped = DistributedDataParallel(model, **arguments)
     return train(wrapped, optimizer, batches(5, num_micro_batches), rank, no_sync)
+
+
+def not_divided(rank):
+    model = mlp()
+    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=3, is_scaled_loss=False)
+    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, True, is_scaled_loss=False)
+
+
+def zero_redundancy_groups(rank):
+    model = mlp()
+    sharded = ZeroRedundancyOptimizer(two_groups(model), torch.optim.SGD, lr=RATE, momentum=0.9)
+    optimizer = AdaScale(sharded, num_gradients_to_accumulate=3)
+    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, no_sync=True)
 
 
 def zero_redundancy(rank):
@@ -140,7 +164,9 @@ def everything(rank):
         "no_sync_6": ddp(rank, 6, no_sync=True),
         "static_graph": ddp(rank, 2, no_sync=False, static_graph=True),
         "bucket_view": ddp(rank, 4, no_sync=True, gradient_as_bucket_view=True),
+        "not_divided_6": not_divided(rank),
         "zero_redundancy": zero_redundancy(rank),
+        "zero_redundancy_groups_6": zero_redundancy_groups(rank),
         "branches": branches(rank),
         "overflow": overflow_on_rank_1(rank),
         "one_rank": statistics_of_one_rank(rank),
