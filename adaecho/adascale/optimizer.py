@@ -273,6 +273,9 @@ class AdaScale(Optimizer):
         self._optimizer.load_state_dict(optimizer_state)
         self._statistics.begin(self._groups())
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("AdaScale: its hooks are on live parameters, so no copy or pickle; use state_dict()")
+
     def _groups(self) -> list[list[Tensor]]:
         return [group["params"] for group in self.param_groups]
 

@@ -1,6 +1,8 @@
 """Checkpoints: ours, FairScale's, and what they must not disconnect."""
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -72,6 +74,13 @@ def test_a_checkpoint_goes_on_at_another_scale(num_gradients):
     assert (variance, square) == (optimizer.grad_var_avg(), optimizer.grad_sqr_avg())
     assert elastic.gain() == pytest.approx((variance + square) / (variance / 8 + square))
     assert elastic.scale_invariant_steps == optimizer.scale_invariant_steps
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(copied):
+    optimizer, _ = build("accumulation", mlp())
+    with pytest.raises(TypeError, match="use state_dict"):
+        copied(optimizer)
 
 
 def test_a_scheduler_made_before_loading_stays_connected():
