@@ -72,14 +72,9 @@ class AdaScale(Optimizer):
         checks.check_optimizer(optimizer)
         self._optimizer = optimizer
         self._settings = checks.checked_settings(
-            world_size,
-            scale,
-            smoothing,
-            num_gradients_to_accumulate,
-            is_scaled_loss,
-            debias_ewma,
+            world_size, scale, smoothing, num_gradients_to_accumulate, is_scaled_loss, debias_ewma,
             grad_scaler,
-        )
+        )  # fmt: skip
         checks.check_parameters(self._parameters())
         self._statistics = GradientStatistics(self._groups(), self._settings)
         self._progress = Progress()
