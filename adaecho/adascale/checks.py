@@ -12,10 +12,10 @@ from adaecho.adascale.statistics import Settings
 
 
 def check_parameters(parameters: Iterable[Tensor]) -> None:
-    """Refuse sharded parameters and parameters on several devices.
+    """Refuse sharded and complex parameters and parameters on several devices.
 
     Raises:
-        ValueError: FSDP, FSDP2 or DTensor parameters, or more than one device.
+        ValueError: FSDP, FSDP2 or DTensor parameters, complex ones, or more than one device.
     """
     devices = set()
     for parameter in parameters:
@@ -26,6 +26,10 @@ def check_parameters(parameters: Iterable[Tensor]) -> None:
                 "AdaScale: a parameter is sharded (FSDP, FSDP2 or DTensor), so no rank sees the gradient of "
                 "one micro-batch whose norm the gain needs. Use DistributedDataParallel, with "
                 "torch.distributed.optim.ZeroRedundancyOptimizer to shard the optimizer's state"
+            )
+        if parameter.is_complex():
+            raise ValueError(
+                "AdaScale: a parameter is complex; make it torch.view_as_real(parameter), which SGD steps alike"
             )
     if len(devices) > 1:
         names = sorted(str(device) for device in devices)

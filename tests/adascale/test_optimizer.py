@@ -137,6 +137,12 @@ def test_gradients_of_half_precision_are_squared_in_full(dtype, across):
     assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
 
 
+def test_complex_parameters_are_refused():
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="view_as_real"):
+        AdaScale(torch.optim.SGD([parameter], lr=0.1), scale=2.0)
+
+
 def test_without_its_hooks_a_step_is_refused():
     model = mlp()
     optimizer = accumulating(model)
