@@ -29,7 +29,7 @@ def check_parameters(parameters: Iterable[Tensor]) -> None:
             )
         if parameter.is_complex():
             raise ValueError(
-                "AdaScale: a parameter is complex; make it torch.view_as_real(parameter), which SGD steps alike"
+                "AdaScale: a parameter is complex; use torch.view_as_real of it, which SGD steps alike"
             )
     if len(devices) > 1:
         names = sorted(str(device) for device in devices)
