@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, num_bytes, stack
+from adaecho.echo.failures import is_of_machine
 from adaecho.echo.items import Fresh
 from adaecho.echo.pool import Examples
-from adaecho.echo.source import NOT_THE_EXAMPLE
 from adaecho.echo.workers import InlineMap, OrderedMap
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
@@ -59,10 +59,10 @@ class Preparation:
                 example = fetch(position)
                 decoded.examples.append(example if self.decode is None else self.decode(example))
                 decoded.positions.append(position)
-            except NOT_THE_EXAMPLE as error:
-                error.add_note(f"while reading {origin(position)}")
-                raise
             except Exception as error:
+                if is_of_machine(error):
+                    error.add_note(f"while reading {origin(position)}")
+                    raise
                 decoded.bad.append((serial // world, origin(position), error))
         return decoded
 
