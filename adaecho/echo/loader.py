@@ -257,9 +257,11 @@ class EchoLoader(Gauges):
                 crew.resume()
 
     def stop(self) -> None:
-        """Let the threads end after the work in their hands; the next batch asked for starts them again."""
-        if self._pipeline.crew is not None:
-            self._pipeline.crew.stop()
+        """Let threads end after the work in their hands, and close what can be opened again where it was.
+
+        The next batch asked for starts both again.
+        """
+        self._pipeline.stop()
 
     def close(self) -> None:
         """End all threads and let go of the source; the loader can't be iterated any more."""
@@ -277,7 +279,7 @@ class EchoLoader(Gauges):
 class EchoIterator:
     """The iterator of an EchoLoader; all iterators of one share its position.
 
-    When the newest is abandoned, the loader's threads end; what they have read ahead is kept.
+    When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
     """
 
     def __init__(self, loader: EchoLoader, number: int) -> None:
