@@ -65,7 +65,8 @@ class EchoLoader(Gauges):
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
             whole batches, which their maker has shared out.
-        max_bad_examples: undecodable examples to skip and list in ``bad_examples``.
+        max_bad_examples: undecodable examples to skip and list in ``bad_examples``; failures of machine and
+            network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
 

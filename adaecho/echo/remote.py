@@ -26,7 +26,8 @@ class Retries:
     Attributes:
         tries: in a row, without one byte gained.
         delay_s: before the second try; doubles with each further one, up to ``longest_delay_s``.
-        timeout_s: a connection that gives nothing for so long has stalled.
+        timeout_s: an http connection that gives nothing for so long has stalled; stores of fsspec have
+            timeouts of their own.
     """
 
     tries: int = 6

@@ -124,7 +124,8 @@ class IterableSource:
         source: an iterable that can be iterated again for the next pass, or a factory of iterators. It may
             have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
             it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
-            ``position`` of an earlier iterator was, a sequence of whole numbers.
+            ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
+            iterator was closed because nobody asked for more.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
