@@ -163,18 +163,15 @@ def _no_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_collection")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_garbage_collector_never_closes_what_is_being_read(num_workers: int) -> None:
+def test_the_garbage_collector_never_closes_what_is_being_read() -> None:
     source = Watched()
     source.collect_at = 9
-    with EchoLoader(source, 2, num_workers=num_workers, prefetch=0) as loader:
+    with EchoLoader(source, 2) as loader:
         old = iter(loader)
         cycle: list[Any] = [iter(loader)]  # the newest iterator
         cycle.append(cycle)
         del cycle
-        batches = []
-        while len(batches) < 10:
-            batches += [next(old).tolist()]
+        batches = [next(old).tolist() for _ in range(10)]
     assert batches == [[2 * number, 2 * number + 1] for number in range(10)]
     assert not any(source.closed)
 
