@@ -50,11 +50,15 @@ class Crew:
     Each map has a condition of its own on that lock: waking threads that have nothing to do would take the
     interpreter's lock from the training step.
 
+    Args:
+        stopped: called after a stop, once no thread works any more; must not wait for anything.
+
     Attributes:
         condition: for whoever waits for a pause or a stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stopped: Callable[[], None]) -> None:
+        self._stopped = stopped
         self._lock = threading.RLock()
         self.condition = threading.Condition(self._lock)
         self.stopping = False
@@ -87,6 +91,7 @@ class Crew:
         with self.condition:
             self.stopping, self._staffed = True, False
             self._wake_all()
+            self._tell_if_stopped()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the threads after ``stop``."""
@@ -134,6 +139,11 @@ class Crew:
         """This thread will do no more work: another may have to be hired in its place (the lock held)."""
         thread.leaving, self._staffed = True, False
         self._leave()
+        self._tell_if_stopped()
+
+    def _tell_if_stopped(self) -> None:
+        if self.stopping and not any(ordered.at_work for ordered in self._maps):
+            self._stopped()
 
     def _leave(self) -> None:
         self._active -= 1

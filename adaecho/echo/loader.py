@@ -65,7 +65,8 @@ class EchoLoader(Gauges):
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
             whole batches, which their maker has shared out.
-        max_bad_examples: undecodable examples to skip and list in ``bad_examples``.
+        max_bad_examples: undecodable examples to skip and list in ``bad_examples``; failures of machine and
+            network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
 
@@ -257,9 +258,11 @@ class EchoLoader(Gauges):
                 crew.resume()
 
     def stop(self) -> None:
-        """Let the threads end after the work in their hands; the next batch asked for starts them again."""
-        if self._pipeline.crew is not None:
-            self._pipeline.crew.stop()
+        """Let threads end after the work in their hands, and close what can be opened again where it was.
+
+        The next batch asked for starts both again.
+        """
+        self._pipeline.stop()
 
     def close(self) -> None:
         """End all threads and let go of the source; the loader can't be iterated any more."""
@@ -277,7 +280,7 @@ class EchoLoader(Gauges):
 class EchoIterator:
     """The iterator of an EchoLoader; all iterators of one share its position.
 
-    When the newest is abandoned, the loader's threads end; what they have read ahead is kept.
+    When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
     """
 
     def __init__(self, loader: EchoLoader, number: int) -> None:

@@ -51,7 +51,7 @@ class Pipeline:
         reads_inline: bool,
     ) -> None:
         self._reader, self._queue, self._batch_size = reader, queue, batch_size
-        self.crew = Crew() if num_workers else None
+        self.crew = Crew(reader.release) if num_workers else None
         self.workers = max(num_workers, 1)
         whole = isinstance(batches, WholeBatches)
         self._work: Callable[[Any], list[Ready]] = batches.work
@@ -133,6 +133,13 @@ class Pipeline:
         if self._batches_upstream:
             return Counters(read_s + made_s, echoed_s, fresh_batches)
         return Counters(read_s, made_s + echoed_s, fresh_batches)
+
+    def stop(self) -> None:
+        """Let the threads end after the work in their hands, and let go of what can be opened again."""
+        if self.crew is None:
+            self._reader.release()
+        else:
+            self.crew.stop()
 
     def halt(self) -> None:
         """End all threads and forget what they were ahead; positions must be set anew afterwards."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo.items import Fresh
 from adaecho.echo.source import ArraySource, MapSource, Permutation
-from adaecho.echo.upstream import Preparation, Serials
+from adaecho.echo.upstream import Preparation, Serials, all_again
 
 
 class RandomReader:
@@ -100,15 +100,15 @@ class RandomReader:
     ) -> tuple[Any, int]:
         self.begin(iteration, passes)
         self._index = index
-        again = self.work((needed, self._permutation.rows(needed), index))
-        if len(again.serials) != len(needed):
-            _, origin, error = again.bad[0]
-            error.add_note(f"while reading {origin} again to restore the buffer; it could be read before")
-            raise error
-        return again.things, len(needed)
+        again = all_again(self.work((needed, self._permutation.rows(needed), index)), needed)
+        length = self._preparation.length
+        return again, len(needed) if length is None else sum(map(length, again))
 
     def progress(self, oldest_serial: int, index: int) -> list[list[int]]:  # noqa: ARG002
         return []
+
+    def release(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -26,7 +26,8 @@ class Retries:
     Attributes:
         tries: in a row, without one byte gained.
         delay_s: before the second try; doubles with each further one, up to ``longest_delay_s``.
-        timeout_s: a connection that gives nothing for so long has stalled.
+        timeout_s: an http connection that gives nothing for so long has stalled; stores of fsspec have
+            timeouts of their own.
     """
 
     tries: int = 6
@@ -133,7 +134,8 @@ class Transfer:
         """Pass over so many bytes."""
         if count > (_SKIP_BY_READING if is_remote(self.url) else _PIECE):
             self.close()
-            self.offset += count
+            end = self._end
+            self.offset = self.offset + count if end is None else min(self.offset + count, end)
             return
         while count:
             passed = len(self._read_piece(min(count, _PIECE)))
@@ -162,6 +164,8 @@ class Transfer:
                 self._retries.wait(failures)
 
     def _try_piece(self, size: int) -> bytes:
+        if self._end is not None and self.offset >= self._end:
+            return b""
         if self._stream is None:
             self._stream = self._open()
         if self._end is not None:
@@ -237,6 +241,9 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
+        # Content-Range: bytes */1234: nothing is left of so many (RFC 9110, 15.5.17).
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
+            return io.BytesIO(), Version(start, error.headers.get("ETag", "")), start
         raise
     tag = response.headers.get("ETag", "")
     if response.status != 206:

@@ -1,37 +1,18 @@
 """Fresh examples from a source that can only be iterated."""
 
+import contextlib
 import math
+import operator
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from adaecho.echo.items import Fresh
+from adaecho.echo.marks import Mark, Marks
 from adaecho.echo.source import IterableSource
-from adaecho.echo.upstream import Preparation, Serials
-
-_MOST_MARKS = 1024
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """Somewhere to begin again.
-
-    Attributes:
-        number, first: of the pass, and the count at which it began.
-        count: examples iterated over before.
-        position: for the source; empty where the pass begins.
-    """
-
-    number: int
-    first: int
-    count: int
-    position: tuple[int, ...] = ()
-
-    def plain(self) -> list[int]:
-        """As a state holds it."""
-        return [self.number, self.first, self.count, *self.position]
+from adaecho.echo.upstream import Preparation, Serials, all_again
 
 
 class SequentialReader:
@@ -52,19 +33,24 @@ class SequentialReader:
         self._shared = source.set_share(rank, world)
         # Of the examples iterated over, every so many is this rank's, from this one on.
         self._kept, self._every = (0, 1) if self._shared else (rank, world)
+        self._reading = threading.Lock()  # held by whoever uses the iterator
         self._iterator: Iterator[Any] | None = None
+        self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
         self._claimed: list[tuple[int, Any]] = []  # by a claim in progress, which an interrupt may end
-        self._marks: list[_Mark] = []
+        self._marks = Marks()
+        self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
-        self._claimed = []
-        if abandoned_at is not None:
-            # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
-            self._count = abandoned_at * self._every
-        self._last_pass = None if passes is None else iteration * passes
-        self._open(0 if passes is None else (iteration - 1) * passes)
+        with self._reading:
+            self._claimed = []
+            self._marks.clear()
+            if abandoned_at is not None:
+                # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
+                self._count = abandoned_at * self._every
+            self._last_pass = None if passes is None else iteration * passes
+            self._open(0 if passes is None else (iteration - 1) * passes)
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _serial(self, count: int) -> int:
@@ -72,17 +58,15 @@ class SequentialReader:
 
     def _open(self, number: int, first: int | None = None, position: tuple[int, ...] = ()) -> None:
         """Open a pass, unless the iteration ends before it."""
-        self.close()
-        while self._marks and self._marks[-1].number == number:
-            self._marks.pop()
-        self._mark(_Mark(number, self._count if first is None else first, self._count, position))
+        self._let_go()
+        self._pass = number, self._count if first is None else first
+        self._marks.add(Mark(*self._pass, self._count, position))
         if self._last_pass is None or number < self._last_pass:
             self._iterator = self._source.open(number, position)
 
-    def _mark(self, mark: _Mark) -> None:
-        if len(self._marks) >= _MOST_MARKS:
-            del self._marks[:-1:2]
-        self._marks.append(mark)
+    def _position(self) -> tuple[int, ...]:
+        position = self._iterator.position  # type: ignore[union-attr]
+        return tuple(operator.index(part) for part in position)
 
     def _next(self) -> tuple[int, Any] | None:
         """The next example of any rank with its count; None at the end of the iteration."""
@@ -90,7 +74,7 @@ class SequentialReader:
             try:
                 example = next(self._iterator)
             except StopIteration:
-                number, first = self._marks[-1].number, self._marks[-1].first
+                number, first = self._pass
                 if first == self._count:
                     raise ValueError(
                         f"source: pass {number} of {self._source.name} gave no examples; "
@@ -107,17 +91,23 @@ class SequentialReader:
         return None
 
     def claim(self, count: int) -> tuple[Serials, list[Any]] | None:
-        last = self._marks[-1]
-        if self._source.seekable and self._iterator is not None and last.count < self._count:
-            position = tuple(self._iterator.position)  # type: ignore[attr-defined]
-            self._mark(_Mark(last.number, last.first, self._count, position))
-        while len(self._claimed) < count:
-            found = self._next()
-            if found is None:
-                break
-            if found[0] % self._every == self._kept:
-                self._claimed.append((self._serial(found[0]), found[1]))
-        claimed, self._claimed = self._claimed, []
+        with self._reading:
+            if self._released is not None:
+                self._iterator = self._source.open(self._pass[0], self._released)
+                self._released = None
+            if (
+                self._source.seekable
+                and self._iterator is not None
+                and self._marks.latest.count < self._count
+            ):
+                self._marks.add(Mark(*self._pass, self._count, self._position()))
+            while len(self._claimed) < count:
+                found = self._next()
+                if found is None:
+                    break
+                if found[0] % self._every == self._kept:
+                    self._claimed.append((self._serial(found[0]), found[1]))
+            claimed, self._claimed = self._claimed, []
         if not claimed:
             return None
         return np.array([serial for serial, _ in claimed], dtype=np.int64), [one for _, one in claimed]
@@ -139,28 +129,40 @@ class SequentialReader:
     ) -> tuple[Any, int]:
         """Iterate again from the last mark before the oldest needed example up to the position."""
         opened = [
-            _Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
+            Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
             for number, first, count, *position in progress
         ]
         end = max(self._after(index), opened[-1].first)
-        oldest = min(self._counts(needed)[0] if len(needed) else end, end)
-        mark = next(one for one in reversed(opened) if one.count <= oldest)
-        self._marks, self._count, self._claimed = [], mark.count, []
-        self._last_pass = None if passes is None else iteration * passes
-        self._open(mark.number, mark.first, mark.position)
-        wanted, kept = set(self._counts(needed)), []
-        while self._count < end:
-            found = self._next()
-            if found is None:
-                raise ValueError(
-                    f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
-                    "it must give the same examples again"
-                )
-            if found[0] in wanted:
-                kept.append(found[1])
-        if self._marks[-1].number < opened[-1].number:
-            self._open(opened[-1].number)
-        return (self.work((needed, kept)).things if len(needed) else []), end - mark.count
+        counts = self._counts(needed)
+        mark = self._last_before(min([*counts[:1], end]), opened)
+        wanted, kept, reread = set(counts), [], 0
+        with self._reading:
+            self._marks.clear()
+            self._count, self._claimed = mark.count, []
+            self._last_pass = None if passes is None else iteration * passes
+            self._open(mark.number, mark.first, mark.position)
+            while self._count < end:
+                found = self._next()
+                if found is None:
+                    raise ValueError(
+                        f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
+                        "it must give the same examples again"
+                    )
+                reread += self._preparation.examples_in(found[1])
+                if found[0] in wanted:
+                    kept.append(found[1])
+            if self._pass[0] < opened[-1].number:
+                self._open(opened[-1].number)
+        return (all_again(self.work((needed, kept)), needed) if len(needed) else []), reread
+
+    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
+        mark = next((one for one in reversed(opened) if one.count <= count), None)
+        if mark is None:
+            raise ValueError(
+                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
+                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
+            )
+        return mark
 
     def _after(self, index: int) -> int:
         """The count just after the last example before a local number."""
@@ -172,16 +174,29 @@ class SequentialReader:
 
     def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
         """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
-        opened = [mark for mark in self._marks if mark.first <= index * self._every + self._kept]
-        oldest = min(self._counts(np.array([oldest_serial]))[0], max(self._after(index), opened[-1].first))
-        unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
-        del self._marks[:unneeded]
-        return [
-            mark.plain() for number, mark in enumerate(opened[unneeded:]) if not number or not mark.position
-        ]
+        oldest = self._counts(np.array([oldest_serial]))[0]
+        marks = self._marks.since(oldest, index * self._every + self._kept, self._after(index))
+        return [mark.plain() for mark in marks]
+
+    def release(self) -> None:
+        if not self._source.seekable or not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._iterator is not None:
+                # Whoever has abandoned an iterator can't use its errors; if they last, the next read raises.
+                with contextlib.suppress(Exception):
+                    position = self._position()
+                    self._let_go()
+                    self._released = position
+        finally:
+            self._reading.release()
 
     def close(self) -> None:
-        iterator, self._iterator = self._iterator, None
+        # Without the lock: the garbage collector may come to a loader in a thread that holds it.
+        self._let_go()
+
+    def _let_go(self) -> None:
+        iterator, self._iterator, self._released = self._iterator, None, None
         close = getattr(iterator, "close", None)
         if close is not None:
             close()

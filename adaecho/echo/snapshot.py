@@ -36,9 +36,11 @@ class Recent:
 
     def add(self, end: int, items: keys.Items, things: Examples) -> None:
         """Remember outputs before anybody can write into them."""
-        copied = things[:] if isinstance(things, Stack) else [duplicate(thing) for thing in things]
-        if isinstance(copied, Stack):
-            copied = Stack(copied.form, [array.copy() for array in copied.arrays])
+        copied: Examples
+        if isinstance(things, Stack):
+            copied = Stack(things.form, [array.copy() for array in things.arrays])
+        else:
+            copied = [duplicate(thing) for thing in things]
         self._outputs.append((end, items >> keys.ECHO_BITS, copied))
 
     def forget(self, output: int) -> None:

@@ -8,9 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.examples import Rows, Stack, flatten
-
-# What a broken connection or machine raises says nothing about the example: never skipped as a bad one.
-NOT_THE_EXAMPLE = (ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError)
+from adaecho.echo.failures import is_of_machine
 
 
 class Permutation:
@@ -107,11 +105,11 @@ class MapSource:
             return None
         try:
             return list(together(rows.tolist()))
-        except NOT_THE_EXAMPLE as error:
+        except Exception as error:
+            if not is_of_machine(error):
+                return None
             error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
             raise
-        except Exception:
-            return None
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
@@ -126,7 +124,8 @@ class IterableSource:
         source: an iterable that can be iterated again for the next pass, or a factory of iterators. It may
             have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
             it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
-            ``position`` of an earlier iterator was, a sequence of whole numbers.
+            ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
+            iterator was closed because nobody asked for more.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from adaecho.echo import keys
 from adaecho.echo.examples import Stack, num_bytes, stack
+from adaecho.echo.failures import is_of_machine
 from adaecho.echo.items import Fresh
 from adaecho.echo.pool import Examples
-from adaecho.echo.source import NOT_THE_EXAMPLE
 from adaecho.echo.workers import InlineMap, OrderedMap
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
@@ -33,11 +33,22 @@ class Preparation:
         decode: one example from its stored form, deterministic; None where it is stored decoded.
         augment: applied to many, before the echo; None where it comes after.
         stacked: whether to stack examples of one shape into arrays.
+        length: how many examples a whole batch holds; None where examples are read.
     """
 
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[keys.Items, Examples], Examples] | None = None
     stacked: bool = True
+    length: Callable[[Any], int] | None = None
+
+    def examples_in(self, read: Any) -> int:
+        """Examples in one thing as it is read."""
+        if self.length is None:
+            return 1
+        try:
+            return self.length(read if self.decode is None else self.decode(read))
+        except Exception:
+            return 0  # a bad one, which was never counted
 
     def finish(self, serials: Serials, examples: Examples) -> Examples:
         """Augment where that comes before the echo, and stack what can be stacked."""
@@ -59,10 +70,10 @@ class Preparation:
                 example = fetch(position)
                 decoded.examples.append(example if self.decode is None else self.decode(example))
                 decoded.positions.append(position)
-            except NOT_THE_EXAMPLE as error:
-                error.add_note(f"while reading {origin(position)}")
-                raise
             except Exception as error:
+                if is_of_machine(error):
+                    error.add_note(f"while reading {origin(position)}")
+                    raise
                 decoded.bad.append((serial // world, origin(position), error))
         return decoded
 
@@ -74,6 +85,15 @@ class Decoded:
     examples: list[Any] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+
+
+def all_again(again: Fresh, needed: Serials) -> Any:
+    """What was read again to restore a buffer; raises the exception of what can't be read this time."""
+    if len(again.serials) != len(needed):
+        _, origin, error = again.bad[0]
+        error.add_note(f"while reading {origin} again to restore the buffer; it could be read before")
+        raise error
+    return again.things
 
 
 class Reader(Protocol):
@@ -98,6 +118,9 @@ class Reader(Protocol):
 
     def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
         """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
+
+    def release(self) -> None:
+        """Close what can be opened again where it was; nothing, and without waiting, if somebody reads."""
 
     def close(self) -> None:
         """Let go of whatever is open."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
-from adaecho.echo.batches import ExampleBatches, WholeBatches
+from adaecho.echo.batches import ExampleBatches, WholeBatches, batch_length
 from adaecho.echo.device import ToDevice
 from adaecho.echo.factor import Factor
 from adaecho.echo.memory import check_memory, check_slots
@@ -69,7 +69,9 @@ class Stages:
         group = 1
         if isinstance(source, ArraySource) and decode is None and place == "decoded":
             group = _batches_at_once(source, settings.batch_size)
-        preparation = Preparation(decode, stage if before else None, stacked=not whole)
+        preparation = Preparation(
+            decode, stage if before else None, stacked=not whole, length=batch_length if whole else None
+        )
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
         self.snapshots = snapshots and isinstance(source, IterableSource)

@@ -82,12 +82,16 @@ class OrderedMap(Generic[Claim, Result]):
         """Start missing threads (the lock held)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         done = self._ended and not self._unfinished
-        at_work = sum(not thread.leaving for thread in self._threads)
-        missing = 0 if done else self.wanted - at_work
+        missing = 0 if done else self.wanted - self.at_work
         for _ in range(missing):
             thread = CrewThread(self._crew, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
             thread.start()
+
+    @property
+    def at_work(self) -> int:
+        """Threads that work or wait for work (the lock held)."""
+        return sum(not thread.leaving for thread in self._threads)
 
     def join(self, timeout_s: float | None) -> None:
         """Wait for the threads to end."""

@@ -33,6 +33,12 @@ http {{
     location /whole/ {{ alias {root}/; max_ranges 0; }}
     location /broken/ {{ return 503; }}
     location /forbidden/ {{ return 403; }}
+    location /faulty/ {{
+      alias {root}/;
+      if (-f {folder}/503) {{ return 503; }}
+      if (-f {folder}/429) {{ return 429; }}
+      if (-f {folder}/408) {{ return 408; }}
+    }}
   }}
 }}
 """
@@ -40,7 +46,10 @@ http {{
 
 @contextmanager
 def nginx(folder: Path, root: Path) -> Iterator[str]:
-    """The url under which it serves a folder; ``slow/``, ``whole/`` (no ranges), ``broken/`` below it."""
+    """The url under which it serves a folder; ``slow/``, ``whole/`` (no ranges), ``broken/`` below it.
+
+    Below ``faulty/`` every answer is a 503, 429 or 408 while its own folder holds a file of that name.
+    """
     assert _PROGRAM is not None
     folder.mkdir()
     port = _free_port()

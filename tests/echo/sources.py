@@ -1,5 +1,6 @@
 """Small sources for the tests, and what the reference must make of them."""
 
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +66,17 @@ def arrays(length: int) -> dict[str, Any]:
     return {"x": np.stack([rows, -rows], axis=1).astype(float), "label": rows}
 
 
+def memory_map(length: int) -> dict[str, Any]:
+    """The same arrays in files, which go with the last of their views."""
+    mapped = {}
+    for name, array in arrays(length).items():
+        with tempfile.TemporaryFile() as file:
+            array.tofile(file)
+            file.flush()
+            mapped[name] = np.memmap(file, array.dtype, "r", shape=array.shape)
+    return mapped
+
+
 class AddNoise:
     """Vectorised: adds a keyed number to x."""
 
@@ -88,6 +100,7 @@ def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:
 SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     # name: source of a length, augment, the reference's, extra arguments
     "arrays": (arrays, AddNoise(), reference_block, {}),
+    "memory map": (memory_map, AddNoise(), reference_block, {}),
     "map": (Dataset, add_noise, reference_single, {}),
     "ragged": (lambda length: Dataset(length, ragged), add_noise, reference_single, {}),
     "stream": (Stream, add_noise, reference_single, {"order": "stored"}),

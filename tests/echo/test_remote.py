@@ -105,6 +105,48 @@ def test_a_5xx_is_tried_again_and_other_4xx_are_not(proxy: Proxy) -> None:
 
 
 @needs_nginx
+@pytest.mark.parametrize("status", ["503", "429", "408"])
+def test_a_server_that_recovers_is_read_on(
+    tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, fault = tmp_path / "root", tmp_path / "server" / status
+    root.mkdir()
+    (root / "file").write_bytes(CONTENT)
+    waits: list[float] = []
+
+    def rest(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) % 2 == 0:
+            fault.unlink()
+
+    monkeypatch.setattr(remote, "rest", rest)
+    with nginx(tmp_path / "server", root) as server, Proxy(server) as proxy:
+        transfer = Transfer(f"{proxy.url}faulty/file", retries=Retries(tries=3, delay_s=1))
+        fault.touch()
+        proxy.faults = 2 * [("none", 1 << 60)] + [("cut", 9000)]
+        assert transfer.read(9000) == CONTENT[:9000]
+        fault.touch()
+        assert transfer.read(SIZE) == CONTENT[9000:]
+        transfer.close()
+    assert waits == [1, 2, 1, 2]
+    assert proxy.ranges == ["", "", "", "bytes=9000-", "bytes=9000-"]
+
+
+@needs_nginx
+@pytest.mark.parametrize("place", ["", "whole/"])
+def test_to_begin_at_the_end_is_to_read_nothing(server: str, place: str) -> None:
+    assert read_all(f"{server}{place}file", SIZE) == b""
+    transfer = Transfer(f"{server}{place}file", retries=QUICK)
+    assert transfer.read(10) == CONTENT[:10]
+    transfer.skip(2 << 20)  # further than the file reaches
+    assert transfer.read(1) == b""
+    assert transfer.offset == SIZE
+    if not place:
+        with pytest.raises(TransferError, match="416"):
+            read_all(f"{server}file", SIZE + 1)
+
+
+@needs_nginx
 def test_a_server_that_is_not_there(proxy: Proxy) -> None:
     url = proxy.url
     proxy.shutdown()

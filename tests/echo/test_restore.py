@@ -172,3 +172,44 @@ def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
     state = loader.state_dict()
     with pytest.raises(ValueError, match="must give the same examples again"):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("source", [range(40), lambda: iter(range(40))], ids=["rows", "stream"])
+def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
+    broken: set[int] = set()
+
+    def decode(number: int) -> int:
+        if number in broken:
+            raise ValueError("not this time")
+        return number
+
+    common: dict[str, Any] = {
+        "batch_size": 2, "shuffle_buffer": 8, "order": "stored", "decode": decode, "max_bad_examples": 5,
+    }  # fmt: skip
+    loader = EchoLoader(source, **common)
+    next(iter(loader))
+    state = loader.state_dict()
+    held = (state["examples"]["buffer"] >> 16).tolist()
+    broken.add(held[0])
+    with pytest.raises(ValueError, match="not this time") as caught:
+        EchoLoader(source, **common).load_state_dict(state)
+    assert "again to restore the buffer; it could be read before" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("decode", [None, lambda batch: batch["x"]], ids=["", "decode"])
+@pytest.mark.parametrize("kind", ["stream", "rows"])
+def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -> None:
+    batches = [torch.arange(3 + number % 2) for number in range(40)]
+    source = batches if decode is None else [{"x": batch, "bytes": b"more"} for batch in batches]
+    source = source if kind == "rows" else source.__iter__  # type: ignore[assignment]
+    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 6, "order": "stored"}
+    loader = EchoLoader(source, None, decode=decode, **common)
+    list(islice(loader, 9))
+    state = loader.state_dict()
+    restored = EchoLoader(source, None, decode=decode, **common)
+    restored.load_state_dict(state)
+    read = range(state["next_index"]) if kind == "stream" else state["held_batches"]
+    assert restored.reread_examples == sum(3 + number % 2 for number in read)
+    assert [batch.tolist() for batch in islice(restored, 6)] == [
+        batch.tolist() for batch in islice(loader, 6)
+    ]

@@ -1,9 +1,11 @@
 """Tar shards under an EchoLoader: order, ranks, restoring."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -69,12 +71,16 @@ def test_ranks_share_out_every_pass(folder: Path, kind: str, world: int) -> None
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["tar", "indexed"])
+@pytest.mark.parametrize(
+    ("kind", "order"), [("tar", "shards"), ("indexed", "permutation"), ("indexed", "shards")]
+)
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_restores_at_every_batch(folder: Path, variant: dict[str, Any], kind: str, num_workers: int) -> None:
+def test_restores_at_every_batch(
+    folder: Path, variant: dict[str, Any], kind: str, order: str, num_workers: int
+) -> None:
     common: dict[str, Any] = {
         "batch_size": 3, "shuffle_buffer": 6, "decode": decode, "augment": first_bytes, "rank": 1,
-        "world_size": 2, **variant,
+        "world_size": 2, "order": order, **variant,
     }  # fmt: skip
     with EchoLoader(make(kind, str(folder)), num_workers=num_workers, **common) as loader:
         iterator = iter(loader)
@@ -91,6 +97,29 @@ def test_restores_at_every_batch(folder: Path, variant: dict[str, Any], kind: st
             assert restored.fresh_examples == counts[position]
             rest = [batch["x"].tolist() for batch in islice(restored, 2)]
             assert rest[: 9 - position] == batches[position : position + 2]
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[str]:
+    """The url of the same shards on a store of fsspec."""
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{folder}/", "/shards/", recursive=True)
+    yield "memory://shards"
+    memory.rm("/shards", recursive=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_a_store_of_fsspec(folder: Path, store: str, kind: str, num_workers: int) -> None:
+    common: dict[str, Any] = {"decode": label_alone, "shuffle_buffer": 5, "order": "shards"}
+    expected = labels(islice(EchoLoader(make(kind, str(folder)), 3, **common), 20))
+    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as loader:
+        assert labels(islice(loader, 8)) == expected[:24]
+        state = loader.state_dict()
+        assert labels(islice(loader, 12)) == expected[24:]
+    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as restored:
+        restored.load_state_dict(state)
+        assert labels(islice(restored, 12)) == expected[24:]
 
 
 def test_restoring_does_not_begin_at_the_first_shard(folder: Path) -> None:

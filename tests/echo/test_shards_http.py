@@ -128,3 +128,24 @@ def test_an_index_is_kept_and_notices_changes(proxy: Proxy, folder: Path, tmp_pa
     write_shard(folder / "shard-000.tar", [7, 8, 9, 10, 11, 12])
     with pytest.raises(TransferError, match="the file has changed"):
         kept[0]
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_archives_without_end_blocks_are_resumed_after_any_example(
+    proxy: Proxy, folder: Path, kind: str
+) -> None:
+    for path in folder.glob("*.tar"):
+        content = path.read_bytes().rstrip(b"\0")  # labels are not zero: the last member's padding goes too
+        path.write_bytes(content)
+    common: dict[str, Any] = {"decode": label_alone, "order": "stored", "epochs": 1}
+    loader = EchoLoader(make(kind, proxy.url), 1, **common)
+    states, seen = [], []
+    for batch in loader:
+        states.append(loader.state_dict())
+        seen += labels([batch])
+    assert sorted(seen) == list(range(NUM_EXAMPLES))
+    restored = EchoLoader(make(kind, proxy.url), 1, **common)
+    for position, state in enumerate(states[:-1]):
+        restored.load_state_dict(state)
+        assert labels(islice(restored, 2)) == seen[position + 1 : position + 3]

@@ -1,0 +1,31 @@
+"""Which errors say nothing about the example at hand."""
+
+import errno
+import http.client
+import urllib.error
+
+_NEVER_THE_EXAMPLE = (
+    ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
+    http.client.HTTPException,
+)  # fmt: skip
+# What a file of wrong content, or a wrong name, can cause by itself.
+_OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
+_NETWORK_CLIENTS = (
+    "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
+    "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
+)  # fmt: skip
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Whether machine or network failed, so that the error is raised and never counted as a bad example.
+
+    These are the built-in errors of connections, memory and missing files; an ``OSError`` with the number of
+    a cause such as a full disk or too many open files (one that a decoder raises has none); and whatever is
+    of a class of a network client, wrong values apart.
+    """
+    if isinstance(error, _NEVER_THE_EXAMPLE):
+        return True
+    if isinstance(error, OSError) and error.errno not in _OF_THE_EXAMPLE:
+        return True
+    of_client = any(f"{kind.__module__}.".startswith(_NETWORK_CLIENTS) for kind in type(error).__mro__)
+    return of_client and not isinstance(error, ValueError)
