@@ -1,0 +1,289 @@
+"""Ctrl-C anywhere, and stopping, closing or pausing in another thread: nothing is lost, nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from adaecho.echo import batch_echo
+from adaecho.echo.crew import rest
+from adaecho.echo.device import ToDevice
+from adaecho.echo.examples import collate
+from adaecho.echo.source import Permutation
+from tests.echo.sources import Dataset, Stream, add_noise, example
+
+
+class Interrupting:
+    """Calls what it wraps, and at some of the calls raises KeyboardInterrupt before or after."""
+
+    def __init__(self, call: Callable[..., Any], *at: int, after: bool = False) -> None:
+        self.call, self.at, self.after, self.calls = call, at, after, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls in self.at and not self.after:
+            raise KeyboardInterrupt
+        result = self.call(*arguments)
+        if self.calls in self.at:
+            raise KeyboardInterrupt
+        return result
+
+
+class Source(Dataset):
+    def __init__(self, length: int, read: Callable[[int], Any]) -> None:
+        super().__init__(length)
+        self.read = read
+
+    def __getitem__(self, row: int) -> Any:
+        return self.read(super().__getitem__(row))
+
+
+def same(one: Any) -> Any:
+    return one
+
+
+def taken(loader: EchoLoader, batches: int) -> tuple[list[Any], int]:
+    """Batches, whatever interrupts them; and how many interrupts there were."""
+    iterator, seen, interrupts = iter(loader), [], 0
+    while len(seen) < batches:
+        try:
+            batch = next(iterator)
+            seen.append((batch["x"].tolist(), batch["label"].tolist(), loader.fresh_examples))
+        except KeyboardInterrupt:
+            interrupts += 1
+    return seen, interrupts
+
+
+@pytest.mark.parametrize("where", ["read", "decode", "augment", "collate"])
+@pytest.mark.parametrize(
+    "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
+)
+def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
+    def make(*at: int) -> EchoLoader:
+        calls = {"read": same, "decode": same, "augment": add_noise, "collate": collate}
+        user: dict[str, Any] = {
+            name: Interrupting(call, *(at if name == where else ())) for name, call in calls.items()
+        }
+        user["augment"] = partial(lambda call, one, rng: call(one, rng), user["augment"])
+        source, factor = Source(30, user.pop("read")), 1 if echo == "none" else 2
+        return EchoLoader(source, 4, echo=echo, factor=factor, shuffle_buffer=5, **user)
+
+    expected, _ = taken(make(), 12)
+    at = (2, 3, 5) if where == "collate" else (3, 9, 10, 21)
+    assert taken(make(*at), 12) == (expected, len(at))
+
+
+def test_an_interrupt_while_a_repeat_is_copied_neither_loses_nor_doubles_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(Stream(30), 4, echo="batch", factor=3, batch_shuffle_buffer=2, restore="snapshot")
+
+    expected, _ = taken(make(), 20)
+    for after in (False, True):
+        with monkeypatch.context() as patch:
+            interrupting = Interrupting(batch_echo.duplicate, 1, 2, 5, after=after)
+            patch.setattr(batch_echo, "duplicate", interrupting)
+            assert taken(make(), 20) == (expected, 3)
+
+
+def test_an_interrupt_of_the_loaders_own_work_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examples() -> EchoLoader:
+        return EchoLoader(Dataset(10), 4)
+
+    def batches() -> EchoLoader:
+        return EchoLoader([collate([example(row)] * 3) for row in range(9)].__iter__, None, echo="batch")
+
+    for make, place, name in ((examples, Permutation, "rows"), (batches, ToDevice, "move")):
+        expected, _ = taken(make(), 12)
+        with monkeypatch.context() as patch:
+            interrupting = Interrupting(getattr(place, name), 1, 3, 4, after=True)
+            patch.setattr(place, name, lambda *arguments, call=interrupting: call(*arguments))
+            assert taken(make(), 12) == (expected, 3)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(
+    batch_size: int | None,
+) -> None:
+    waiting, trying_again = threading.Event(), True
+
+    class Retried:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, row: int) -> torch.Tensor:
+            if row == 5 and trying_again:
+                waiting.set()
+                rest(60)  # as a transfer does before its next try
+            return torch.full((1,), row)
+
+    with EchoLoader(Retried(), batch_size, order="stored", num_workers=1, prefetch=4) as loader:
+        iterator = iter(loader)
+        rows = [int(next(iterator)) for _ in range(2)]
+        assert waiting.wait(20)
+        del iterator  # abandoned
+        loader._pipeline.crew.join()  # type: ignore[union-attr]
+        trying_again = False
+        assert rows + [int(batch) for batch in islice(loader, 8)] == list(range(10))
+
+
+@pytest.mark.parametrize(("call", "message"), [("stop", "asking again goes on"), ("close", "closed")])
+def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str, message: str) -> None:
+    go, reading = threading.Event(), threading.Event()
+
+    class Slow(Dataset):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row == 4:
+                reading.set()
+                go.wait(60)
+            return super().__getitem__(row)
+
+    def elsewhere() -> None:
+        reading.wait(20)
+        time.sleep(0.1)  # the consumer waits by now, or finds it when it comes
+        threading.Timer(0.2, go.set).start()
+        getattr(loader, call)()
+
+    with EchoLoader(Slow(30), 4, order="stored", num_workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        with pytest.raises(RuntimeError, match=message):
+            next(iterator)
+        thread.join()
+        if call == "stop":
+            assert next(iterator)["label"].tolist() == [4, 5, 6, 7]
+        else:
+            with pytest.raises(RuntimeError, match="was closed"):
+                next(iterator)
+
+
+def test_the_next_batch_can_not_be_asked_for_by_who_has_paused_the_threads() -> None:
+    with EchoLoader(Dataset(1000), 4, num_workers=1, prefetch=1) as loader:
+        iterator, others = iter(loader), []
+        next(iterator)
+        with loader.paused(), loader.paused():
+            with pytest.raises(RuntimeError, match="ask for it before or after that block"):
+                next(iterator)
+            # Another thread only waits for the end of the pause.
+            thread = threading.Thread(target=lambda: others.extend(islice(loader, 8)), daemon=True)
+            thread.start()
+        thread.join(20)
+        assert len(others) == 8
+        next(iterator)
+    with EchoLoader(Dataset(1000), 4) as loader, loader.paused():
+        next(iter(loader))  # inline there is nobody to wait for
+
+
+# Real signals, to processes of their own.
+
+GOES_ON = """
+    import sys, time
+    from adaecho import EchoLoader
+    from tests.echo.sources import Dataset, add_noise
+
+    def slow(example):
+        time.sleep(0.002)
+        return example
+
+    def noise(example, rng):
+        time.sleep(0.002)
+        return add_noise(example, rng)
+
+    loader = EchoLoader(
+        Dataset(50), 4, echo="example_before_augmentation", factor=2, shuffle_buffer=10, decode=slow,
+        augment=noise,
+    )
+    iterator, seen, interrupts = iter(loader), [], 0
+    print("started", flush=True)
+    while len(seen) < 120:
+        try:
+            batch = next(iterator)
+            seen.append(str(batch["x"].tolist()))
+        except KeyboardInterrupt:
+            interrupts += 1
+    signals = sys.argv[1] == "interrupted"
+    assert interrupts > 3 or not signals, interrupts
+    print(*seen, sep="\\n")
+"""
+
+ENDS = """
+    import time
+    from adaecho import EchoLoader
+    from tests.echo.global_augments import draw
+    from tests.echo.sources import Dataset
+
+    if __name__ == "__main__":
+        for number, _ in enumerate(EchoLoader(Dataset(50), 4, num_workers=2, augment=draw)):
+            if number == 4:
+                print("started", flush=True)
+            time.sleep(0.01)
+"""
+
+
+def start(folder: Path, code: str, *arguments: str) -> "subprocess.Popen[str]":
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+def test_a_process_that_is_interrupted_again_and_again_sees_the_same_stream(tmp_path: Path) -> None:
+    expected, _ = start(tmp_path, GOES_ON, "undisturbed").communicate(timeout=120)
+    process = start(tmp_path, GOES_ON, "interrupted")
+    for _ in range(6):
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+    seen, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert seen == expected
+
+
+def in_session(leader: int) -> list[int]:
+    """Processes that a session still has."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # gone meanwhile
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to one process"])
+def test_an_interrupted_process_ends_with_its_workers(tmp_path: Path, to_all: bool) -> None:
+    process = start(tmp_path, ENDS)
+    assert len(in_session(process.pid)) >= 3  # itself, and a process for each worker's augment
+    if to_all:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1].startswith("KeyboardInterrupt")
+    deadline = time.monotonic() + 10
+    while in_session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert in_session(process.pid) == []
