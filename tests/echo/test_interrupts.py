@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_an_interrupt_of_the_loaders_own_work_loses_nothing(monkeypatch: pytest.
             interrupting = Interrupting(getattr(place, name), 1, 3, 4, after=True)
             patch.setattr(place, name, lambda *arguments, call=interrupting: call(*arguments))
             assert taken(make(), 12) == (expected, 3)
+
+
+@pytest.mark.parametrize("restore", ["replay", "snapshot"])
+def test_a_generator_that_an_interrupt_has_ended_is_not_taken_for_the_end_of_its_pass(restore: str) -> None:
+    def make(*at: int) -> EchoLoader:
+        read = Interrupting(example, *at)
+        source = partial(map, read, range(30)) if not at else lambda: (read(row) for row in range(30))
+        return EchoLoader(source, 4, shuffle_buffer=5, restore=restore)
+
+    expected, _ = taken(make(), 12)
+    loader = make(15)
+    iterator, seen = iter(loader), []
+    with suppress(KeyboardInterrupt):
+        for batch in iterator:
+            seen.append((batch["x"].tolist(), batch["label"].tolist(), loader.fresh_examples))
+    with pytest.raises(RuntimeError, match="in the middle of its pass"):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert seen + taken(loader, 12 - len(seen))[0] == expected
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
