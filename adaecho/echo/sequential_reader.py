@@ -199,6 +199,6 @@ def _ended(name: str) -> Iterator[Any]:
     """
     raise RuntimeError(
         f"source: Ctrl-C, or stopping while a transfer was tried again, has ended the generator {name} in "
-        "the middle of its pass; loader.load_state_dict(loader.state_dict()) reads up to there again and goes on"
+        "the middle of its pass; loader.load_state_dict(loader.state_dict()) reads it again up to there"
     )
     yield
