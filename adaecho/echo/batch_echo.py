@@ -103,6 +103,7 @@ class EchoedBatches:
         self._slots: list[int] = []  # the item in each slot
         self._drain: list[int] | None = None  # the last of them leaves next
         self._drained: list[int] = []
+        self._leaving: _Output | None = None  # recorded, and not handed over yet
         self.slow = False
         self._fresh.clear()
         self._outputs: deque[_Output] = deque()
@@ -123,7 +124,19 @@ class EchoedBatches:
     # Outputs
 
     def claim(self, *, by_crew: bool) -> Ready | None:
-        """The next repeat; None at the end of the pass. Where upstream raises, nothing is lost."""
+        """The next repeat; None at the end of the pass.
+
+        Where upstream raises or copying is interrupted, nothing is lost: the next call goes on.
+        """
+        if self._leaving is None:
+            self._leaving = self._next_output(by_crew)
+            if self._leaving is None:
+                return None
+        ready = self._ready(self._leaving)
+        self._leaving = None
+        return ready
+
+    def _next_output(self, by_crew: bool) -> _Output | None:
         while self._drain is None:
             if not self._pending[1] and not self._read(by_crew):
                 self._begin_drain()
@@ -131,14 +144,13 @@ class EchoedBatches:
             with self._lock:
                 output = self._enter()
             if output is not None:
-                return self._ready(output)
+                return output
         if not self._drain:
             return None
         with self._lock:
             item = self._drain.pop()
             self._drained.append(item)
-            output = self._record(item, None, 0, 0)
-        return self._ready(output)
+            return self._record(item, None, 0, 0)
 
     def _read(self, by_crew: bool) -> bool:
         """Begin the echo of the next fresh batch; False if there is none."""
@@ -188,15 +200,15 @@ class EchoedBatches:
         number = (output.item >> keys.ECHO_BITS) // self._world
         fresh, last = self._fresh[number], self._last
         assert last is not None
-        fresh.to_emit -= 1
-        batch = fresh.batch
-        if fresh.to_emit:
+        left, batch = fresh.to_emit - 1, fresh.batch
+        if left:
             # The original stays for later repeats: whoever writes into this one must not change them.
             batch = fresh.copies.pop() if fresh.copies else duplicate(batch)
-        else:
-            fresh.batch = None
         if self.recent is not None:
             self.recent.add(output.end, np.array([output.item]), [batch])
+        fresh.to_emit = left  # after the copies, which may be interrupted
+        if not left:
+            fresh.batch = None
         return Ready(
             batch, last.items, last.output, last.next_index, last.fresh_examples,
             number, output.next_number, output.end,

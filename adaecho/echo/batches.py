@@ -150,10 +150,9 @@ class WholeBatches:
     def work(self, fresh: Fresh) -> list[Ready]:
         """Count its examples (called in order, by one thread)."""
         batch = fresh.things[0]
+        moved = self._move(batch)  # may be interrupted, and is then done again
         self.fresh_examples += batch_length(batch)
-        return [
-            Ready(self._move(batch), np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)
-        ]
+        return [Ready(moved, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)]
 
 
 class OneByOne:

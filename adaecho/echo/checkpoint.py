@@ -29,7 +29,7 @@ class Position:
         next_index: upstream position, as a local number; ``skipped`` of the numbers before were passed over.
         next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
         iteration: how many have begun; ``in_pass`` while it has not ended.
-        output, batch_output: of the example and batch stage since the last restore.
+        output, batch_output: of the example and batch stage, all in all.
     """
 
     fresh_examples: int = 0
@@ -49,6 +49,12 @@ class Position:
         self.fresh_examples, self.next_index = ready.fresh_examples, ready.next_index
         self.next_number = ready.next_number
         self.output, self.batch_output = ready.output, ready.batch_output
+
+    def end(self, index: int, *, whole: bool) -> None:
+        """The iteration ends at a local number, maybe after bad examples that no batch followed."""
+        self.in_pass, self.next_index = False, index
+        if not whole:  # of bad batches nobody knows how many examples they have
+            self.fresh_examples = index - self.skipped
 
 
 _SAVED = (

@@ -2,40 +2,113 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
 
 _DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
 _LEAST_STEPS = 5  # before R is told
 _TOGETHER = 10  # steps that enter the sums at once: the loader's counters take a while to read
+_UNSEEN = 0.9  # of the time in which a source that works ahead was not waited for
+
+
+Claim = TypeVar("Claim")
 
 
 @dataclass
 class Counters:
-    """What the loader has done so far, all threads together."""
+    """What the loader has done so far.
 
-    upstream_busy_s: float
-    downstream_busy_s: float
+    Attributes:
+        upstream_s: of each stage of upstream and what bounds it; they work beside each other, so that
+            the largest of these is the time upstream takes.
+        own_s: likewise of the loader's own work after the echo.
+        fresh_batches: how many upstream has made.
+    """
+
+    upstream_s: tuple[float, ...]
+    own_s: tuple[float, ...]
     fresh_batches: float
+
+
+@dataclass
+class _Sums:
+    """Sums that forget slowly."""
+
+    upstream_s: list[float] = field(default_factory=list)
+    own_s: list[float] = field(default_factory=list)
+    fresh_batches: float = 0.0
+    step_s: float = 0.0
+    steps: float = 0.0
+
+    def add(self, before: Counters, now: Counters, step_s: float, steps: int) -> None:
+        keep = _DECAY**steps
+        self.upstream_s = _grown(self.upstream_s, keep, before.upstream_s, now.upstream_s)
+        self.own_s = _grown(self.own_s, keep, before.own_s, now.own_s)
+        self.fresh_batches = keep * self.fresh_batches + now.fresh_batches - before.fresh_batches
+        self.step_s = keep * self.step_s + step_s
+        self.steps = keep * self.steps + steps
+
+
+def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple[float, ...]) -> list[float]:
+    earlier = sums or [0.0] * len(now)
+    return [keep * one + new - old for one, old, new in zip(earlier, before, now, strict=True)]
+
+
+class Deliveries(Generic[Claim]):
+    """How long a source takes that works ahead by itself, e.g. a ``DataLoader`` with workers.
+
+    It works while the reader does something else, so the time spent waiting for it is only a part. While the
+    reader has to wait, upstream's time is that from one delivery to the next. Where it need not wait,
+    upstream takes less than that, nobody can say how much: up to a tenth is taken off, for an automatic
+    factor to sink until there is something to wait for again.
+
+    Args:
+        claim: of the reader.
+    """
+
+    def __init__(self, claim: Callable[[int], Claim]) -> None:
+        self._claim = claim
+        self._last: float | None = None
+        self.busy_s = 0.0
+
+    def claim(self, count: int) -> Claim:
+        """As the reader's, timed."""
+        start = time.perf_counter()
+        claimed = self._claim(count)
+        now = time.perf_counter()
+        since_last_s = now - (start if self._last is None else self._last)
+        self.busy_s += min(since_last_s, _UNSEEN * since_last_s + now - start)
+        self._last = now
+        return claimed
+
+    def pause(self) -> None:
+        """The time until the next delivery tells nothing."""
+        self._last = None
+
+
+def works_ahead(source: Any) -> bool:
+    """Whether a source is known to work ahead: ``DataLoader`` and others tell their ``num_workers``."""
+    workers = getattr(source, "num_workers", 0)
+    return isinstance(workers, int) and workers > 0
 
 
 class Clocks:
     """Smoothed times, sums that forget slowly.
 
-    * ``upstream_s_per_batch``: busy worker time per fresh batch over the number of workers; waiting for
-      a full queue is not busy.
+    * ``upstream_s_per_batch``: time per fresh batch of the slowest part of upstream, over as many threads as
+      can work on it at once; waiting for a full queue is not counted.
     * ``downstream_s_per_step``: the larger of the loader's own work after the echo and the step, the time
       between two batches that the consumer keeps to itself.
 
     Args:
-        workers: threads that work upstream.
         counters: what the loader has done so far.
+        deliveries: of a source that works ahead.
     """
 
-    def __init__(self, workers: int, counters: Callable[[], Counters]) -> None:
-        self._workers, self._counters = workers, counters
+    def __init__(self, counters: Callable[[], Counters], deliveries: Deliveries[Any] | None = None) -> None:
+        self._counters, self._deliveries = counters, deliveries
         self.wait_time_s = 0.0
-        self._sums = dict.fromkeys(("upstream_s", "fresh_batches", "own_s", "step_s", "steps"), 0.0)
+        self._sums = _Sums()
         self._before: Counters | None = None
         self._returned_at: float | None = None
         self._asked_s = 0.0  # of the current step, spent waiting for the loader
@@ -45,6 +118,8 @@ class Clocks:
         """The current step is interrupted by something else: don't count it."""
         self._sum_up()
         self._before = self._returned_at = None
+        if self._deliveries is not None:
+            self._deliveries.pause()
 
     def waited(self, since: float) -> None:
         """The consumer has waited for the loader since then."""
@@ -67,34 +142,27 @@ class Clocks:
     def _sum_up(self) -> None:
         if not self._steps or self._before is None:
             return
-        before, now = self._before, self._counters()
-        sums = self._sums
-        for name in sums:
-            sums[name] *= _DECAY**self._steps
-        sums["upstream_s"] += now.upstream_busy_s - before.upstream_busy_s
-        sums["own_s"] += now.downstream_busy_s - before.downstream_busy_s
-        sums["fresh_batches"] += now.fresh_batches - before.fresh_batches
-        sums["step_s"] += self._step_s
-        sums["steps"] += self._steps
+        now = self._counters()
+        self._sums.add(self._before, now, self._step_s, self._steps)
         self._before, self._step_s, self._steps = now, 0.0, 0
 
     @property
     def upstream_s_per_batch(self) -> float:
         self._sum_up()
-        fresh = self._sums["fresh_batches"]
-        return self._sums["upstream_s"] / fresh / self._workers if fresh else 0.0
+        sums = self._sums
+        return max(sums.upstream_s) / sums.fresh_batches if sums.fresh_batches else 0.0
 
     @property
     def downstream_s_per_step(self) -> float:
         self._sum_up()
-        steps = self._sums["steps"]
-        return max(self._sums["own_s"], self._sums["step_s"]) / steps if steps else 0.0
+        sums = self._sums
+        return max(*sums.own_s, sums.step_s) / sums.steps if sums.steps else 0.0
 
     @property
     def ratio(self) -> float | None:
         """R; None before it is known."""
         self._sum_up()
-        if self._sums["steps"] < _LEAST_STEPS * _DECAY**_LEAST_STEPS or not self._sums["fresh_batches"]:
+        if self._sums.steps < _LEAST_STEPS * _DECAY**_LEAST_STEPS or not self._sums.fresh_batches:
             return None
         downstream = self.downstream_s_per_step
         return self.upstream_s_per_batch / downstream if downstream > 0 else None
@@ -102,11 +170,11 @@ class Clocks:
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         self._sum_up()
-        return {"wait_time_s": self.wait_time_s, **self._sums}
+        return {"wait_time_s": self.wait_time_s, "sums": asdict(self._sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.wait_time_s = state["wait_time_s"]
-        self._sums = {name: state[name] for name in self._sums}
+        self._sums = _Sums(**state.get("sums", {}))  # of states without them, R is measured anew
         self._before = self._returned_at = None
         self._step_s, self._steps = 0.0, 0

@@ -63,6 +63,7 @@ class Crew:
         self.condition = threading.Condition(self._lock)
         self.stopping = False
         self.paused = False
+        self._paused_by: int | None = None
         self._active = 0
         self._staffed = False  # no thread is missing
         self._maps: list[OrderedMap[Any, Any]] = []
@@ -93,15 +94,16 @@ class Crew:
             self._wake_all()
             self._tell_if_stopped()
 
-    def join(self, timeout_s: float | None = None) -> None:
+    def join(self) -> None:
         """Wait for the threads after ``stop``."""
         for ordered in self._maps:
-            ordered.join(timeout_s)
+            ordered.join()
 
     def pause(self) -> None:
         """Return once no thread works; those that wait go on waiting until ``resume``."""
         with self.condition:
-            self.paused = True
+            if not self.paused:
+                self.paused, self._paused_by = True, threading.get_ident()
             try:
                 self.condition.wait_for(lambda: self._active == 0)
             except BaseException:  # Ctrl-C: whoever goes on must not wait for a resume
@@ -113,6 +115,14 @@ class Crew:
         with self.condition:
             self.paused = False
             self._wake_all()
+
+    def check_not_paused_by_caller(self) -> None:
+        """Raises RuntimeError where the thread that has paused the crew would wait for its work."""
+        if self.paused and self._paused_by == threading.get_ident():
+            raise RuntimeError(
+                "inside `with loader.paused()` no thread works that could make the next batch: "
+                "ask for it before or after that block"
+            )
 
     def _wake_all(self) -> None:
         self.condition.notify_all()

@@ -68,7 +68,13 @@ class Gauges:
 
     @property
     def upstream_s_per_batch(self) -> float:
-        """Busy worker time upstream of the echo per fresh batch, over the number of workers."""
+        """Time per fresh batch of upstream's slowest part, over as many workers as can work on it at once.
+
+        A source that is iterated is read by one at a time. Of one that works ahead by itself and tells its
+        ``num_workers``, as a ``DataLoader`` does, it is the time from one delivery to the next while they
+        are waited for, else at most the time that the steps leave it. Of one that doesn't tell it is the
+        time spent waiting: too short with ``num_workers=0``.
+        """
         return self._clocks.upstream_s_per_batch
 
     @property

@@ -12,9 +12,11 @@ import torch
 from adaecho.echo import checkpoint
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batches import Ready
-from adaecho.echo.clocks import Clocks
+from adaecho.echo.clocks import Clocks, works_ahead
+from adaecho.echo.crew import Interrupted
 from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
+from adaecho.echo.iterator import EchoIterator
 from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
 from adaecho.echo.source import as_source
 from adaecho.echo.wiring import Stages
@@ -61,6 +63,8 @@ class EchoLoader(Gauges):
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
+            What is iterated is read by one of them at a time. Around something that works ahead in a way
+            that can't be seen (no ``num_workers`` of its own above 0), R needs 1 thread to be right.
         prefetch: batches read ahead of the echo stage.
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
@@ -112,11 +116,12 @@ class EchoLoader(Gauges):
         self._stages = Stages(
             as_source(source), self.settings, decode=decode, augment=augment, collate=collate, place=place,
             device=self._device, snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
+            ahead=works_ahead(source),
         )  # fmt: skip
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
         self._position = checkpoint.Position()
-        self._clocks = Clocks(self._pipeline.workers, self._pipeline.counters)
+        self._clocks = Clocks(self._pipeline.counters, self._stages.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: BaseException | None = None
         self._closed = False
@@ -128,7 +133,7 @@ class EchoLoader(Gauges):
 
     # Iteration
 
-    def __iter__(self) -> "EchoIterator":
+    def __iter__(self) -> EchoIterator:
         position = self._position
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
@@ -140,6 +145,7 @@ class EchoLoader(Gauges):
         """Begin an iteration, giving up the one before if it hasn't ended."""
         position, stages = self._position, self._stages
         self._pipeline.halt()
+        self._clocks.pause()
         self._ahead.clear()
         abandoned_at = position.next_index if position.in_pass else None
         position.iteration += 1
@@ -159,7 +165,6 @@ class EchoLoader(Gauges):
 
     def _next(self) -> Any:
         if not self._look_ahead():
-            self._position.in_pass = False
             raise StopIteration
         ready = self._ahead.popleft()
         self._position.take(ready)
@@ -181,16 +186,23 @@ class EchoLoader(Gauges):
             raise RuntimeError(f"this EchoLoader was {'closed' if self._closed else 'stopped by an error'}")
         if not self._position.in_pass:
             return False
+        if self._pipeline.crew is not None:
+            self._pipeline.crew.check_not_paused_by_caller()
         start = time.perf_counter()
         try:
             ready = self._pipeline.next()
+        except Interrupted:
+            does = "closed it" if self._closed else "called stop(): asking again goes on"
+            raise RuntimeError(f"while this EchoLoader made its next batch, another thread {does}") from None
         except BaseException as error:
             if isinstance(error, Exception):
                 self._failed = error
             self.stop()
             raise
         self._clocks.waited(start)
-        if ready is not None:
+        if ready is None:
+            self._position.end(self._stages.queue.index, whole=self._stages.whole is not None)
+        else:
             self._ahead.append(ready)
         return ready is not None
 
@@ -236,7 +248,7 @@ class EchoLoader(Gauges):
         self._position = checkpoint.restore(state, self.settings, self._stages, self._clocks)
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one.
-            self._position.in_pass = self._look_ahead()
+            self._look_ahead()
 
     # Lifetime
 
@@ -244,7 +256,8 @@ class EchoLoader(Gauges):
     def paused(self) -> Iterator[None]:
         """No upstream work while inside, e.g. during an evaluation or a checkpoint; waits for work under way.
 
-        The step it falls into is not clocked.
+        The step it falls into is not clocked. With ``num_workers`` the thread that paused can't take a
+        batch inside: RuntimeError.
         """
         crew = self._pipeline.crew
         already = crew is None or crew.paused
@@ -260,7 +273,8 @@ class EchoLoader(Gauges):
     def stop(self) -> None:
         """Let threads end after the work in their hands, and close what can be opened again where it was.
 
-        The next batch asked for starts both again.
+        The next batch asked for starts both again. Whoever waits for a batch in another thread meanwhile gets
+        a RuntimeError, and can go on.
         """
         self._pipeline.stop()
 
@@ -275,24 +289,3 @@ class EchoLoader(Gauges):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class EchoIterator:
-    """The iterator of an EchoLoader; all iterators of one share its position.
-
-    When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
-    """
-
-    def __init__(self, loader: EchoLoader, number: int) -> None:
-        self._loader, self._number = loader, number
-
-    def __iter__(self) -> "EchoIterator":
-        return self
-
-    def __next__(self) -> Any:
-        return self._loader._next()
-
-    def __del__(self) -> None:
-        # The garbage collector may come to an old one in the middle of a newer one's pass.
-        if self._number == self._loader._iterators_made:
-            self._loader.stop()

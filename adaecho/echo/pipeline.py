@@ -11,7 +11,7 @@ from typing import Any
 
 from adaecho.echo.batch_echo import EchoedBatches
 from adaecho.echo.batches import ExampleBatches, OneByOne, Ready, WholeBatches
-from adaecho.echo.clocks import Counters
+from adaecho.echo.clocks import Counters, Deliveries
 from adaecho.echo.crew import Crew
 from adaecho.echo.snapshot import Recent
 from adaecho.echo.upstream import FreshQueue, Reader
@@ -32,6 +32,7 @@ class Pipeline:
         prefetch_examples: examples (or whole batches) read ahead of the echo.
         prefetch: batches made ahead, where making them is upstream of the echo.
         reads_inline: reading needs no threads of its own.
+        deliveries: of a source that works ahead by itself.
     """
 
     DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
@@ -49,10 +50,11 @@ class Pipeline:
         prefetch_examples: int,
         prefetch: int,
         reads_inline: bool,
+        deliveries: Deliveries[Any] | None,
     ) -> None:
         self._reader, self._queue, self._batch_size = reader, queue, batch_size
         self.crew = Crew(reader.release) if num_workers else None
-        self.workers = max(num_workers, 1)
+        self.deliveries = deliveries
         whole = isinstance(batches, WholeBatches)
         self._work: Callable[[Any], list[Ready]] = batches.work
         self._batches_upstream = not echo.startswith("example")
@@ -64,7 +66,7 @@ class Pipeline:
                 queue.read_ahead(
                     OrderedMap(
                         self.crew,
-                        lambda: reader.claim(chunk),
+                        partial(queue.claim, chunk),
                         reader.work,
                         threads=num_workers,
                         window=window,
@@ -114,6 +116,15 @@ class Pipeline:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.crew is not None:
             self.crew.go()
+        try:
+            return self._next()
+        except StopIteration as error:
+            raise RuntimeError(
+                "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
+                "the loop as if there were no more batches"
+            ) from error
+
+    def _next(self) -> Ready | None:
         if self._echo_inline is None or self.echoed is None:
             return self._batches.get(by_crew=False)
         behind = self._echo_behind
@@ -126,13 +137,18 @@ class Pipeline:
 
     def counters(self) -> Counters:
         """What has been done so far."""
-        read_s, made_s = self._queue.map.busy_s, self._batch_map.busy_s
+        read, made = self._queue.map, self._batch_map
         echo_maps = (self._echo_inline, self._echo_behind)
-        echoed_s = sum(echo_map.busy_s for echo_map in echo_maps if echo_map is not None)
+        echoed_s = sum(one.claim_s + one.work_s for one in echo_maps if one is not None)
         fresh_batches = self._queue.examples / self._batch_size
+        delivered_s = 0.0 if self.deliveries is None else self.deliveries.busy_s
+        # Inline reading is a part of claiming a batch.
+        inline_s = read.claim_s + read.work_s if isinstance(read, InlineMap) else 0.0
+        read_s = (inline_s, 0.0) if isinstance(read, InlineMap) else _bounds(read)
         if self._batches_upstream:
-            return Counters(read_s + made_s, echoed_s, fresh_batches)
-        return Counters(read_s, made_s + echoed_s, fresh_batches)
+            made_s = _bounds(made, inline_s)
+            return Counters((delivered_s, *read_s, *made_s), (echoed_s, 0.0), fresh_batches)
+        return Counters((delivered_s, *read_s, 0.0, 0.0), _bounds(made), fresh_batches)
 
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
@@ -148,15 +164,26 @@ class Pipeline:
             self.crew.join()
             if self._echo_behind is not None:
                 self.crew.staff(self._echo_behind, 0)
-            for ordered in (self._queue.map, self._batch_map, self._echo_behind):
-                if isinstance(ordered, OrderedMap):
-                    ordered.reset()
+        for one in (self._queue.map, self._batch_map, self._echo_inline, self._echo_behind):
+            if one is not None:
+                one.reset()
         self._batches.clear()
 
     def close(self) -> None:
         """End all threads and let go of the source."""
         self.halt()
         self._reader.close()
+
+
+def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
+    """A stage takes the larger of claiming, in one thread at a time, and all its work over its threads.
+
+    Args:
+        stage: with its times.
+        inline_s: of another stage, spent within its claims.
+    """
+    claim_s = stage.claim_s + inline_s
+    return claim_s, (claim_s + stage.work_s) / stage.wanted
 
 
 def _same(ready: Ready) -> Ready:

@@ -62,8 +62,9 @@ class RandomReader:
         if end <= self._index:
             return None
         serials = np.arange(self._index, end, dtype=np.int64) * self._world + self._rank
+        rows = self._permutation.rows(serials)  # a new permutation takes a while, and may be interrupted
         self._index = end
-        return serials, self._permutation.rows(serials), end
+        return serials, rows, end
 
     def work(self, claim: tuple[Serials, Any, int]) -> Fresh:
         serials, rows, end = claim

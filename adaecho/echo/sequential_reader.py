@@ -86,6 +86,10 @@ class SequentialReader:
             except Exception as error:
                 error.add_note(f"while reading {self._source.origin(self._serial(self._count))}")
                 raise
+            except BaseException:
+                if getattr(self._iterator, "gi_frame", self) is None:
+                    self._iterator = _ended(self._source.name)
+                raise
             self._count += 1
             return self._count - 1, example
         return None
@@ -200,3 +204,16 @@ class SequentialReader:
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
+
+
+def _ended(name: str) -> Iterator[Any]:
+    """In place of a generator that an interrupt has ended: no more of it would look like the end of the pass.
+
+    Raises:
+        RuntimeError: when asked.
+    """
+    raise RuntimeError(
+        f"source: Ctrl-C, or stopping while a transfer was tried again, has ended the generator {name} in "
+        "the middle of its pass; loader.load_state_dict(loader.state_dict()) reads it again up to there"
+    )
+    yield

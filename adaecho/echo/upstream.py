@@ -151,16 +151,22 @@ class FreshQueue:
     """Fresh examples in any number at a time from a reader that works ahead in chunks.
 
     Args:
-        reader: what to read with; inline it reads exactly what is asked for.
+        claim, work: of the reader; inline it reads exactly what is asked for.
         bad: where bad examples are listed, in order.
+
+    Attributes:
+        index: local number of the next to take.
+        examples: taken, the bad ones too.
     """
 
-    def __init__(self, reader: Reader, bad: BadExamples) -> None:
-        self._bad, self._wanted = bad, 1
+    def __init__(
+        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples
+    ) -> None:
+        self.claim, self._bad, self._wanted = claim, bad, 1
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
-        self.map = InlineMap(lambda: reader.claim(self._wanted), reader.work)
+        self.map = InlineMap(lambda: claim(self._wanted), work)
         self._chunk: Fresh | None = None
-        self._index = 0
+        self.index = 0
         self.examples = 0
 
     def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
@@ -169,7 +175,7 @@ class FreshQueue:
 
     def begin(self, index: int) -> None:
         """Start at a local number."""
-        self._chunk, self._index = None, index
+        self._chunk, self.index = None, index
 
     def take(self, count: int) -> Fresh | None:
         """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""
@@ -179,12 +185,12 @@ class FreshQueue:
             if self._chunk is None:
                 return None
         chunk = self._chunk
-        end = min(self._index + count, chunk.next_index)
+        end = min(self.index + count, chunk.next_index)
         self._chunk = None
         if end < chunk.next_index:
             chunk, self._chunk = chunk.split(end)
-        self.examples += end - self._index
-        self._index = end
+        self.examples += end - self.index
+        self.index = end
         for index, origin, error in chunk.bad:
             self._bad.add(index, origin, error)
         return chunk

@@ -8,6 +8,7 @@ import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
 from adaecho.echo.batches import ExampleBatches, WholeBatches, batch_length
+from adaecho.echo.clocks import Deliveries
 from adaecho.echo.device import ToDevice
 from adaecho.echo.factor import Factor
 from adaecho.echo.memory import check_memory, check_slots
@@ -37,6 +38,7 @@ class Stages:
         examples, whole: the example stage with its batches, or whole batches as they are read.
         pipeline: everything wired up.
         rank, world: whose serials are read.
+        deliveries: of a source that works ahead by itself, timed.
         bad: bad examples so far.
         snapshots: whether states hold contents.
     """
@@ -54,6 +56,7 @@ class Stages:
         snapshots: bool,
         num_workers: int,
         prefetch: int,
+        ahead: bool,
     ) -> None:
         _check_buffers(source, settings, decode)
         after_echo = None if augment is None else Augmentation(augment, settings.seed)
@@ -77,7 +80,12 @@ class Stages:
         self.snapshots = snapshots and isinstance(source, IterableSource)
         self.reader = self._reader(source, settings, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
-        self.queue = FreshQueue(self.reader, self.bad)
+        self.deliveries = None
+        claim = self.reader.claim
+        if ahead and isinstance(source, IterableSource):
+            self.deliveries = Deliveries(claim)
+            claim = self.deliveries.claim
+        self.queue = FreshQueue(claim, self.reader.work, self.bad)
         self.examples: ExampleBatches | None = None
         if settings.batch_size is not None:
             pool = ResidentPool(source.arrays) if resident and isinstance(source, ArraySource) else None
@@ -109,6 +117,7 @@ class Stages:
             prefetch_examples=prefetch * batch_size,
             prefetch=prefetch,
             reads_inline=reads_inline,
+            deliveries=self.deliveries,
         )
         if settings.echo == "batch":
             pipeline.echo_batches(

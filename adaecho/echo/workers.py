@@ -15,23 +15,46 @@ Result = TypeVar("Result")
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())`` in the thread that asks."""
+    """``work(claim())`` in the thread that asks.
+
+    What was claimed is kept until its work has ended: when that is interrupted (Ctrl-C, or a thread told to
+    stop), whoever asks next gets it.
+    """
+
+    wanted = 1  # threads
 
     def __init__(self, claim: Callable[[], Claim | None], work: Callable[[Claim], Result]) -> None:
         self._claim, self._work = claim, work
-        self.busy_s = 0.0
+        self._claimed: Claim | None = None
+        self.claim_s = self.work_s = 0.0
         self.blocked_s = 0.0
         self.upstream: AnyMap | None = None
+
+    def reset(self) -> None:
+        """Forget what was claimed."""
+        self._claimed = None
 
     def get(self, *, by_crew: bool) -> Result | None:  # noqa: ARG002 (as OrderedMap)
         """The next result; None after the last."""
         start = time.perf_counter()
-        before = 0.0 if self.upstream is None else self.upstream.blocked_s
-        claim = self._claim()
-        result = None if claim is None else self._work(claim)
-        spent = time.perf_counter() - start
-        self.blocked_s += spent
-        self.busy_s += spent - (0.0 if self.upstream is None else self.upstream.blocked_s - before)
+        elsewhere = 0.0 if self.upstream is None else self.upstream.blocked_s
+        if self._claimed is None:
+            self._claimed = self._claim()
+            if self._claimed is None:
+                return None
+        claimed = time.perf_counter()
+        try:
+            result = self._work(self._claimed)
+        except Exception:
+            self._claimed = None
+            raise
+        self._claimed = None
+        done = time.perf_counter()
+        if self.upstream is not None:
+            self.claim_s -= self.upstream.blocked_s - elsewhere
+        self.claim_s += claimed - start
+        self.work_s += done - claimed
+        self.blocked_s += done - start
         return result
 
 
@@ -65,7 +88,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._ended = False
         self._results: dict[int, tuple[bool, Any]] = {}
         self._unfinished: list[tuple[int, Claim]] = []  # whose work was interrupted: to be done again
-        self.busy_s = 0.0
+        self.claim_s = self.work_s = 0.0  # in which threads were busy
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
         self.upstream: AnyMap | None = None
@@ -93,11 +116,11 @@ class OrderedMap(Generic[Claim, Result]):
         """Threads that work or wait for work (the lock held)."""
         return sum(not thread.leaving for thread in self._threads)
 
-    def join(self, timeout_s: float | None) -> None:
+    def join(self) -> None:
         """Wait for the threads to end."""
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout_s)
+                thread.join()
 
     def get(self, *, by_crew: bool) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
@@ -156,7 +179,7 @@ class OrderedMap(Generic[Claim, Result]):
         """Claim and do one piece (the lock held on entry and exit); False when there is no more."""
         self._crew.wait_until(self.changed, self._may_claim)
         if self._unfinished:
-            self._finish(*self._unfinished.pop(0), time.perf_counter())
+            self._finish(*self._unfinished.pop(0))
             return True
         if self._ended:
             return False
@@ -165,7 +188,7 @@ class OrderedMap(Generic[Claim, Result]):
         changed = self.changed
         changed.release()
         start = time.perf_counter()
-        blocked = self._blocked_elsewhere()
+        elsewhere = self._blocked_elsewhere()
         try:
             claim = self._claim()
         except Interrupted:
@@ -177,6 +200,7 @@ class OrderedMap(Generic[Claim, Result]):
             changed.acquire()
             self._fail(error)
             return False
+        spent = time.perf_counter() - start - (self._blocked_elsewhere() - elsewhere)
         changed.acquire()
         self._claiming = False
         if claim is None:
@@ -184,17 +208,18 @@ class OrderedMap(Generic[Claim, Result]):
             changed.notify_all()
             return False
         self._claimed += 1
+        self.claim_s += spent
         changed.notify_all()
-        start += self._blocked_elsewhere() - blocked
-        self._finish(number, claim, start)
+        self._finish(number, claim)
         return True
 
     def _blocked_elsewhere(self) -> float:
         return 0.0 if self.upstream is None else self.upstream.blocked_s
 
-    def _finish(self, number: int, claim: Claim, start: float) -> None:
+    def _finish(self, number: int, claim: Claim) -> None:
         changed = self.changed
         changed.release()
+        start = time.perf_counter()
         outcome: tuple[bool, Any]
         try:
             outcome = True, self._work(claim)
@@ -206,7 +231,7 @@ class OrderedMap(Generic[Claim, Result]):
             outcome = False, error
         spent = time.perf_counter() - start
         changed.acquire()
-        self.busy_s += spent
+        self.work_s += spent
         self._results[number] = outcome
         changed.notify_all()
 

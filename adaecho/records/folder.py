@@ -4,7 +4,7 @@
 
     config.yaml        the resolved config, its overrides in the first lines
     environment.json   where it ran; see ``records.environment``
-    metrics.jsonl      one flat JSON object per evaluation
+    metrics.jsonl      one JSON object per evaluation, flat but for ``echo_factor_changes``
     summary.json       status and outcome; the one file that sweeps and figures read
     checkpoint/        what a resumed run continues from
     traceback.txt      of each crash

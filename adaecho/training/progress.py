@@ -16,6 +16,7 @@ class Progress:
     Attributes:
         steps: SGD updates.
         evaluations: lines in metrics.jsonl.
+        factor_changes: those of ``echo.factor=auto`` that are in these lines.
         next_evaluation: the multiple of ``evaluate.every_fresh_examples`` that falls due next.
         fresh_scale_invariant_steps: AdaScale's tau with each step's share divided by its echoing factor.
         best: the best evaluation so far by the target's metric, with where it was.
@@ -24,6 +25,7 @@ class Progress:
 
     steps: int = 0
     evaluations: int = 0
+    factor_changes: int = 0
     next_evaluation: int = 0
     fresh_scale_invariant_steps: float = 0.0
     best: dict[str, Any] | None = None

@@ -185,6 +185,7 @@ class Trainer:
             "learning_rate": self.learning_rate(),
             **self.gain(),
             "echo_factor": self.loader.factor,
+            **self._factor_changes_since_last_line(),
             "fresh_examples_in_buffer": self.loader.fresh_examples_in_buffer,
             **self.times(),
         }
@@ -197,6 +198,17 @@ class Trainer:
             return "reached"
         hopeless = self._is_hopeless is not None and self._is_hopeless(self.loader.fresh_examples)
         return "stopped_hopeless" if hopeless else None
+
+    def factor_changes(self) -> list[list[float]]:
+        """What ``echo.factor=auto`` changed: the first fresh example (or batch) under it, and the factor."""
+        return [list(change) for change in self.loader.factor_changes]
+
+    def _factor_changes_since_last_line(self) -> Line:
+        if self.config.echo.factor != "auto":
+            return {}
+        changes = self.factor_changes()[self.progress.factor_changes :]
+        self.progress.factor_changes += len(changes)
+        return {"echo_factor_changes": changes}
 
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""

@@ -168,6 +168,9 @@ class _Trial:
             "steps": progress.steps,
             "fresh_examples_in_buffer": loader.fresh_examples_in_buffer,
             "reread_examples": loader.reread_examples,
+            **(
+                {"echo_factor_changes": trainer.factor_changes()} if self.config.echo.factor == "auto" else {}
+            ),
             **trainer.times(),
             "upstream_s_per_batch": loader.upstream_s_per_batch,
             "downstream_s_per_step": loader.downstream_s_per_step,

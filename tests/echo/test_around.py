@@ -1,4 +1,4 @@
-"""Around a loader one already has, clocks, the automatic factor, sources of other kinds, wrong arguments."""
+"""Around a loader one already has, the automatic factor, sources of other kinds, wrong arguments."""
 
 import random
 import time
@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
 from adaecho.echo.auto import AutoFactor
-from adaecho.echo.clocks import Clocks, Counters
 from tests.echo.sources import Dataset, arrays
 
 
@@ -73,53 +72,6 @@ def test_batches_read_ahead_of_an_abandoned_pass_count_nothing(num_workers: int)
     assert loader.fresh_examples == 4
     assert len(list(loader)) == 10
     assert loader.fresh_examples == 24
-
-
-class FakeTime:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_clocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers busy for 6 s per fresh batch, the step takes 1 s, every batch is used twice: R = 3."""
-    clock = FakeTime()
-    monkeypatch.setattr(time, "perf_counter", clock)
-    counters = Counters(0.0, 0.0, 0.0)
-    clocks = Clocks(2, lambda: counters)
-    for step in range(40):
-        asked = clock.now
-        clock.now += 0.5
-        clocks.waited(asked)
-        counters = Counters(3.0 * step, 0.1 * step, fresh_batches=step / 2)
-        clocks.step()
-        clock.now += 1.0
-        if step == 20:
-            clock.now += 1000.0
-            clocks.pause()
-    assert clocks.wait_time_s == pytest.approx(20)
-    assert clocks.upstream_s_per_batch == pytest.approx(3)
-    assert clocks.downstream_s_per_step == pytest.approx(1)
-    assert clocks.ratio == pytest.approx(3)
-    other = Clocks(2, lambda: counters)
-    assert other.ratio is None
-    other.load_state_dict(clocks.state_dict())
-    assert other.ratio == clocks.ratio
-
-
-def test_the_loaders_own_work_counts_where_it_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeTime()
-    monkeypatch.setattr(time, "perf_counter", clock)
-    counters = Counters(0.0, 0.0, 0.0)
-    clocks = Clocks(1, lambda: counters)
-    for step in range(10):
-        counters = Counters(upstream_busy_s=4.0 * step, downstream_busy_s=2.0 * step, fresh_batches=step)
-        clocks.step()
-        clock.now += 1.0
-    assert clocks.downstream_s_per_step == pytest.approx(2)
-    assert clocks.ratio == pytest.approx(2)
 
 
 class Slow(Dataset):

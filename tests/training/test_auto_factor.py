@@ -1,0 +1,61 @@
+"""``echo.factor=auto`` in a run: every change of the factor is in its records, once, also after a resume."""
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho.echo.clocks import Clocks
+from adaecho.training import trainer
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_change_is_in_the_metrics_once(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = itertools.cycle([1.5, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(Clocks, "ratio", property(lambda _: next(measured)))
+    config = compose_config(
+        "task=digits", "echo=batch", "echo.factor=auto", "max_steps=400", "target.value=null",
+        "evaluate.every_fresh_examples=800", "checkpoint_every_s=1000000",
+    )  # fmt: skip
+    step = trainer.Trainer._step
+
+    def signalled(self: trainer.Trainer, batch: Any) -> None:
+        step(self, batch)
+        if self.progress.steps == 230:  # between two evaluations
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    folder = Path("run")
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "_step", signalled)
+        assert run_trial(config, folder)["status"] == "preempted"
+    before = lines(folder)
+    summary = run_trial(config, folder)
+    assert summary["status"] == "budget_spent"
+
+    after = lines(folder)
+    assert after[: len(before)] == before
+    recorded = [change for line in after for change in line["echo_factor_changes"]]
+    assert len(recorded) > 10
+    assert any(len(line["echo_factor_changes"]) > 1 for line in after)
+    # The last changes may come after the last evaluation.
+    assert summary["echo_factor_changes"][: len(recorded)] == recorded
+    assert len(recorded) >= len(summary["echo_factor_changes"]) - 4
+    numbers = [number for number, _ in recorded]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_fixed_factor_has_no_changes_to_record(compose_config: Compose) -> None:
+    config = compose_config("task=digits", "echo=batch", "echo.factor=2", "max_steps=20", "target.value=null")
+    summary = run_trial(config, Path("run"))
+    assert not any("echo_factor_changes" in record for record in (summary, *lines(Path("run"))))
