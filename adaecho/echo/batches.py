@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, collate, concatenate
+from adaecho.echo.examples import Stack, collate, concatenate, duplicate
 from adaecho.echo.items import Fresh, Taken
 from adaecho.echo.pool import Examples
 from adaecho.echo.snapshot import Recent
@@ -23,7 +23,8 @@ class Ready:
 
     Attributes:
         batch: what the consumer gets.
-        items: of its examples; empty where whole batches are read.
+        items: of its examples, or under batch echoing those of the latest fresh batch; stand-ins where whole
+            batches are read.
         output: outputs of the example stage up to then.
         next_index: upstream position there.
         fresh_examples: examples read up to there, since the loader began.
@@ -71,7 +72,7 @@ class ExampleBatches:
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
-        self._group, self._move = group, move
+        self._group, self.move = group, move
 
     def begin(self, index: int, skipped: int) -> None:
         """Start with an empty buffer at a local number, having passed over so many unread."""
@@ -119,7 +120,7 @@ class ExampleBatches:
             batch = self._collate(examples.examples() if isinstance(examples, Stack) else examples)
         else:
             batch = examples.batch() if isinstance(examples, Stack) else collate(examples)
-        return self._move(batch)
+        return self.move(batch)
 
 
 def _joined(blocks: list[Examples]) -> Examples:
@@ -134,11 +135,20 @@ def _joined(blocks: list[Examples]) -> Examples:
 
 
 class WholeBatches:
-    """Batches that somebody else's loader makes, one a time."""
+    """Batches that somebody else's loader makes, one a time.
 
-    def __init__(self, queue: FreshQueue, move: Callable[[Any], Any]) -> None:
-        self._queue, self._move = queue, move
-        self.fresh_examples = 0
+    Args:
+        queue: gives them.
+        move: takes a batch to its device.
+        length: examples in a batch.
+        kept: the source keeps its batches and will give them again: they are copied for the consumer.
+    """
+
+    def __init__(
+        self, queue: FreshQueue, move: Callable[[Any], Any], length: Callable[[Any], int], kept: bool
+    ) -> None:
+        self.move, self.fresh_examples = move, 0
+        self._queue, self._length, self._kept = queue, length, kept
 
     def claim(self) -> Fresh | None:
         """The next batch; None at the end of the pass."""
@@ -149,11 +159,20 @@ class WholeBatches:
 
     def work(self, fresh: Fresh) -> list[Ready]:
         """Count its examples (called in order, by one thread)."""
-        batch = fresh.things[0]
-        self.fresh_examples += batch_length(batch)
-        return [
-            Ready(self._move(batch), np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)
-        ]
+        batch, before = fresh.things[0], self.fresh_examples
+        length, taken = self._length(batch), self.taken(batch)
+        self.fresh_examples += length
+        items = stand_ins(before, self.fresh_examples)
+        return [Ready(taken, items, 0, fresh.next_index, self.fresh_examples)]
+
+    def taken(self, batch: Any) -> Any:
+        """A batch of the source as the consumer may have it."""
+        return self.move(duplicate(batch) if self._kept else batch)
+
+
+def stand_ins(start: int, end: int) -> keys.Items:
+    """An item for each example of whole batches, which have no serials, by how many were read before it."""
+    return np.arange(start, end, dtype=np.int64) << keys.ECHO_BITS
 
 
 class OneByOne:
@@ -172,21 +191,3 @@ class OneByOne:
     def clear(self) -> None:
         """Forget what has been made."""
         self._made.clear()
-
-
-def batch_length(batch: Any) -> int:
-    """Examples in a batch: the leading length of its first tensor, array or sequence.
-
-    Raises:
-        ValueError: the batch has none.
-    """
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str | bytes | int | float):
-        return batch_length(batch[0])
-    shape = getattr(batch, "shape", None)
-    if shape is not None and len(shape):
-        return int(shape[0])
-    if hasattr(batch, "__len__"):
-        return len(batch)
-    raise ValueError(f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}")

@@ -1,7 +1,7 @@
 """Examples one by one and stacked: fixed-shape examples move as arrays of many, ragged ones as lists."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +189,9 @@ def num_bytes(value: Any) -> int:
         return len(value)
     if isinstance(value, dict):
         return sum(map(num_bytes, value.values()))
-    return sum(map(num_bytes, value)) if isinstance(value, tuple | list) else 0
+    if isinstance(value, tuple | list):
+        return sum(map(num_bytes, value))
+    return sum(map(num_bytes, value.values())) if isinstance(value, Mapping) else 0
 
 
 def duplicate(value: Any) -> Any:

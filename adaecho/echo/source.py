@@ -53,7 +53,8 @@ class Permutation:
         if number not in self._kept:
             if len(self._kept) > 1:
                 del self._kept[min(self._kept)]
-            rng = np.random.Generator(np.random.Philox(key=[self._seed & 0xFFFFFFFFFFFFFFFF, number]))
+            key = np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)
+            rng = np.random.Generator(np.random.Philox(key=key))
             rows = np.arange(self.length, dtype=self._dtype)
             shuffled = self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
             self._kept[number] = shuffled

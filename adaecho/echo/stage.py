@@ -20,8 +20,6 @@ from adaecho.echo.items import Fresh, Tail, TakeFresh, Taken, no_tail
 from adaecho.echo.pool import Examples, ListPool, Pool, ResidentPool, StackPool
 from adaecho.echo.shuffle_buffer import ShuffleBuffer
 
-_NOTHING = np.empty(0, dtype=np.int64)
-
 
 class EchoStage:
     """Repeat, then shuffle.
@@ -66,7 +64,7 @@ class EchoStage:
         self._history = History()
         # Held while the identities change, so that another thread can ask for a state meanwhile.
         self._lock = threading.Lock()
-        self._history.begin(state(0, _NOTHING))
+        self._history.begin(state(0, keys.NO_ITEMS))
 
     def take(self, count: int) -> list[tuple[Taken, Examples]]:
         """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
@@ -88,7 +86,7 @@ class EchoStage:
 
     def begin_pass(self, next_index: int) -> None:
         """Start with an empty buffer at an upstream position."""
-        self._begin(state(next_index, _NOTHING))
+        self._begin(state(next_index, keys.NO_ITEMS))
 
     def _begin(self, at: dict[str, Any]) -> None:
         self._buffer.clear()

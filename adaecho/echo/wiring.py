@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
+from adaecho.echo.batch_length import batch_length
 from adaecho.echo.batches import ExampleBatches, WholeBatches
 from adaecho.echo.device import ToDevice
 from adaecho.echo.factor import Factor
@@ -39,6 +40,7 @@ class Stages:
         rank, world: whose serials are read.
         bad: bad examples so far.
         snapshots: whether states hold contents.
+        source_length: examples (or whole batches) of the source, where it has a length.
     """
 
     def __init__(
@@ -49,12 +51,15 @@ class Stages:
         decode: Callable[[Any], Any] | None,
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
+        length_of: Callable[[Any], int] | None,
         place: str,
         device: ToDevice,
         snapshots: bool,
         num_workers: int,
         prefetch: int,
     ) -> None:
+        if settings.batch_size is None and isinstance(source, ArraySource):
+            raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
         _check_buffers(source, settings, decode)
         after_echo = None if augment is None else Augmentation(augment, settings.seed)
         if after_echo is not None and num_workers:
@@ -73,6 +78,7 @@ class Stages:
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
         self.snapshots = snapshots and isinstance(source, IterableSource)
+        self.source_length = None if isinstance(source, IterableSource) else source.length
         self.reader = self._reader(source, settings, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
         self.queue = FreshQueue(self.reader, self.bad)
@@ -88,7 +94,10 @@ class Stages:
                 Recent() if self.snapshots else None,
                 device.move,
             )
-        self.whole = WholeBatches(self.queue, device.move) if self.examples is None else None
+        self.whole: WholeBatches | None = None
+        if whole:
+            kept = isinstance(source, MapSource)
+            self.whole = WholeBatches(self.queue, device.move, length_of or batch_length, kept)
         self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
 
     def _pipeline(
@@ -156,11 +165,12 @@ class Stages:
         """
         if not isinstance(self.reader, RandomReader) or settings.epochs is None or settings.factor == "auto":
             raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
-        assert self.examples is not None
-        assert settings.batch_size is not None
         serials = self.reader.serials_of(iteration, settings.epochs)
-        items = int(self.examples.stage.factor.repeats(serials).sum())
-        batches = math.ceil(items / settings.batch_size)
+        if self.examples is None or settings.batch_size is None:
+            batches = len(serials)
+        else:
+            items = int(self.examples.stage.factor.repeats(serials).sum())
+            batches = math.ceil(items / settings.batch_size)
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
@@ -186,7 +196,8 @@ def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permuta
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
-    return Permutation(source.length, settings.order, settings.seed, shard_lengths)
+    order = "stored" if settings.batch_size is None else settings.order
+    return Permutation(source.length, order, settings.seed, shard_lengths)
 
 
 def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:
