@@ -18,6 +18,7 @@ from adaecho.echo.batches import OneByOne, Ready
 from adaecho.echo.examples import duplicate, num_bytes
 from adaecho.echo.factor import Factor
 from adaecho.echo.history import pending, state
+from adaecho.echo.memory import check_memory
 from adaecho.echo.pool import Examples
 from adaecho.echo.shuffle_buffer import drain_order, slots
 from adaecho.echo.snapshot import Recent
@@ -150,6 +151,8 @@ class EchoedBatches:
         ready = self._batches.get(by_crew=by_crew)
         if ready is None:
             return False
+        if self._last is None:
+            check_memory(self._size * num_bytes(ready.batch), "batch_shuffle_buffer")
         number = self._next_number
         serial = number * self._world + self._rank
         repeats = self.factor.repeats_of(serial)

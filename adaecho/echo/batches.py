@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, collate, concatenate, duplicate
+from adaecho.echo.augment import Origin, span
+from adaecho.echo.examples import Stack, collate, duplicate
 from adaecho.echo.items import Fresh, Taken
-from adaecho.echo.pool import Examples
+from adaecho.echo.pool import Examples, joined
 from adaecho.echo.snapshot import Recent
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.upstream import FreshQueue
@@ -56,6 +57,7 @@ class ExampleBatches:
             work where examples are small arrays.
         recent: remembers outputs, where states hold contents.
         move: takes a batch to its device.
+        origin: what to call the example of a serial in a message.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class ExampleBatches:
         group: int = 1,
         recent: Recent | None = None,
         move: Callable[[Any], Any] = lambda batch: batch,
+        origin: Origin = "example {}".format,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
-        self._group, self.move = group, move
+        self._group, self.move, self._origin = group, move, origin
 
     def begin(self, index: int, skipped: int) -> None:
         """Start with an empty buffer at a local number, having passed over so many unread."""
@@ -94,12 +97,14 @@ class ExampleBatches:
         parts, skipped = claim
         items = np.concatenate([taken.items for taken, _ in parts])
         next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
-        examples = self.augmented(items, _joined([examples for _, examples in parts]))
+        examples = self.augmented(items, joined([examples for _, examples in parts]))
         first = parts[0][0].start
         made = []
         for start in range(0, len(items), self._batch_size):
             end = min(start + self._batch_size, len(items))
-            batch = self.collated(examples if end - start == len(items) else examples[start:end])
+            batch = self.collated(
+                items[start:end], examples if end - start == len(items) else examples[start:end]
+            )
             next_index = int(next_indices[end - 1])
             made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
         return made
@@ -114,24 +119,27 @@ class ExampleBatches:
         """Augment examples that have left the buffer."""
         return examples if self._augment is None else self._augment(items, examples)
 
-    def collated(self, examples: Examples) -> Any:
+    def collated(self, items: keys.Items, examples: Examples) -> Any:
         """One batch of its examples."""
-        if self._collate is not None:
-            batch = self._collate(examples.examples() if isinstance(examples, Stack) else examples)
-        else:
-            batch = examples.batch() if isinstance(examples, Stack) else collate(examples)
+        if self._collate is None and isinstance(examples, Stack):
+            return self.move(examples.batch())
+        singles = examples.examples() if isinstance(examples, Stack) else examples
+        try:
+            batch = (self._collate or collate)(singles)
+        except Exception as error:
+            error.add_note(f"while collating {self._named(items, singles)}")
+            raise
         return self.move(batch)
 
-
-def _joined(blocks: list[Examples]) -> Examples:
-    if len(blocks) == 1:
-        return blocks[0]
-    stacks = [block for block in blocks if isinstance(block, Stack)]
-    if len(stacks) == len(blocks):
-        return concatenate(stacks)
-    return [
-        example for block in blocks for example in (block.examples() if isinstance(block, Stack) else block)
-    ]
+    def _named(self, items: keys.Items, examples: list[Any]) -> str:
+        """The two examples that don't go together, if it is that, else the first and last of all."""
+        for place in range(1, len(examples) if self._collate is None else 0):
+            try:
+                collate([examples[0], examples[place]])
+            except Exception:
+                pair = [self._origin(int(items[one]) >> keys.ECHO_BITS) for one in (0, place)]
+                return f"{pair[0]} and {pair[1]}, which differ"
+        return span(items, self._origin)
 
 
 class WholeBatches:

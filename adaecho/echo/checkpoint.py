@@ -216,7 +216,7 @@ class _Again:
             assert whole is not None
             return whole.taken(self.select(np.array([held.place]))[0])
         lent = examples.stage.lend(self.select(held.items >> keys.ECHO_BITS))
-        return examples.collated(examples.augmented(held.items, lent))
+        return examples.collated(held.items, examples.augmented(held.items, lent))
 
 
 def _plain_held(held: dict[int, Held], whole: bool) -> dict[str, torch.Tensor]:

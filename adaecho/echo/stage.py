@@ -57,7 +57,7 @@ class EchoStage:
         self._upstream, self._lookahead = upstream, lookahead
         self._world, self._block = world, block
         self._pool, self._check_memory = pool, check_memory
-        self._buffer = ShuffleBuffer(seed, buffer)
+        self._buffer = ShuffleBuffer(seed, buffer, pool.rows if isinstance(pool, ResidentPool) else 0)
         self._tail = no_tail()
         self._next_index = 0
         self._stash: list[tuple[Taken, Examples]] = []
@@ -167,7 +167,8 @@ class EchoStage:
         elif isinstance(self._pool, StackPool) and not self._pool.fits(things):
             self._pool = self._pool.as_list_pool()
         if isinstance(self._pool, ListPool) and isinstance(things, Stack):
-            things = things.examples()
+            # Not views, the last of which would keep the whole chunk alive.
+            things = [duplicate(example) for example in things.examples()]
         return self._pool.insert(things, counts)
 
     def _new_pool(self, things: Any) -> Pool:

@@ -61,12 +61,13 @@ class Stages:
         if settings.batch_size is None and isinstance(source, ArraySource):
             raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
         _check_buffers(source, settings, decode)
-        after_echo = None if augment is None else Augmentation(augment, settings.seed)
+        origin = _origin_of(source, settings)
+        after_echo = None if augment is None else Augmentation(augment, settings.seed, origin)
         if after_echo is not None and num_workers:
             after_echo.check_threads()
         stage: AfterEcho | None = after_echo
         if decode is not None and place == "encoded":
-            stage, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
+            stage, decode = DecodeThenAugment(decode, after_echo, origin), None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
@@ -93,6 +94,7 @@ class Stages:
                 group,
                 Recent() if self.snapshots else None,
                 device.move,
+                origin,
             )
         self.whole: WholeBatches | None = None
         if whole:
@@ -182,7 +184,8 @@ def _check_buffers(
     # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
     copied = isinstance(source, ArraySource) and not source.resident and decode is None
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
-    check_slots(settings.shuffle_buffer + settings.batch_shuffle_buffer, example_bytes)
+    check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
+    check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
 
 
 def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
