@@ -9,7 +9,10 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo import memory
-from adaecho.echo.pool import ListPool
+from adaecho.echo.examples import Form, Stack
+from adaecho.echo.items import Fresh
+from adaecho.echo.pool import ListPool, ResidentPool
+from adaecho.echo.stage import EchoStage
 from tests.echo.sources import Dataset, Stream, arrays
 
 
@@ -97,3 +100,19 @@ def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
 def test_where_nothing_tells_the_machine_is_asked(tmp_path: Path) -> None:
     free = memory.free_bytes(tmp_path)
     assert free is None or free > 0
+
+
+def test_rows_beyond_32_bits() -> None:
+    first = (1 << 31) - 2
+
+    class Rows(ResidentPool):
+        def take(self, rows: Any) -> Any:
+            return rows
+
+    source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
+    numbers = np.arange(50)
+    fresh = iter([Fresh(numbers, first + numbers, 50)])
+    pool = Rows(Stack(Form("array"), [source]))
+    stage = EchoStage(lambda _: next(fresh, None), seed=0, factor=1, buffer=8, pool=pool)
+    taken = np.concatenate([rows for _, rows in stage.take(50)])
+    assert sorted(taken) == list(range(first, first + 50))

@@ -172,3 +172,14 @@ def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
     state = loader.state_dict()
     with pytest.raises(ValueError, match="must give the same examples again"):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_a_buffer_of_tiny_batches_takes_no_more(batch_size: int | None) -> None:
+    source = Dataset(5000, lambda row: np.zeros(1) if batch_size is None else row)
+    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 2000}
+    loader = EchoLoader(source, batch_size, **common)
+    next(iter(loader))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    assert file.tell() <= 64 * loader.fresh_examples_in_buffer + 8000  # what a state takes without a buffer
