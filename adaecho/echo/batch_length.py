@@ -27,6 +27,9 @@ def batch_length(batch: Any) -> int:
 
 
 def _length(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return int(shape[0]) if len(shape) else None
     if isinstance(value, str | bytes):
         return None
     if isinstance(value, list):
@@ -36,10 +39,7 @@ def _length(value: Any) -> int | None:
         return _of_columns(list(value.values()))
     if isinstance(value, tuple):
         return _of_columns(value)
-    leading = _leading_lengths([value])
-    if leading:
-        return leading[0]
-    return len(value) if hasattr(value, "__len__") and not hasattr(value, "shape") else None
+    return len(value) if hasattr(value, "__len__") else None
 
 
 def _of_columns(columns: Iterable[Any]) -> int | None:

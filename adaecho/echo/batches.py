@@ -180,7 +180,7 @@ class WholeBatches:
 
 def stand_ins(start: int, end: int) -> keys.Items:
     """An item for each example of whole batches, which have no serials, by how many were read before it."""
-    return np.arange(start, end, dtype=np.int64) << keys.ECHO_BITS
+    return np.arange(start << keys.ECHO_BITS, end << keys.ECHO_BITS, 1 << keys.ECHO_BITS, dtype=np.int64)
 
 
 class OneByOne:
