@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from adaecho.echo import keys
-from adaecho.echo.augment_process import AugmentProcess, seeded
+from adaecho.echo.augment_process import AugmentProcess, Failed, seeded
 from adaecho.echo.crew import CrewThread
 from adaecho.echo.examples import Stack, stack
 from adaecho.echo.pool import Examples
+
+Origin = Callable[[int], str]
 
 
 class Augmentation:
@@ -27,12 +29,19 @@ class Augmentation:
     * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
       for each example and given back afterwards. Slower; worker threads have it done in processes.
 
+    What it raises is passed on with a note of the example.
+
+    Args:
+        augment: one of these.
+        seed: of its draws.
+        origin: what to call the example of a serial in a message.
+
     Raises:
         ValueError: it is not callable or takes another number of arguments.
     """
 
-    def __init__(self, augment: Any, seed: int) -> None:
-        self._augment, self._seed = augment, seed
+    def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
+        self._augment, self._seed, self._origin = augment, seed, origin
         self._block = getattr(augment, "block", None)
         self.uses_global_generators = self._block is None and _num_arguments(augment) == 1
 
@@ -40,25 +49,36 @@ class Augmentation:
         """The augmented examples of these items."""
         drawn = keys.item_keys(self._seed, items)
         if self._block is not None:
-            stacked = examples if isinstance(examples, Stack) else stack(examples)
-            if stacked is None:
-                raise ValueError(
-                    "augment.block needs examples of one shape and numeric type, and these differ; "
-                    "make decode give them one shape, or give an augment(example, rng) without block"
-                )
-            return stacked.with_tree(self._block(stacked.tree(), drawn))
+            try:
+                return _in_block(self._block, drawn, examples)
+            except Exception as error:
+                error.add_note(f"while augmenting {span(items, self._origin)}")
+                raise
         singles = examples.examples() if isinstance(examples, Stack) else examples
+
+        def failed(error: Exception, position: int) -> None:
+            error.add_note(f"while augmenting {self._origin(int(items[position]) >> keys.ECHO_BITS)}")
+
         if not self.uses_global_generators:
-            pairs = zip(singles, drawn, strict=True)
-            return [self._augment(example, keys.generator(key)) for example, key in pairs]
+            return self._one_by_one(drawn, singles, failed)
         thread = threading.current_thread()
         if isinstance(thread, CrewThread):
             if thread.helper is None:
                 thread.helper = AugmentProcess(self._pickled())
-            augmented: list[Any] = thread.helper(singles, drawn.tolist())
+            augmented: list[Any] = thread.helper(singles, drawn.tolist(), failed)
             return augmented
         with _global_generators_kept():
-            return seeded(self._augment, singles, drawn.tolist())
+            return seeded(self._augment, singles, drawn.tolist(), failed)
+
+    def _one_by_one(self, drawn: keys.Keys, examples: list[Any], failed: Failed) -> list[Any]:
+        augmented: list[Any] = []
+        try:
+            for example, key in zip(examples, drawn, strict=True):
+                augmented.append(self._augment(example, keys.generator(key)))
+        except Exception as error:
+            failed(error, len(augmented))
+            raise
+        return augmented
 
     def check_threads(self) -> None:
         """Raises ValueError where it can't be run by worker threads."""
@@ -76,6 +96,16 @@ class Augmentation:
             ) from error
 
 
+def _in_block(block: Callable[[Any, keys.Keys], Any], drawn: keys.Keys, examples: Examples) -> Stack:
+    stacked = examples if isinstance(examples, Stack) else stack(examples)
+    if stacked is None:
+        raise ValueError(
+            "augment.block needs examples of one shape and numeric type, and these differ; "
+            "make decode give them one shape, or give an augment(example, rng) without block"
+        )
+    return stacked.with_tree(block(stacked.tree(), drawn))
+
+
 class DecodeThenAugment:
     """What comes after the buffer where it holds examples as they are stored.
 
@@ -89,7 +119,7 @@ class DecodeThenAugment:
         self,
         decode: Callable[[Any], Any],
         augmentation: Augmentation | None,
-        origin: Callable[[int], str],
+        origin: Origin,
     ) -> None:
         self._decode, self._augmentation, self._origin = decode, augmentation, origin
 
@@ -106,6 +136,12 @@ class DecodeThenAugment:
             origin = self._origin(item >> keys.ECHO_BITS)
             error.add_note(f"while decoding {origin}; place='decoded' can skip it, see max_bad_examples")
             raise
+
+
+def span(items: keys.Items, origin: Origin) -> str:
+    """What to call many items in a message: the first and the last of their examples."""
+    first, last = origin(int(items[0]) >> keys.ECHO_BITS), origin(int(items[-1]) >> keys.ECHO_BITS)
+    return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
 def _num_arguments(augment: Callable[..., Any]) -> int:

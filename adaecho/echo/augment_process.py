@@ -16,16 +16,22 @@ import numpy as np
 import torch
 
 Keys = list[int]
+Failed = Callable[[Exception, int], None]
+"""Called with what an augmentation raised and which of its examples it raised it for."""
 
 
-def seeded(augment: Callable[[Any], Any], examples: list[Any], drawn: Keys) -> list[Any]:
+def seeded(augment: Callable[[Any], Any], examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
     """Each example augmented, with the global generators of torch, NumPy and ``random`` seeded by its key."""
-    augmented = []
-    for example, key in zip(examples, drawn, strict=True):
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(key >> 1)
-        augmented.append(augment(example))
+    augmented: list[Any] = []
+    try:
+        for example, key in zip(examples, drawn, strict=True):
+            random.seed(key)
+            np.random.seed(key & 0xFFFFFFFF)
+            torch.default_generator.manual_seed(key >> 1)
+            augmented.append(augment(example))
+    except Exception as error:
+        failed(error, len(augmented))
+        raise
     return augmented
 
 
@@ -46,7 +52,7 @@ class AugmentProcess:
         self._process.start()
         theirs.close()
 
-    def __call__(self, examples: list[Any], drawn: Keys) -> list[Any]:
+    def __call__(self, examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
         """As ``seeded``.
 
         Raises:
@@ -66,8 +72,9 @@ class AugmentProcess:
         if good:
             augmented: list[Any] = result
             return augmented
-        raised, where = result
+        raised, where, position = result
         raised.add_note(f"in a worker process of augment:\n{where}")
+        failed(raised, position)
         raise raised
 
     def close(self) -> None:
@@ -89,11 +96,15 @@ def _serve(connection: Connection, pickled_augment: bytes) -> None:
             examples, drawn = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        try:
-            answer: tuple[bool, Any] = True, seeded(augment, examples, drawn)
-        except Exception as error:
-            answer = False, (_sendable(error), traceback.format_exc())
-        connection.send_bytes(pickle.dumps(answer))
+        connection.send_bytes(pickle.dumps(_answer(augment, examples, drawn)))
+
+
+def _answer(augment: Callable[[Any], Any], examples: list[Any], drawn: Keys) -> tuple[bool, Any]:
+    positions: list[int] = []
+    try:
+        return True, seeded(augment, examples, drawn, lambda _, position: positions.append(position))
+    except Exception as error:
+        return False, (_sendable(error), traceback.format_exc(), positions[0])
 
 
 def _sendable(error: Exception) -> Exception:

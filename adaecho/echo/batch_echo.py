@@ -8,7 +8,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,20 @@ from adaecho.echo.batches import OneByOne, Ready
 from adaecho.echo.examples import duplicate, duplicate_many, num_bytes
 from adaecho.echo.factor import Factor
 from adaecho.echo.history import pending, state
+from adaecho.echo.memory import check_memory
 from adaecho.echo.pool import Examples
 from adaecho.echo.shuffle_buffer import drain_order, slots
 from adaecho.echo.snapshot import Recent
 
-_NONE = np.empty(0, dtype=np.int64)
 # To copy more than this takes longer than to hand a batch over from another thread.
 _SLOW_BYTES = 1 << 21
+
+
+class Held(NamedTuple):
+    """What a fresh batch can be made again from: its items, and where it is read whole its place."""
+
+    items: keys.Items
+    place: int  # its local number upstream
 
 
 @dataclass(slots=True)
@@ -33,7 +40,7 @@ class _Fresh:
 
     batch: Any
     copies: list[Any]
-    items: keys.Items
+    held: Held
     to_emit: int
     to_consume: int
 
@@ -91,11 +98,11 @@ class EchoedBatches:
         self._forgotten = 0
         self._fresh: dict[int, _Fresh] = {}  # by number
         self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
-        self._begin(state(0, _NONE))
+        self._begin(state(0, keys.NO_ITEMS))
 
     def begin(self, number: int) -> None:
         """Start with nothing held, at the number of the next fresh batch."""
-        self._begin(state(number, _NONE))
+        self._begin(state(number, keys.NO_ITEMS))
 
     def _begin(self, at: dict[str, Any]) -> None:
         self._next_number: int = at["next_index"]
@@ -158,11 +165,14 @@ class EchoedBatches:
         ready = self._batches.get(by_crew=by_crew)
         if ready is None:
             return False
+        if self._last is None:
+            check_memory(self._size * num_bytes(ready.batch), "batch_shuffle_buffer")
         number = self._next_number
         serial = number * self._world + self._rank
         repeats = self.factor.repeats_of(serial)
         with self._lock:
-            self._fresh[number] = _Fresh(ready.batch, ready.copies, ready.items, repeats, repeats)
+            held = Held(ready.items, ready.next_index - 1)
+            self._fresh[number] = _Fresh(ready.batch, ready.copies, held, repeats, repeats)
             self._pending = serial << keys.ECHO_BITS, repeats
             self._next_number = number + 1
         self.slow = num_bytes(ready.batch) >= _SLOW_BYTES
@@ -231,8 +241,8 @@ class EchoedBatches:
 
     # State
 
-    def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, keys.Items]]:
-        """The state as it was after so many outputs in all, and the items of every batch it held.
+    def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
+        """The state as it was after so many outputs in all, and every batch it held by number.
 
         Raises:
             ValueError: it has been forgotten.
@@ -241,7 +251,7 @@ class EchoedBatches:
             at = self._state_at(output)
             serials = {int(item) >> keys.ECHO_BITS for item in [*at["buffer"], *pending(at)]}
             numbers = sorted(serial // self._world for serial in serials)
-            return at, {number: self._fresh[number].items for number in numbers}
+            return at, {number: self._fresh[number].held for number in numbers}
 
     def _state_at(self, output: int) -> dict[str, Any]:
         if output == self._anchor[0]:
@@ -273,9 +283,7 @@ class EchoedBatches:
         """Outputs that nobody has taken yet: none, they leave one by one."""
         return []
 
-    def load(
-        self, at: dict[str, Any], held: dict[int, keys.Items], remade: dict[int, Any], last: Ready
-    ) -> None:
+    def load(self, at: dict[str, Any], held: dict[int, Held], remade: dict[int, Any], last: Ready) -> None:
         """Return to a state, with the batches it held made again."""
         self._begin(at)
         self._last = last

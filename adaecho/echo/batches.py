@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, collate, concatenate
+from adaecho.echo.augment import Origin, span
+from adaecho.echo.examples import Stack, collate, duplicate
 from adaecho.echo.items import Fresh, Taken
-from adaecho.echo.pool import Examples
+from adaecho.echo.pool import Examples, joined
 from adaecho.echo.snapshot import Recent
 from adaecho.echo.stage import EchoStage
 from adaecho.echo.upstream import FreshQueue
@@ -23,7 +24,8 @@ class Ready:
 
     Attributes:
         batch: what the consumer gets.
-        items: of its examples; empty where whole batches are read.
+        items: of its examples, or under batch echoing those of the latest fresh batch; stand-ins where whole
+            batches are read.
         output: outputs of the example stage up to then.
         next_index: upstream position there.
         fresh_examples: examples read up to there, since the loader began.
@@ -55,6 +57,7 @@ class ExampleBatches:
             work where examples are small arrays.
         recent: remembers outputs, where states hold contents.
         move: takes a batch to its device.
+        origin: what to call the example of a serial in a message.
     """
 
     def __init__(
@@ -66,12 +69,13 @@ class ExampleBatches:
         group: int = 1,
         recent: Recent | None = None,
         move: Callable[[Any], Any] = lambda batch: batch,
+        origin: Origin = "example {}".format,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
-        self._group, self._move = group, move
+        self._group, self.move, self._origin = group, move, origin
 
     def begin(self, index: int, skipped: int) -> None:
         """Start with an empty buffer at a local number, having passed over so many unread."""
@@ -93,12 +97,14 @@ class ExampleBatches:
         parts, skipped = claim
         items = np.concatenate([taken.items for taken, _ in parts])
         next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
-        examples = self.augmented(items, _joined([examples for _, examples in parts]))
+        examples = self.augmented(items, joined([examples for _, examples in parts]))
         first = parts[0][0].start
         made = []
         for start in range(0, len(items), self._batch_size):
             end = min(start + self._batch_size, len(items))
-            batch = self.collated(examples if end - start == len(items) else examples[start:end])
+            batch = self.collated(
+                items[start:end], examples if end - start == len(items) else examples[start:end]
+            )
             next_index = int(next_indices[end - 1])
             made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
         return made
@@ -113,32 +119,44 @@ class ExampleBatches:
         """Augment examples that have left the buffer."""
         return examples if self._augment is None else self._augment(items, examples)
 
-    def collated(self, examples: Examples) -> Any:
+    def collated(self, items: keys.Items, examples: Examples) -> Any:
         """One batch of its examples."""
-        if self._collate is not None:
-            batch = self._collate(examples.examples() if isinstance(examples, Stack) else examples)
-        else:
-            batch = examples.batch() if isinstance(examples, Stack) else collate(examples)
-        return self._move(batch)
+        if self._collate is None and isinstance(examples, Stack):
+            return self.move(examples.batch())
+        singles = examples.examples() if isinstance(examples, Stack) else examples
+        try:
+            batch = (self._collate or collate)(singles)
+        except Exception as error:
+            error.add_note(f"while collating {self._named(items, singles)}")
+            raise
+        return self.move(batch)
 
-
-def _joined(blocks: list[Examples]) -> Examples:
-    if len(blocks) == 1:
-        return blocks[0]
-    stacks = [block for block in blocks if isinstance(block, Stack)]
-    if len(stacks) == len(blocks):
-        return concatenate(stacks)
-    return [
-        example for block in blocks for example in (block.examples() if isinstance(block, Stack) else block)
-    ]
+    def _named(self, items: keys.Items, examples: list[Any]) -> str:
+        """The two examples that don't go together, if it is that, else the first and last of all."""
+        for place in range(1, len(examples) if self._collate is None else 0):
+            try:
+                collate([examples[0], examples[place]])
+            except Exception:
+                pair = [self._origin(int(items[one]) >> keys.ECHO_BITS) for one in (0, place)]
+                return f"{pair[0]} and {pair[1]}, which differ"
+        return span(items, self._origin)
 
 
 class WholeBatches:
-    """Batches that somebody else's loader makes, one a time."""
+    """Batches that somebody else's loader makes, one a time.
 
-    def __init__(self, queue: FreshQueue, move: Callable[[Any], Any]) -> None:
-        self._queue, self._move = queue, move
-        self.fresh_examples = 0
+    Args:
+        queue: gives them.
+        move: takes a batch to its device.
+        length: examples in a batch.
+        kept: the source keeps its batches and will give them again: they are copied for the consumer.
+    """
+
+    def __init__(
+        self, queue: FreshQueue, move: Callable[[Any], Any], length: Callable[[Any], int], kept: bool
+    ) -> None:
+        self.move, self.fresh_examples = move, 0
+        self._queue, self._length, self._kept = queue, length, kept
 
     def claim(self) -> Fresh | None:
         """The next batch; None at the end of the pass."""
@@ -149,10 +167,20 @@ class WholeBatches:
 
     def work(self, fresh: Fresh) -> list[Ready]:
         """Count its examples (called in order, by one thread)."""
-        batch = fresh.things[0]
-        moved = self._move(batch)  # may be interrupted, and is then done again
-        self.fresh_examples += batch_length(batch)
-        return [Ready(moved, np.empty(0, dtype=np.int64), 0, fresh.next_index, self.fresh_examples)]
+        batch, before = fresh.things[0], self.fresh_examples
+        length, taken = self._length(batch), self.taken(batch)
+        self.fresh_examples += length
+        items = stand_ins(before, self.fresh_examples)
+        return [Ready(taken, items, 0, fresh.next_index, self.fresh_examples)]
+
+    def taken(self, batch: Any) -> Any:
+        """A batch of the source as the consumer may have it."""
+        return self.move(duplicate(batch) if self._kept else batch)
+
+
+def stand_ins(start: int, end: int) -> keys.Items:
+    """An item for each example of whole batches, which have no serials, by how many were read before it."""
+    return np.arange(start << keys.ECHO_BITS, end << keys.ECHO_BITS, 1 << keys.ECHO_BITS, dtype=np.int64)
 
 
 class OneByOne:
@@ -171,21 +199,3 @@ class OneByOne:
     def clear(self) -> None:
         """Forget what has been made."""
         self._made.clear()
-
-
-def batch_length(batch: Any) -> int:
-    """Examples in a batch: the leading length of its first tensor, array or sequence.
-
-    Raises:
-        ValueError: the batch has none.
-    """
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str | bytes | int | float):
-        return batch_length(batch[0])
-    shape = getattr(batch, "shape", None)
-    if shape is not None and len(shape):
-        return int(shape[0])
-    if hasattr(batch, "__len__"):
-        return len(batch)
-    raise ValueError(f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}")

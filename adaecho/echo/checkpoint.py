@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from adaecho.echo import keys
-from adaecho.echo.batch_echo import EchoedBatches
-from adaecho.echo.batches import Ready
+from adaecho.echo.batch_echo import EchoedBatches, Held
+from adaecho.echo.batches import Ready, stand_ins
 from adaecho.echo.clocks import Clocks
 from adaecho.echo.history import serials_in
 from adaecho.echo.packing import pack, unpack
@@ -16,7 +16,6 @@ from adaecho.echo.settings import Settings
 from adaecho.echo.wiring import Stages
 
 VERSION = 2
-_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass
@@ -68,6 +67,7 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks)
     state: dict[str, Any] = {
         "version": VERSION,
         "settings": settings.plain(),
+        "source_length": stages.source_length,
         **{name: value for name, value in asdict(position).items() if name in _SAVED},
         "clocks": clocks.state_dict(),
         "bad_examples": [dict(bad) for bad in stages.bad.found if bad["index"] < position.next_index],
@@ -80,9 +80,10 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks)
     if echoed is not None:
         batches, held = echoed.state_at(position.batch_output)
         state["batches"] = _with_tensor(batches)
-        state["held_batches"] = {number: torch.from_numpy(items.copy()) for number, items in held.items()}
-        for number, items in held.items():
-            oldest = min(oldest, int(items.min()) >> keys.ECHO_BITS if len(items) else number)
+        state["held_batches"] = _plain_held(held, whole=stages.examples is None)
+        for one in held.values():
+            first = one.place if stages.examples is None else int(one.items.min()) >> keys.ECHO_BITS
+            oldest = min(oldest, first)
     if stages.factor is not None:
         changes = stages.factor.at(position.next_number if echoed is not None else position.next_index)[1]
         state["factor_changes"] = [list(change) for change in changes]
@@ -102,8 +103,7 @@ def _contents(state: dict[str, Any], stages: Stages) -> dict[str, Any]:
         contents["examples"] = pack(stages.examples.recent.contents(stage, serials))
     echoed = stages.pipeline.echoed
     if echoed is not None and echoed.recent is not None:
-        numbers = np.array(list(state["held_batches"]), dtype=np.int64)
-        serials = numbers * stages.world + stages.rank
+        serials = state["held_batches"]["numbers"].numpy() * stages.world + stages.rank
         contents["batches"] = pack(echoed.recent.contents(echoed, serials))
     return contents
 
@@ -115,22 +115,33 @@ def _oldest(examples: dict[str, Any]) -> int:
     return min(items) >> keys.ECHO_BITS if items else 1 << 62
 
 
-def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Clocks) -> Position:
-    """Bring the stages to a saved position.
-
-    Raises:
-        ValueError: the state is of another version of its format.
-    """
+def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
+    """Raises ValueError where a state is of another version of its format, or another loader's."""
     if state["version"] != VERSION:
         raise ValueError(
             f"load_state_dict: state version {state['version']}, this EchoLoader reads {VERSION}"
         )
+    settings.check_same(state["settings"])
+    length = state.get("source_length", stages.source_length)  # states written before don't tell
+    if length != stages.source_length:
+        raise ValueError(
+            f"load_state_dict: source had {_examples(length)} and has {_examples(stages.source_length)} now, "
+            "so that positions in it mean other examples; give the source it was saved with"
+        )
+
+
+def _examples(length: int | None) -> str:
+    return "no known length" if length is None else f"{length} examples"
+
+
+def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Clocks) -> Position:
+    """Bring the stages to a saved position of the same loader."""
     position = Position(**{name: state[name] for name in _SAVED}, restored=True)
     clocks.load_state_dict(state["clocks"])
     stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
     if stages.factor is not None:
         stages.factor.set_changes([(int(i), float(factor)) for i, factor in state["factor_changes"]])
-    held = {int(number): items.numpy() for number, items in state.get("held_batches", {}).items()}
+    held = _held(state.get("held_batches", {}), position.fresh_examples)
     again = _Again(state, settings, stages, position, held)
     stages.queue.begin(position.next_index)
     if stages.examples is not None:
@@ -149,15 +160,13 @@ def _load_batches(
     state: dict[str, Any],
     stages: Stages,
     position: Position,
-    held: dict[int, keys.Items],
+    held: dict[int, Held],
     again: "_Again",
 ) -> None:
     echoed = stages.pipeline.echoed
     assert isinstance(echoed, EchoedBatches)
-    last = Ready(
-        None, np.empty(0, dtype=np.int64), position.output, position.next_index, position.fresh_examples
-    )
-    remade = {number: again.batch(number, items) for number, items in held.items()}
+    last = Ready(None, keys.NO_ITEMS, position.output, position.next_index, position.fresh_examples)
+    remade = {number: again.batch(number, one) for number, one in held.items()}
     echoed.load(_with_array(state["batches"]), held, remade, last)
 
 
@@ -170,11 +179,11 @@ class _Again:
         settings: Settings,
         stages: Stages,
         position: Position,
-        held: dict[int, keys.Items],
+        held: dict[int, Held],
     ) -> None:
         self._stages = stages
         contents = state.get("contents")
-        needed = _NONE if contents is not None else self._needed(state, held)
+        needed = keys.NO_ITEMS if contents is not None else self._needed(state, held)
         self._serials = needed
         self._things, count = stages.reader.restore(
             position.next_index, position.iteration, settings.epochs, needed, state["progress"]
@@ -187,12 +196,13 @@ class _Again:
         if contents is not None and "batches" in contents:
             batches = unpack(contents["batches"])
             assert isinstance(batches, list)
-            self._batches = dict(zip(held, batches, strict=True))
+            move = (stages.examples or stages.whole).move  # type: ignore[union-attr]
+            self._batches = {number: move(batch) for number, batch in zip(held, batches, strict=True)}
 
-    def _needed(self, state: dict[str, Any], held: dict[int, keys.Items]) -> keys.Items:
+    def _needed(self, state: dict[str, Any], held: dict[int, Held]) -> keys.Items:
         if self._stages.examples is None:
-            return np.array(sorted(held), dtype=np.int64)
-        parts = [items >> keys.ECHO_BITS for items in held.values()]
+            return np.array(sorted(one.place for one in held.values()), dtype=np.int64)
+        parts = [one.items >> keys.ECHO_BITS for one in held.values()]
         return np.unique(np.concatenate([serials_in(_with_array(state["examples"])), *parts]))
 
     def select(self, serials: Any) -> Any:
@@ -203,15 +213,38 @@ class _Again:
             return [things[place] for place in index]
         return things[index] if isinstance(things, np.ndarray) else things.take(index)
 
-    def batch(self, number: int, items: keys.Items) -> Any:
-        """A fresh batch, as the state holds it or made again from its items."""
+    def batch(self, number: int, held: Held) -> Any:
+        """A fresh batch, as the state holds it or made again."""
         if number in self._batches:
             return self._batches[number]
-        examples = self._stages.examples
+        examples, whole = self._stages.examples, self._stages.whole
         if examples is None:
-            return self.select(np.array([number]))[0]
-        held = examples.stage.lend(self.select(items >> keys.ECHO_BITS))
-        return examples.collated(examples.augmented(items, held))
+            assert whole is not None
+            return whole.taken(self.select(np.array([held.place]))[0])
+        lent = examples.stage.lend(self.select(held.items >> keys.ECHO_BITS))
+        return examples.collated(held.items, examples.augmented(held.items, lent))
+
+
+def _plain_held(held: dict[int, Held], whole: bool) -> dict[str, torch.Tensor]:
+    """A few tensors, however many batches there are; of whole ones only number, place and length."""
+    items = [] if whole else [one.items for one in held.values()]
+    return {
+        "numbers": torch.tensor(list(held), dtype=torch.int64),
+        "places": torch.tensor([one.place for one in held.values()], dtype=torch.int64),
+        "lengths": torch.tensor([len(one.items) for one in held.values()], dtype=torch.int64),
+        "items": torch.from_numpy(np.concatenate([keys.NO_ITEMS, *items])),
+    }
+
+
+def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held]:
+    if "numbers" not in plain:  # a state as it was written before: the items of each batch
+        return {int(number): Held(items.numpy(), int(number)) for number, items in plain.items()}
+    lengths, items = plain["lengths"].numpy(), plain["items"].numpy()
+    if not len(items):
+        items = stand_ins(fresh_examples - int(lengths.sum()), fresh_examples)
+    of_each = np.split(items, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    held = zip(plain["numbers"].tolist(), of_each, plain["places"].tolist(), strict=True)
+    return {number: Held(one, place) for number, one, place in held}
 
 
 def _with_tensor(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Batches on their device: copied beside the training step, each fresh batch once."""
 
-from collections.abc import Callable
+import copy
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ class ToDevice:
         except RuntimeError as error:
             raise ValueError(f"device={device!r}: torch knows no such device ({error})") from error
         self._cuda = self._device is not None and self._device.type == "cuda"
+        if self._device == torch.device("cuda") and torch.cuda.is_available():
+            # The current one of this thread: that of the loader's threads would be the first.
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
 
     def move(self, batch: Any) -> Any:
@@ -36,10 +41,15 @@ class ToDevice:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            moved = on_tensors(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
+            moved = on_tensors(batch, self._copy)
         # This thread waits, not the consumer's.
         self._stream.synchronize()
         return moved
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        # What lies on a device already can't be pinned.
+        pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        return pinned.to(self._device, non_blocking=True)
 
     def received(self, batch: Any) -> None:
         """Called by the consumer's thread: the memory is in use on its stream from here on."""
@@ -52,7 +62,11 @@ class ToDevice:
 
 
 def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
-    """A batch of the same form with the result of a call for each tensor; what is no tensor stays."""
+    """A batch of the same form with the result of a call for each tensor; what is no tensor stays.
+
+    Raises:
+        ValueError: it is a mapping of a kind that can't be made again.
+    """
     if isinstance(batch, torch.Tensor):
         return call(batch)
     if type(batch) is dict:
@@ -60,4 +74,14 @@ def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(batch, tuple | list):
         parts = [on_tensors(part, call) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if isinstance(batch, dict | UserDict):  # an OrderedDict, say, or the BatchEncoding of Hugging Face
+        moved = copy.copy(batch)
+        for name, part in batch.items():
+            moved[name] = on_tensors(part, call)
+        return moved
+    if isinstance(batch, Mapping):
+        raise ValueError(
+            f"device=: a batch that is a {type(batch).__name__} can't be made again from its fields; "
+            "make it a dict or a UserDict, or leave device out"
+        )
     return batch

@@ -1,7 +1,7 @@
 """Examples one by one and stacked: fixed-shape examples move as arrays of many, ragged ones as lists."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
 class Form:
     """How an example nests its fields: one leaf, or named or numbered parts."""
 
-    kind: str  # "array" | "tensor" | "number" | "dict" | "tuple" | "list"
+    kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
     names: tuple[Any, ...] = ()
     parts: tuple["Form", ...] = ()
     cls: type | None = None  # of a named tuple
@@ -62,14 +62,19 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
             return None
-        leaves.append(value.detach().numpy())
+        try:
+            leaves.append(value.detach().numpy())
+        except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
+            return None
         return Form("tensor")
     if isinstance(value, np.ndarray | np.generic | int | float):
         array = np.asarray(value)
         if array.dtype.kind not in _STACKABLE:
             return None
         leaves.append(array)
-        return Form("array" if isinstance(value, np.ndarray) else "number")
+        if isinstance(value, np.ndarray):
+            return Form("array")
+        return Form("scalar" if isinstance(value, np.generic) else "number")
     return None
 
 
@@ -105,7 +110,7 @@ class Stack:
         return Stack(form, flat[1])
 
     def examples(self) -> list[Any]:
-        """The examples one by one, as views in the kinds they came in (tensor, array, number)."""
+        """The examples one by one, as views in the kinds they came in (tensor, array, scalar, number)."""
         return [self.form.build([array[row] for array in self.arrays], _wrap) for row in range(len(self))]
 
     def batch(self) -> Any:
@@ -132,6 +137,8 @@ def _wrap(form: Form, leaf: Any) -> Any:
         return torch.from_numpy(np.asarray(leaf))
     if form.kind == "number":
         return leaf.item()
+    if form.kind == "scalar":
+        return leaf[()]
     return np.asarray(leaf)
 
 
@@ -182,7 +189,9 @@ def num_bytes(value: Any) -> int:
         return len(value)
     if isinstance(value, dict):
         return sum(map(num_bytes, value.values()))
-    return sum(map(num_bytes, value)) if isinstance(value, tuple | list) else 0
+    if isinstance(value, tuple | list):
+        return sum(map(num_bytes, value))
+    return sum(map(num_bytes, value.values())) if isinstance(value, Mapping) else 0
 
 
 def duplicate(value: Any) -> Any:

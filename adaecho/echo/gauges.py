@@ -32,7 +32,7 @@ class Gauges:
         if self._stages.examples is not None:
             items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
         if echoed is not None:
-            items += echoed.state_at(position.batch_output)[1].values()
+            items += [held.items for held in echoed.state_at(position.batch_output)[1].values()]
         return len(np.unique(np.concatenate(items) >> keys.ECHO_BITS))
 
     @property

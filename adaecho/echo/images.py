@@ -42,7 +42,8 @@ _TRIES = 10
 class DecodeImage:
     """``decode`` for examples with an encoded image: JPEG, PNG, WebP and what else OpenCV reads.
 
-    Orientation tags are ignored, and grey or CMYK images become RGB.
+    Orientation tags are ignored, and grey or CMYK images become RGB. All repeats of an image share its
+    read-only memory: an ``augment`` must not write into ``torch.from_numpy`` of it, which ignores that.
 
     Attributes:
         field: where the image lies in an example, a dict's key or a tuple's index; None where the example is
@@ -78,7 +79,7 @@ def decode_image(encoded: Any) -> Image:
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
     if image is None:
         raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")
-    # Nobody can change it, so an echo may hand it out again without a copy.
+    # NumPy won't write into it, so an echo hands it out again without a copy. torch would: see DecodeImage.
     decoded = np.asarray(image, np.uint8).view()
     decoded.flags.writeable = False
     return decoded

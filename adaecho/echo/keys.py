@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Keys = NDArray[np.uint64]
 Items = NDArray[np.int64]
 
+NO_ITEMS: Items = np.empty(0, dtype=np.int64)
+
 ECHO_BITS = 16
 MAX_ECHOES = 1 << ECHO_BITS
 

@@ -17,7 +17,7 @@ from adaecho.echo.crew import Interrupted
 from adaecho.echo.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.iterator import EchoIterator
-from adaecho.echo.settings import RESTORES, Settings, check_place, one_of, share, whole
+from adaecho.echo.settings import RESTORES, Settings, check_place, check_whole_batches, one_of, share, whole
 from adaecho.echo.source import as_source
 from adaecho.echo.wiring import Stages
 
@@ -40,7 +40,7 @@ class EchoLoader(Gauges):
         source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
             function that returns an iterator for each pass.
         batch_size: examples per batch. None: the source gives whole batches (a DataLoader, say), which are
-            passed on or, with ``echo="batch"``, repeated.
+            passed on in its order or, with ``echo="batch"``, repeated; ``decode`` takes a whole batch then.
         echo: one of ``none``, ``batch``, ``example_before_augmentation``, ``example_after_augmentation``.
         factor: echoing factor e >= 1: how often each item leaves the echo stage. Not whole: floor or ceil
             for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
@@ -73,6 +73,7 @@ class EchoLoader(Gauges):
             network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
+        batch_length: examples in a whole batch, where its form (``adaecho.echo.batch_length``) doesn't tell.
 
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
@@ -102,21 +103,22 @@ class EchoLoader(Gauges):
         max_bad_examples: int = 0,
         max_factor: float = 16,
         device: str | torch.device | None = None,
+        batch_length: Callable[[Any], int] | None = None,
     ) -> None:
         rank, world_size = share(rank, world_size)
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
             world_size, max_factor, max_bad_examples,
         )  # fmt: skip
-        whole("num_workers", num_workers, 0)
-        whole("prefetch", prefetch, 0)
+        num_workers, prefetch = whole("num_workers", num_workers, 0), whole("prefetch", prefetch, 0)
         check_place(place, decode, self.settings)
+        check_whole_batches(batch_size, augment, collate, batch_length)
         one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
         self._stages = Stages(
-            as_source(source), self.settings, decode=decode, augment=augment, collate=collate, place=place,
-            device=self._device, snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
-            ahead=works_ahead(source),
+            as_source(source), self.settings, decode=decode, augment=augment, collate=collate,
+            length_of=batch_length, place=place, device=self._device, snapshots=restore == "snapshot",
+            num_workers=num_workers, prefetch=prefetch, ahead=works_ahead(source),
         )  # fmt: skip
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
@@ -241,7 +243,7 @@ class EchoLoader(Gauges):
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs.
         """
-        self.settings.check_same(state["settings"])
+        checkpoint.check(state, self.settings, self._stages)
         self._pipeline.halt()
         self._ahead.clear()
         self._failed = None

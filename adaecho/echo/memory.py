@@ -6,8 +6,12 @@ from pathlib import Path
 _SLOT_BYTES = 12  # a buffer's own of each item: identity and row
 
 
-def check_memory(needed_bytes: int) -> None:
+def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     """Refuse a buffer that can't fit.
+
+    Args:
+        needed_bytes: of the buffer.
+        key: the argument that sets its size.
 
     Raises:
         ValueError: more bytes than there are free.
@@ -15,14 +19,14 @@ def check_memory(needed_bytes: int) -> None:
     free = free_bytes()
     if free is not None and needed_bytes > free:
         raise ValueError(
-            f"shuffle_buffer: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; "
-            "make shuffle_buffer smaller, or buffer smaller examples"
+            f"{key}: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; "
+            f"make {key} smaller, or buffer smaller examples"
         )
 
 
-def check_slots(items: int, example_bytes: int) -> None:
+def check_slots(items: int, example_bytes: int, key: str) -> None:
     """The same for so many items, of a known number of bytes each or 0, before anything is allocated."""
-    check_memory(items * (_SLOT_BYTES + example_bytes))
+    check_memory(items * (_SLOT_BYTES + example_bytes), key)
 
 
 def _spelt(num_bytes: int) -> str:

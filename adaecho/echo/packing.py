@@ -15,6 +15,9 @@ from adaecho.echo.pool import Examples
 
 Bytes = NDArray[np.uint8]
 
+# How a number lies among the content: layouts hold none, as equal ones of other kinds would be taken for it.
+_PLAIN = {bool: "?", float: "<f8"}
+
 
 def pack(things: Examples) -> dict[str, Any]:
     """Numbers, strings, tuples and tensors that ``unpack`` makes the same examples from.
@@ -80,17 +83,31 @@ class _Packer:
             return "dict", tuple(value), tuple(self._layout(part) for part in value.values())
         if type(value) in (list, tuple):
             return type(value).__name__, tuple(self._layout(part) for part in value)
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            self.sizes += value.shape
-            self._append(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-            return "tensor", str(value.dtype).removeprefix("torch."), value.ndim
-        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-            self.sizes += value.shape
-            self._append(np.frombuffer(value.tobytes(), dtype=np.uint8))
-            return "array" if isinstance(value, np.ndarray) else "scalar", value.dtype.str, value.ndim
-        if value is None or type(value) in (bool, float):
-            return "value", value
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(value)
+        if value is None:
+            return "value", None
+        if type(value) in _PLAIN:
+            self.content.append(np.frombuffer(np.array(value, _PLAIN[type(value)]).tobytes(), np.uint8))
+            return (type(value).__name__,)
         return self._text(value)
+
+    def _tensor(self, value: torch.Tensor) -> tuple[Any, ...]:
+        if value.layout != torch.strided or value.is_nested:
+            raise _unpackable("sparse or nested tensor")
+        self.sizes += value.shape
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        self.content.append(plain.reshape(-1).view(torch.uint8).numpy())
+        return "tensor", str(value.dtype).removeprefix("torch."), value.ndim
+
+    def _array(self, value: Any) -> tuple[Any, ...]:
+        if value.dtype.hasobject or value.dtype.kind == "V":
+            raise _unpackable("array of objects" if value.dtype.hasobject else "structured array")
+        self.sizes += value.shape
+        self.content.append(np.frombuffer(value.tobytes(), dtype=np.uint8))
+        return "array" if isinstance(value, np.ndarray) else "scalar", value.dtype.str, value.ndim
 
     def _text(self, value: Any) -> tuple[Any, ...]:
         kind = type(value).__name__
@@ -101,11 +118,8 @@ class _Packer:
         if type(value) is not bytes:
             raise _unpackable(kind)
         self.sizes.append(len(value))
-        self._append(np.frombuffer(value, dtype=np.uint8))
+        self.content.append(np.frombuffer(value, dtype=np.uint8))
         return (kind,)
-
-    def _append(self, content: Bytes) -> None:
-        self.content.append(content)
 
 
 class _Unpacker:
@@ -123,8 +137,10 @@ class _Unpacker:
         if kind in ("list", "tuple"):
             parts = [self.take(part) for part in rest[0]]
             return parts if kind == "list" else tuple(parts)
-        if kind == "value":
+        if kind == "value":  # also of a number, as states were written before
             return rest[0]
+        if kind in ("bool", "float"):
+            return self._array(np.dtype(_PLAIN[bool if kind == "bool" else float]), 0).item()
         if kind == "tensor":
             return self._tensor(getattr(torch, rest[0]), rest[1])
         if kind in ("array", "scalar"):

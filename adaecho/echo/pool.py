@@ -6,9 +6,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.examples import Rows, Stack, duplicate, same_layout
+from adaecho.echo.examples import Rows, Stack, concatenate, duplicate, same_layout
 
 Examples = Stack | list[Any]
+
+
+def joined(parts: list[Examples]) -> Examples:
+    """Examples one after another, as one stack if they can lie in one."""
+    parts = [part for part in parts if len(part)] if len(parts) > 1 else parts
+    if len(parts) == 1:
+        return parts[0]
+    stacks = [part for part in parts if isinstance(part, Stack)]
+    if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
+        return concatenate(stacks)
+    return [one for part in parts for one in (part.examples() if isinstance(part, Stack) else part)]
 
 
 class Pool(Protocol):
@@ -28,7 +39,7 @@ class ResidentPool:
     """Examples of a source that lies in memory as arrays: nothing is copied in, rows are the source's."""
 
     def __init__(self, source: Stack) -> None:
-        self._source = source
+        self._source, self.rows = source, len(source)
 
     def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002
         return examples

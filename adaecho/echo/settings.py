@@ -1,9 +1,11 @@
 """The arguments of an EchoLoader, checked."""
 
 import math
+import operator
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 
 from adaecho.echo import keys
@@ -12,6 +14,13 @@ VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augme
 ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
 PLACES = ("decoded", "encoded")
+
+# Settings that are whole numbers, with the least that each may be.
+_WHOLE = {
+    "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
+    "world_size": 1, "max_bad_examples": 0,
+}  # fmt: skip
+_OPTIONAL = ("batch_size", "epochs")
 
 
 @dataclass(frozen=True)
@@ -38,20 +47,19 @@ class Settings:
     def __post_init__(self) -> None:
         one_of("echo", self.echo, VARIANTS)
         one_of("order", self.order, ORDERS)
-        whole("shuffle_buffer", self.shuffle_buffer, 0)
-        whole("batch_shuffle_buffer", self.batch_shuffle_buffer, 0)
-        whole("max_bad_examples", self.max_bad_examples, 0)
-        if self.epochs is not None:
-            whole("epochs", self.epochs, 1)
+        for name, least in _WHOLE.items():
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                self._set(name, whole(name, getattr(self, name), least))
         if self.batch_size is None:
             self._check_whole_batches()
-        else:
-            whole("batch_size", self.batch_size, 1)
         self._check_factor()
         if self.batch_shuffle_buffer and self.echo != "batch":
             raise ValueError(
                 f"batch_shuffle_buffer={self.batch_shuffle_buffer}: only echo='batch' repeats batches"
             )
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_whole_batches(self) -> None:
         if self.echo not in ("none", "batch"):
@@ -64,11 +72,14 @@ class Settings:
                 f"shuffle_buffer={self.shuffle_buffer} with batch_size=None: examples of whole batches "
                 "can't be shuffled; batch_shuffle_buffer shuffles batches"
             )
+        if self.order == "shards":
+            raise ValueError("order='shards' with batch_size=None: whole batches come in the source's order")
 
     def _check_factor(self) -> None:
         factor = self.factor
         if not 1 <= self.max_factor < keys.MAX_ECHOES:
             raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keys.MAX_ECHOES})")
+        self._set("max_factor", _plain_number(self.max_factor))
         if factor == "auto":
             if self.echo == "none":
                 raise ValueError("factor='auto': echo='none' repeats nothing; choose a variant")
@@ -79,6 +90,7 @@ class Settings:
             raise ValueError(f"factor={factor!r}: must be less than {keys.MAX_ECHOES}")
         if self.echo == "none" and factor != 1:
             raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
+        self._set("factor", _plain_number(factor))
 
     @property
     def first_factor(self) -> float:
@@ -97,6 +109,23 @@ class Settings:
                     f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
                     "give the loader the arguments it was saved with"
                 )
+
+
+def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batch_length: Any) -> None:
+    """Raises ValueError where a function would never be called."""
+    if batch_size is not None:
+        if batch_length is not None:
+            raise ValueError(
+                f"batch_length with batch_size={batch_size}: only whole batches of the source are measured; "
+                "leave it out, or give batch_size=None"
+            )
+        return
+    for name, given in (("augment", augment), ("collate", collate)):
+        if given is not None:
+            raise ValueError(
+                f"{name} with batch_size=None: it is for examples, and the source's batches are whole; leave "
+                "it to their maker, or give a source of examples and a batch_size"
+            )
 
 
 def check_place(place: str, decode: Any, settings: Settings) -> None:
@@ -143,7 +172,18 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
-def whole(name: str, value: Any, least: int) -> None:
-    """Raises ValueError where a value is not a whole number of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}")
+def whole(name: str, value: Any, least: int | None) -> int:
+    """A whole number as Python's; raises ValueError where it is none, or less than it may be."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
+        bound = "" if least is None else f", at least {least}"
+        raise ValueError(f"{name}={value!r}: must be a whole number{bound}")
+    return number
+
+
+def _plain_number(value: Any) -> Any:
+    """A NumPy scalar, which a state can't hold, as Python's number."""
+    return value.item() if isinstance(value, np.generic) else value

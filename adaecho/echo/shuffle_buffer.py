@@ -32,13 +32,14 @@ class ShuffleBuffer:
     Args:
         seed: of its draws.
         size: slots; 0 passes everything on in order.
+        rows: that there may be, 0 for no more than memory holds examples.
     """
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, rows: int = 0) -> None:
         self.size = size
         self._seed = seed
         self._items = np.zeros(size, dtype=np.int64)
-        self._rows = np.zeros(size, dtype=np.int32)
+        self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
         self._drained = 0

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo import keys
-from adaecho.echo.examples import Stack, concatenate, duplicate, same_layout
-from adaecho.echo.pool import Examples
+from adaecho.echo.examples import Stack, duplicate
+from adaecho.echo.pool import Examples, joined
 
 Serials = NDArray[np.int64]
 
@@ -65,16 +65,8 @@ class Recent:
             left = np.setdiff1d(left, here)
         found_serials.append(left)
         parts.append(stage.held(left))
-        return _select(_joined(parts), np.argsort(np.concatenate(found_serials)))
+        return _select(joined(parts), np.argsort(np.concatenate(found_serials)))
 
 
 def _select(things: Examples, places: NDArray[Any]) -> Examples:
     return things.take(places) if isinstance(things, Stack) else [things[place] for place in places]
-
-
-def _joined(parts: list[Examples]) -> Examples:
-    parts = [part for part in parts if len(part)]
-    stacks = [part for part in parts if isinstance(part, Stack)]
-    if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
-        return concatenate(stacks)
-    return [one for part in parts for one in (part.examples() if isinstance(part, Stack) else part)]

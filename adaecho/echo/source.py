@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, TensorDataset
 
 from adaecho.echo.examples import Rows, Stack, flatten
 from adaecho.echo.failures import is_of_machine
@@ -50,7 +51,8 @@ class Permutation:
         if number not in self._kept:
             if len(self._kept) > 1:
                 del self._kept[min(self._kept)]
-            rng = np.random.Generator(np.random.Philox(key=[self._seed & 0xFFFFFFFFFFFFFFFF, number]))
+            key = np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)
+            rng = np.random.Generator(np.random.Philox(key=key))
             rows = np.arange(self.length, dtype=self._dtype)
             shuffled = self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
             self._kept[number] = shuffled
@@ -163,7 +165,9 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     Raises:
         ValueError: it is neither indexable with a length nor iterable, or is empty.
     """
-    arrays = _as_arrays(getattr(source, "tensors", source))
+    if isinstance(source, IterableDataset):  # it may tell a length, and inherits a __getitem__ that raises
+        return IterableSource(source)
+    arrays = _as_arrays(source)
     found: ArraySource | MapSource | IterableSource
     if arrays is not None:
         found = ArraySource(arrays)
@@ -182,21 +186,37 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
 
 
 def _as_arrays(source: Any) -> Stack | None:
+    if type(source) is TensorDataset:  # a subclass, or another dataset with tensors, has its own __getitem__
+        flat = flatten(source.tensors)
+        return None if flat is None else Stack(*flat)
     if isinstance(source, dict):
-        fields = list(source.values())
+        fields = source
     elif isinstance(source, tuple):
-        fields = list(source)
+        fields = dict(enumerate(source))
     elif isinstance(source, np.ndarray | torch.Tensor):
-        fields = [source]
+        fields = {"": source}
     else:
         return None
-    if not fields or not all(isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields):
+    if not fields or not all(
+        isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields.values()
+    ):
         return None
-    if len({len(field) for field in fields}) > 1:
-        lengths = ", ".join(str(len(field)) for field in fields)
+    if len({len(field) for field in fields.values()}) > 1:
+        lengths = ", ".join(str(len(field)) for field in fields.values())
         raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
     flat = flatten(source)
+    if flat is None and isinstance(source, dict | tuple):
+        raise _no_rows(fields)
     return None if flat is None else Stack(*flat)
+
+
+def _no_rows(fields: dict[Any, Any]) -> ValueError:
+    name, field = next((name, field) for name, field in fields.items() if flatten(field) is None)
+    where = f" on {field.device}" if isinstance(field, torch.Tensor) else ""
+    return ValueError(
+        f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; "
+        "convert it, or give a dataset whose __getitem__(row) returns one example"
+    )
 
 
 def _is_memory_map(array: Any) -> bool:

@@ -20,8 +20,6 @@ from adaecho.echo.items import Fresh, Tail, TakeFresh, Taken, no_tail
 from adaecho.echo.pool import Examples, ListPool, Pool, ResidentPool, StackPool
 from adaecho.echo.shuffle_buffer import ShuffleBuffer
 
-_NOTHING = np.empty(0, dtype=np.int64)
-
 
 class EchoStage:
     """Repeat, then shuffle.
@@ -59,14 +57,14 @@ class EchoStage:
         self._upstream, self._lookahead = upstream, lookahead
         self._world, self._block = world, block
         self._pool, self._check_memory = pool, check_memory
-        self._buffer = ShuffleBuffer(seed, buffer)
+        self._buffer = ShuffleBuffer(seed, buffer, pool.rows if isinstance(pool, ResidentPool) else 0)
         self._tail = no_tail()
         self._next_index = 0
         self._stash: list[tuple[Taken, Examples]] = []
         self._history = History()
         # Held while the identities change, so that another thread can ask for a state meanwhile.
         self._lock = threading.Lock()
-        self._history.begin(state(0, _NOTHING))
+        self._history.begin(state(0, keys.NO_ITEMS))
 
     def take(self, count: int) -> list[tuple[Taken, Examples]]:
         """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
@@ -88,7 +86,7 @@ class EchoStage:
 
     def begin_pass(self, next_index: int) -> None:
         """Start with an empty buffer at an upstream position."""
-        self._begin(state(next_index, _NOTHING))
+        self._begin(state(next_index, keys.NO_ITEMS))
 
     def _begin(self, at: dict[str, Any]) -> None:
         self._buffer.clear()
@@ -169,7 +167,8 @@ class EchoStage:
         elif isinstance(self._pool, StackPool) and not self._pool.fits(things):
             self._pool = self._pool.as_list_pool()
         if isinstance(self._pool, ListPool) and isinstance(things, Stack):
-            things = things.examples()
+            # Not views, the last of which would keep the whole chunk alive.
+            things = [duplicate(example) for example in things.examples()]
         return self._pool.insert(things, counts)
 
     def _new_pool(self, things: Any) -> Pool:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.augment import Augmentation, DecodeThenAugment
-from adaecho.echo.batches import ExampleBatches, WholeBatches, batch_length
+from adaecho.echo.batch_length import batch_length
+from adaecho.echo.batches import ExampleBatches, WholeBatches
 from adaecho.echo.clocks import Deliveries
 from adaecho.echo.device import ToDevice
 from adaecho.echo.factor import Factor
@@ -41,6 +42,7 @@ class Stages:
         deliveries: of a source that works ahead by itself, timed.
         bad: bad examples so far.
         snapshots: whether states hold contents.
+        source_length: examples (or whole batches) of the source, where it has a length.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Stages:
         decode: Callable[[Any], Any] | None,
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
+        length_of: Callable[[Any], int] | None,
         place: str,
         device: ToDevice,
         snapshots: bool,
@@ -58,13 +61,16 @@ class Stages:
         prefetch: int,
         ahead: bool,
     ) -> None:
+        if settings.batch_size is None and isinstance(source, ArraySource):
+            raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
         _check_buffers(source, settings, decode)
-        after_echo = None if augment is None else Augmentation(augment, settings.seed)
+        origin = _origin_of(source, settings)
+        after_echo = None if augment is None else Augmentation(augment, settings.seed, origin)
         if after_echo is not None and num_workers:
             after_echo.check_threads()
         stage: AfterEcho | None = after_echo
         if decode is not None and place == "encoded":
-            stage, decode = DecodeThenAugment(decode, after_echo, _origin_of(source, settings)), None
+            stage, decode = DecodeThenAugment(decode, after_echo, origin), None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
@@ -72,12 +78,14 @@ class Stages:
         group = 1
         if isinstance(source, ArraySource) and decode is None and place == "decoded":
             group = _batches_at_once(source, settings.batch_size)
+        length = length_of or batch_length
         preparation = Preparation(
-            decode, stage if before else None, stacked=not whole, length=batch_length if whole else None
+            decode, stage if before else None, stacked=not whole, length=length if whole else None
         )
         # Whoever makes whole batches has divided them among the ranks already.
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
         self.snapshots = snapshots and isinstance(source, IterableSource)
+        self.source_length = None if isinstance(source, IterableSource) else source.length
         self.reader = self._reader(source, settings, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
         self.deliveries = None
@@ -97,8 +105,12 @@ class Stages:
                 group,
                 Recent() if self.snapshots else None,
                 device.move,
+                origin,
             )
-        self.whole = WholeBatches(self.queue, device.move) if self.examples is None else None
+        self.whole: WholeBatches | None = None
+        if whole:
+            kept = isinstance(source, MapSource)
+            self.whole = WholeBatches(self.queue, device.move, length, kept)
         self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
 
     def _pipeline(
@@ -167,11 +179,12 @@ class Stages:
         """
         if not isinstance(self.reader, RandomReader) or settings.epochs is None or settings.factor == "auto":
             raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
-        assert self.examples is not None
-        assert settings.batch_size is not None
         serials = self.reader.serials_of(iteration, settings.epochs)
-        items = int(self.examples.stage.factor.repeats(serials).sum())
-        batches = math.ceil(items / settings.batch_size)
+        if self.examples is None or settings.batch_size is None:
+            batches = len(serials)
+        else:
+            items = int(self.examples.stage.factor.repeats(serials).sum())
+            batches = math.ceil(items / settings.batch_size)
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
@@ -183,7 +196,8 @@ def _check_buffers(
     # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
     copied = isinstance(source, ArraySource) and not source.resident and decode is None
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
-    check_slots(settings.shuffle_buffer + settings.batch_shuffle_buffer, example_bytes)
+    check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
+    check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
 
 
 def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
@@ -197,7 +211,8 @@ def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permuta
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
-    return Permutation(source.length, settings.order, settings.seed, shard_lengths)
+    order = "stored" if settings.batch_size is None else settings.order
+    return Permutation(source.length, order, settings.seed, shard_lengths)
 
 
 def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:

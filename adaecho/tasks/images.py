@@ -61,6 +61,8 @@ class PadCropFlip:
         left: NDArray[np.int64],
         flipped: NDArray[np.bool_],
     ) -> NDArray[np.uint8]:
+        if images.dtype != np.uint8:
+            raise ValueError(f"PadCropFlip: images are uint8 arrays, not {images.dtype}")
         result, flipped = recycle.empty(images.shape, np.uint8), flipped & self.flip
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)

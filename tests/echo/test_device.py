@@ -1,7 +1,8 @@
 """Batches on a device: torch's meta device stands in where there is no GPU."""
 
-from collections import namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -79,3 +80,93 @@ def test_cuda_gives_the_batches_of_the_cpu(variant: dict[str, Any], num_workers:
             assert other["x"].device.type == "cuda"
             assert torch.equal(one["x"], other["x"].cpu())
             other["x"].fill_(-1)  # later repeats must not see it
+
+
+class Encoding(UserDict[str, Any]):
+    """As Hugging Face's BatchEncoding: no dict, with attributes of its own."""
+
+    def __init__(self, data: dict[str, Any], encodings: str) -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+
+def test_mappings_that_are_no_plain_dicts_are_moved() -> None:
+    one = Encoding({"x": torch.ones(2), "y": {"z": torch.ones(1)}}, "kept")
+    moved = ToDevice("meta").move(one)
+    assert type(moved) is Encoding
+    assert moved.encodings == "kept"
+    assert moved["x"].device.type == moved["y"]["z"].device.type == "meta"
+    assert one["x"].device.type == "cpu"
+    ordered = ToDevice("meta").move(OrderedDict(x=torch.ones(2)))
+    assert type(ordered) is OrderedDict
+    assert ordered["x"].device.type == "meta"
+    with pytest.raises(ValueError, match="a mappingproxy can't be made again"):
+        ToDevice("meta").move(MappingProxyType({"x": torch.ones(2)}))
+
+
+@pytest.mark.parametrize(
+    "echo", [{"echo": "none"}, {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 2}]
+)
+def test_restored_whole_batches_are_moved(echo: dict[str, Any]) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader([torch.zeros(3)] * 5, None, device="meta", **echo)
+
+    loader = make()
+    list(islice(loader, 4))
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    assert [batch.device.type for batch in islice(restored, 9)] == ["meta"] * 9
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_batches_out_of_a_snapshot_are_moved(batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> EchoLoader:
+        things = [torch.full((2,), number) for number in range(9)]
+        return EchoLoader(
+            things.__iter__, batch_size, echo="batch", factor=3, batch_shuffle_buffer=2, restore="snapshot",
+            device="cpu",
+        )  # fmt: skip
+
+    loader = make()
+    list(islice(loader, 4))
+    state, expected = loader.state_dict(), list(islice(loader, 4))
+    # The device is a pretended one, where numbers are larger by 100.
+    monkeypatch.setattr(ToDevice, "move", lambda _, batch: batch + 100)
+    restored = make()
+    restored.load_state_dict(state)
+    for batch, other in zip(islice(restored, 4), expected, strict=True):
+        assert torch.equal(batch, other + 100)
+
+
+def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert ToDevice("cuda")._device == torch.device("cuda", 3)
+    assert ToDevice("cuda:1")._device == torch.device("cuda", 1)
+
+
+def test_only_tensors_on_the_cpu_are_pinned() -> None:
+    device = ToDevice("meta")
+    assert device._copy(torch.ones(2, device="meta")).device.type == "meta"
+
+
+@needs_cuda
+@pytest.mark.parametrize("restore", ["replay", "snapshot"])
+def test_whole_cuda_batches_come_back(restore: str) -> None:
+    def make() -> EchoLoader:
+        batches = [torch.full((3,), number) for number in range(9)]
+        return EchoLoader(
+            batches.__iter__, None, echo="batch", factor=3, batch_shuffle_buffer=2, restore=restore,
+            device="cuda",
+        )  # fmt: skip
+
+    loader = make()
+    list(islice(loader, 4))
+    state, expected = loader.state_dict(), list(islice(loader, 6))
+    restored = make()
+    restored.load_state_dict(state)
+    for batch, other in zip(islice(restored, 6), expected, strict=True):
+        assert batch.device.type == "cuda"
+        assert torch.equal(batch, other)

@@ -1,5 +1,6 @@
 """A buffer that can't fit is refused before anything is read or allocated."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo import memory
+from adaecho.echo.examples import Form, Stack
+from adaecho.echo.items import Fresh
+from adaecho.echo.pool import ListPool, ResidentPool
+from adaecho.echo.stage import EchoStage
 from tests.echo.sources import Dataset, Stream, arrays
 
 
@@ -17,7 +22,9 @@ def test_a_buffer_beyond_all_memory(make: Any) -> None:
     with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
         EchoLoader(source, 3, shuffle_buffer=10**12)
     assert getattr(source, "reads", 0) == 0
-    with pytest.raises(ValueError, match="shuffle_buffer: it would take"):
+    with pytest.raises(
+        ValueError, match=r"^batch_shuffle_buffer: it would take .* make batch_shuffle_buffer"
+    ):
         EchoLoader(source, 3, echo="batch", batch_shuffle_buffer=10**12)
 
 
@@ -27,6 +34,39 @@ def test_examples_that_do_not_fit_are_noticed_at_the_first(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
         next(iter(EchoLoader(source, 3, shuffle_buffer=100)))
     assert source.reads <= 103
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_batches_that_do_not_fit_are_noticed_at_the_first(
+    batch_size: int | None, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2000)
+    source = [np.zeros(10)] * 50
+    common: dict[str, Any] = {"echo": "batch", "batch_shuffle_buffer": 120, "num_workers": num_workers}
+    with (
+        EchoLoader(source, batch_size, **common) as loader,
+        pytest.raises(ValueError, match=r"^batch_shuffle_buffer: .* make batch_shuffle_buffer smaller"),
+    ):
+        next(iter(loader))
+
+
+def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
+    def ragged() -> Iterator[Any]:
+        yield np.zeros(999, np.uint8)
+        while True:
+            yield np.zeros(4096, np.uint8)
+
+    loader = EchoLoader(ragged, 64, shuffle_buffer=300, collate=list)
+    iterator = iter(loader)
+    for _ in range(50):
+        next(iterator)
+    assert loader._stages.examples is not None
+    pool = loader._stages.examples.stage._pool
+    assert isinstance(pool, ListPool)
+    held = [example for example in pool._examples if example is not None]
+    assert len(held) >= 300
+    assert all(example.base is None for example in held)
 
 
 def test_a_memory_map_is_known_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +100,19 @@ def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
 def test_where_nothing_tells_the_machine_is_asked(tmp_path: Path) -> None:
     free = memory.free_bytes(tmp_path)
     assert free is None or free > 0
+
+
+def test_rows_beyond_32_bits() -> None:
+    first = (1 << 31) - 2
+
+    class Rows(ResidentPool):
+        def take(self, rows: Any) -> Any:
+            return rows
+
+    source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
+    numbers = np.arange(50)
+    fresh = iter([Fresh(numbers, first + numbers, 50)])
+    pool = Rows(Stack(Form("array"), [source]))
+    stage = EchoStage(lambda _: next(fresh, None), seed=0, factor=1, buffer=8, pool=pool)
+    taken = np.concatenate([rows for _, rows in stage.take(50)])
+    assert sorted(taken) == list(range(first, first + 50))

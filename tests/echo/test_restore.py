@@ -208,8 +208,19 @@ def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -
     state = loader.state_dict()
     restored = EchoLoader(source, None, decode=decode, **common)
     restored.load_state_dict(state)
-    read = range(state["next_index"]) if kind == "stream" else state["held_batches"]
+    read = range(state["next_index"]) if kind == "stream" else state["held_batches"]["numbers"].tolist()
     assert restored.reread_examples == sum(3 + number % 2 for number in read)
     assert [batch.tolist() for batch in islice(restored, 6)] == [
         batch.tolist() for batch in islice(loader, 6)
     ]
+
+
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_a_buffer_of_tiny_batches_takes_no_more(batch_size: int | None) -> None:
+    source = Dataset(5000, lambda row: np.zeros(1) if batch_size is None else row)
+    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 2000}
+    loader = EchoLoader(source, batch_size, **common)
+    next(iter(loader))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    assert file.tell() <= 64 * loader.fresh_examples_in_buffer + 8000  # what a state takes without a buffer

@@ -171,3 +171,28 @@ def test_packing_keeps_kinds() -> None:
     for bad in (object(), Pair(1), np.array([object()])):
         with pytest.raises(ValueError, match="restore='snapshot': a"):
             pack([{"bad": bad}])
+
+
+def test_equal_numbers_of_other_kinds_are_kept_apart() -> None:
+    values = [{"n": "a", "y": y} for y in (True, 1.0, 1, False, 0.0, -0.0, float("nan"), None)]
+    packed = through_torch_save(pack(values))
+    assert repr(unpack(packed)) == repr(values)
+    many = pack([{"n": "a", "y": float(number)} for number in range(100)])
+    assert len(many["layouts"]) == 1
+
+
+def test_numbers_in_layouts_are_read_as_they_were_written_before() -> None:
+    packed = pack(["a"])
+    packed["layouts"], packed["which"] = [("value", 0.5), ("value", True)], torch.tensor([0, 1, 0])
+    assert unpack(packed) == [0.5, True, 0.5]
+
+
+def test_what_would_come_back_as_something_else_is_refused() -> None:
+    pairs = np.zeros(2, [("a", "i4"), ("b", "f4")])
+    for bad, named in (
+        (pairs, "structured array"),
+        (pairs[0], "structured array"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ):
+        with pytest.raises(ValueError, match=f"restore='snapshot': a {named}"):
+            pack([("a", bad)])

@@ -119,3 +119,11 @@ def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
         assert metrics["cross_entropy"] == pytest.approx(expected, rel=1e-6)
     batch = {name: torch.from_numpy(array) for name, array in split.items()}
     assert mean_cross_entropy(model, batch).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_images_of_another_type_are_refused() -> None:
+    images = np.full((2, 4, 4, 3), 0.7, np.float32)
+    with pytest.raises(ValueError, match="PadCropFlip: images are uint8 arrays, not float32"):
+        PadCropFlip(1, False).block({"image": images}, _keys(2))
+    with pytest.raises(ValueError, match="not float32"):
+        PadCropFlip(1, False)({"image": images[0]}, np.random.default_rng(0))
