@@ -40,5 +40,9 @@ class Peer:
         return self._process.stdout.readline().strip()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+        """End the process; one that hangs at its exit, as TensorFlow's may, is killed."""
+        try:
+            self._process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
