@@ -65,12 +65,10 @@ class Stages:
             raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
         _check_buffers(source, settings, decode)
         origin = _origin_of(source, settings)
-        after_echo = None if augment is None else Augmentation(augment, settings.seed, origin)
-        if after_echo is not None and num_workers:
-            after_echo.check_threads()
-        stage: AfterEcho | None = after_echo
+        augmentation = _augmentation(augment, settings, origin, num_workers)
+        stage: AfterEcho | None = augmentation
         if decode is not None and place == "encoded":
-            stage, decode = DecodeThenAugment(decode, after_echo, origin), None
+            stage, decode = DecodeThenAugment(decode, augmentation, origin), None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
@@ -88,29 +86,21 @@ class Stages:
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.reader = self._reader(source, settings, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
-        self.deliveries = None
-        claim = self.reader.claim
-        if ahead and isinstance(source, IterableSource):
-            self.deliveries = Deliveries(claim)
-            claim = self.deliveries.claim
+        by_itself = ahead and isinstance(source, IterableSource)
+        self.deliveries = Deliveries(self.reader.claim) if by_itself else None
+        claim = self.reader.claim if self.deliveries is None else self.deliveries.claim
         self.queue = FreshQueue(claim, self.reader.work, self.bad)
         self.examples: ExampleBatches | None = None
-        if settings.batch_size is not None:
+        self.whole: WholeBatches | None = None
+        if settings.batch_size is None:
+            self.whole = WholeBatches(self.queue, device.move, length, kept=isinstance(source, MapSource))
+        else:
             pool = ResidentPool(source.arrays) if resident and isinstance(source, ArraySource) else None
             self.examples = ExampleBatches(
-                self._example_stage(settings, settings.batch_size, pool),
-                settings.batch_size,
-                None if before else stage,
-                collate,
-                group,
-                Recent() if self.snapshots else None,
-                device.move,
+                self._example_stage(settings, settings.batch_size, pool), settings.batch_size,
+                None if before else stage, collate, group, Recent() if self.snapshots else None, device.move,
                 origin,
-            )
-        self.whole: WholeBatches | None = None
-        if whole:
-            kept = isinstance(source, MapSource)
-            self.whole = WholeBatches(self.queue, device.move, length, kept)
+            )  # fmt: skip
         self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
 
     def _pipeline(
@@ -188,6 +178,17 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def _augmentation(
+    augment: Any, settings: Settings, origin: Callable[[int], str], num_workers: int
+) -> Augmentation | None:
+    if augment is None:
+        return None
+    augmentation = Augmentation(augment, settings.seed, origin)
+    if num_workers:
+        augmentation.check_threads()
+    return augmentation
 
 
 def _check_buffers(
