@@ -55,7 +55,7 @@ class GradientCollector:
                     self._numbers[index].append(number)
                     self._slots = None
         if self._slots is None and self._handles:
-            self._slots = Slots(self._numbers, list(self._handles))
+            self._make_slots()
         self._callback_queued = False  # a backward pass that failed never came to it
         self.reset()
 
@@ -107,6 +107,9 @@ class GradientCollector:
             assert slots is not None
             if slots.taken(number):  # a second backward pass, reentrant, in this one
                 self._add_up()
+            if not slots.fit(number, gradient):  # e.g. after model.double()
+                self._add_up()
+                slots = self._make_slots()
             # Squared now, not in lots later: by the end of backward this memory may be .grad's, reduced (DDP
             # with static_graph) or clipped in a hook.
             slots.put(number, gradient.detach() if gradient.requires_grad else gradient)
@@ -134,8 +137,13 @@ class GradientCollector:
             self._callback_queued = True
             _call_after_backward(self._after_gradients)
 
+    def _make_slots(self) -> Slots:
+        self._slots = Slots(self._numbers, list(self._handles))
+        return self._slots
+
     def _add_up(self) -> None:
-        assert self._slots is not None
+        if self._slots is None or self._slots.empty:
+            return
         sums = self._slots.sums()
         self._sums = sums if self._sums is None else self._sums + sums
         self._slots.clear()

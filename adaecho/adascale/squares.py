@@ -13,6 +13,7 @@ from torch import Tensor
 # numbers is off by 1e-3 there, and a difference of two such sums is what the variance is made of. Squares of
 # bfloat16 numbers round with a bias: 1e-6 at this length, four times that at four times the length.
 _CHUNK = 1 << 13
+_SHORT = 256
 
 
 class Slots:
@@ -30,14 +31,29 @@ class Slots:
     def __init__(self, groups: Sequence[Sequence[int]], like: Sequence[Tensor]) -> None:
         self._wide = torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
         lengths = [_num_parts(tensor) for tensor in like]
+        self._shapes = [tensor.shape for tensor in like]
         self._group_lengths = [sum(lengths[number] for number in group) for group in groups]
-        self._room = torch.zeros(sum(lengths), dtype=self._wide, device=like[0].device)
+        with torch.inference_mode(False):  # whoever makes it; backward passes write into it
+            self._room = torch.zeros(sum(lengths), dtype=self._wide, device=like[0].device)
         self._slots = [self._room[:0]] * len(like)
         end = 0
         for number in chain.from_iterable(groups):
             begin, end = end, end + lengths[number]
             self._slots[number] = self._room[begin] if lengths[number] == 1 else self._room[begin:end]
         self._full: set[int] = set()
+
+    def fit(self, number: int, tensor: Tensor) -> bool:
+        """Whether a tensor is of the shape, type and device that this was made for."""
+        return (
+            tensor.shape == self._shapes[number]
+            and tensor.device == self._room.device
+            and (tensor.dtype != torch.float64 or self._wide == torch.float64)
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been put in."""
+        return not self._full
 
     def taken(self, number: int) -> bool:
         """Whether a tensor has been put in."""
@@ -50,12 +66,16 @@ class Slots:
         # A model has hundreds of small gradients, each with a hook: one call of torch for each.
         if not slots.dim():
             torch.linalg.vector_norm(dense, dtype=self._wide, out=slots)
-        elif dense is tensor and _has_short_rows(tensor):
+        elif dense is tensor and _in_rows(tensor):
             rows = tuple(range(1, tensor.dim()))
             torch.linalg.vector_norm(tensor, dim=rows, dtype=self._wide, out=slots)
         else:
-            for index, chunk in enumerate(torch.split(_flat(dense), _CHUNK)):
-                torch.linalg.vector_norm(chunk, dtype=self._wide, out=slots[index])
+            flat = _flat(dense)
+            full = len(flat) // _CHUNK
+            chunks, rest = flat[: full * _CHUNK].view(full, _CHUNK), flat[full * _CHUNK :]
+            torch.linalg.vector_norm(chunks, dim=1, dtype=self._wide, out=slots[:full])
+            if len(rest):
+                torch.linalg.vector_norm(rest, dtype=self._wide, out=slots[full])
 
     def sums(self) -> Tensor:
         """The sum of squares of each group, [num_groups] in float64 (float32 where there is none)."""
@@ -94,11 +114,12 @@ def statistics_dtype(device: torch.device) -> torch.dtype:
 def _num_parts(tensor: Tensor) -> int:
     if not tensor.is_cpu or tensor.numel() <= _CHUNK:
         return 1
-    return len(tensor) if _has_short_rows(tensor) else -(-tensor.numel() // _CHUNK)
+    return len(tensor) if _in_rows(tensor) else -(-tensor.numel() // _CHUNK)
 
 
-def _has_short_rows(tensor: Tensor) -> bool:
-    return tensor.dim() > 1 and tensor.numel() <= _CHUNK * len(tensor)
+def _in_rows(tensor: Tensor) -> bool:
+    # The rows of a weight serve as chunks, whatever its memory format; an embedding's are too short.
+    return tensor.dim() > 1 and _SHORT * len(tensor) <= tensor.numel() <= _CHUNK * len(tensor)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -101,7 +101,8 @@ class GradientStatistics:
     @torch.no_grad()
     def _take_sample(self) -> None:
         # At the end of the last backward pass: after DDP's reduction, before anyone can touch .grad.
-        sums = self.collector.sums_of_squares()
+        # A copy: reentrant checkpoints come here within a pass, and the collector goes on adding to its own.
+        sums = self.collector.sums_of_squares().clone()
         if self.settings.world_size > 1:
             dist.all_reduce(sums)
         averages = self.averages.to(sums.device)

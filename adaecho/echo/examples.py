@@ -213,10 +213,11 @@ def duplicate(value: Any) -> Any:
 def duplicate_many(batches: Sequence[Any]) -> list[Any]:
     """``duplicate`` of each of several batches of one form; tensors that fit together in one copy."""
     first = batches[0]
-    if type(first) is dict:
+    alike = all(type(batch) is type(first) for batch in batches)
+    if alike and type(first) is dict and first and all(list(batch) == list(first) for batch in batches):
         columns = [duplicate_many([batch[key] for batch in batches]) for key in first]
         return [dict(zip(first, row, strict=True)) for row in zip(*columns, strict=True)]
-    if type(first) in (list, tuple):
+    if alike and type(first) in (list, tuple) and first and len({len(batch) for batch in batches}) == 1:
         columns = [duplicate_many(column) for column in zip(*batches, strict=True)]
         return [type(first)(row) for row in zip(*columns, strict=True)]
     if all(_can_join(batch, first) for batch in batches):

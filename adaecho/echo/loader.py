@@ -226,7 +226,7 @@ class EchoLoader(Gauges):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken, whatever has been read ahead.
+        """The position just after the last batch taken, whatever has been read ahead; not while one is taken.
 
         Returns:
             Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), with

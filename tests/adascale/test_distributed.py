@@ -29,6 +29,7 @@ def outcomes(tmp_path_factory):
         ("static_graph", 2),
         ("bucket_view", 4),
         ("not_divided_6", 6),
+        ("reentrant_6", 6),
         ("zero_redundancy", 2),
         ("zero_redundancy_groups_6", 6),
     ],

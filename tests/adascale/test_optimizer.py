@@ -137,6 +137,42 @@ def test_gradients_of_half_precision_are_squared_in_full(dtype, across):
     assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
 
 
+def resized(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data[:2].clone()
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16, resized])
+@pytest.mark.parametrize("after", [0, 1])
+def test_parameters_that_change_in_type_or_size(change, after):
+    torch.manual_seed(0)
+    model = nn.Embedding(6, 5).float()
+    optimizer = accumulating(model, momentum=0.0, smoothing=0.0)
+    for step in range(after + 1):
+        if step == after:
+            change(model)
+        optimizer.zero_grad()
+        gradients = [torch.randn_like(model.weight) for _ in range(2)]
+        for gradient in gradients:
+            (model.weight * gradient / 2).sum().backward()
+        optimizer.step()
+    mean = sum(gradients).double() / 2
+    squares = sum(gradient.double().square().sum() for gradient in gradients) / 2
+    variance = 2 * (squares - mean.square().sum())
+    square = mean.square().sum() - variance / 2
+    assert optimizer.grad_var_avg() == pytest.approx(float(variance), rel=0.02)
+    assert optimizer.grad_sqr_avg() == pytest.approx(max(float(square), 0), rel=0.05, abs=0.05)
+
+
+def test_made_in_inference_mode():
+    model = mlp()
+    with torch.inference_mode():
+        optimizer = accumulating(model)
+        optimizer.zero_grad()
+    expected = mlp()
+    assert train(model, optimizer, batches(2, 2)) == train(expected, accumulating(expected), batches(2, 2))
+
+
 def test_complex_parameters_are_refused():
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match="view_as_real"):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from adaecho import AdaScale
 from adaecho.adascale import AdaScaleWrapper
@@ -63,6 +64,26 @@ def ddp(rank, num_micro_batches, no_sync, **arguments):
     optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches // NUM_RANKS)
     wrapped = DistributedDataParallel(model, **arguments)
     return train(wrapped, optimizer, batches(5, num_micro_batches), rank, no_sync)
+
+
+class Checkpointed(nn.Module):
+    """Every layer recomputed in a backward pass within the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def reentrant(rank):
+    model = Checkpointed()
+    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=3)
+    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, no_sync=True)
 
 
 def not_divided(rank):
@@ -165,6 +186,7 @@ def everything(rank):
         "static_graph": ddp(rank, 2, no_sync=False, static_graph=True),
         "bucket_view": ddp(rank, 4, no_sync=True, gradient_as_bucket_view=True),
         "not_divided_6": not_divided(rank),
+        "reentrant_6": reentrant(rank),
         "zero_redundancy": zero_redundancy(rank),
         "zero_redundancy_groups_6": zero_redundancy_groups(rank),
         "branches": branches(rank),

@@ -89,6 +89,10 @@ FORMS: dict[str, Callable[[int], Any]] = {
     "numpy": lambda n: {"x": np.ones((n, 2)), "y": torch.ones(n, dtype=torch.float64)},
     "sparse": lambda n: torch.eye(n).to_sparse(),
     "scalars": lambda n: torch.tensor(float(n)),
+    "empty": lambda n: {"x": torch.ones(n), "nothing": [[], {}, ()]},
+    "keys": lambda n: {"x": torch.ones(n), **({"mask": torch.zeros(n)} if n == 3 else {})},
+    "lengths": lambda n: [torch.ones(2) for _ in range(n)],
+    "types": lambda n: torch.ones(n) if n == 4 else [torch.ones(n)],
     "gradients": lambda n: torch.ones(n, 2, requires_grad=True),
 }
 
