@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adaecho.adascale import AdaScale as AdaScale
     from adaecho.echo import EchoLoader as EchoLoader
-    from adaecho.echo import IndexedTarShards as IndexedTarShards
-    from adaecho.echo import Retries as Retries
-    from adaecho.echo import TarShards as TarShards
+    from adaecho.shards import IndexedTarShards as IndexedTarShards
+    from adaecho.shards import Retries as Retries
+    from adaecho.shards import TarShards as TarShards
 
 __all__ = ["AdaScale", "EchoLoader", "IndexedTarShards", "Retries", "TarShards"]
 
-_ROOMS = {"AdaScale": "adaecho.adascale"}
-_ROOMS |= dict.fromkeys(("EchoLoader", "IndexedTarShards", "Retries", "TarShards"), "adaecho.echo")
+_ROOMS = {"AdaScale": "adaecho.adascale", "EchoLoader": "adaecho.echo"}
+_ROOMS |= dict.fromkeys(("IndexedTarShards", "Retries", "TarShards"), "adaecho.shards")
 
 
 def __getattr__(name: str) -> Any:

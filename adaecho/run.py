@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from adaecho import config as schema
+from adaecho.config import schema
 from adaecho.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.images import DecodeImage, RandomResizedCrop
+from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
 from benchmarks import record
 from benchmarks.peers.echo_jpegs import (
     BATCH_SIZE,

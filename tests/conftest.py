@@ -1,16 +1,34 @@
 """What every test shares: composed configs, small and deterministic."""
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from adaecho import config as schema
+from adaecho.config import schema
 from adaecho.run import CONF
 
 Compose = Callable[..., schema.Config]
+
+
+class HandClock:
+    """``time.perf_counter`` that moves only when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """What the tested code reads the time from."""
+    hand = HandClock()
+    monkeypatch.setattr(time, "perf_counter", hand)
+    return hand
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from adaecho import config as schema
+from adaecho.config import schema
 from adaecho.run import CONF
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,15 +13,16 @@ from torch import Tensor
 # numbers is off by 1e-3 there, and a difference of two such sums is what the variance is made of. Squares of
 # bfloat16 numbers round with a bias: 1e-6 at this length, four times that at four times the length.
 _CHUNK = 1 << 13
-_SHORT = 256
+# Rows of a weight serve as such stretches, whatever its memory format. Those of fewer elements, as an
+# embedding's, would make more results than are worth keeping.
+_LEAST_ROW = 256
 
 
 class Slots:
     """Room for the norms of parts of each of many tensors, allocated once.
 
     A hook that kept a small result of its own among the large buffers of a backward pass would make the
-    allocator give those back to the operating system and fault them in again: 10,000 more faults a step of
-    ResNet-32, which cost as much as the norms.
+    allocator give those back to the operating system and fault them in again.
 
     Args:
         groups: the numbers of the tensors in each group.
@@ -29,7 +30,7 @@ class Slots:
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], like: Sequence[Tensor]) -> None:
-        self._wide = torch.float64 if any(t.dtype == torch.float64 for t in like) else torch.float32
+        self._wide = _wide(like)
         lengths = [_num_parts(tensor) for tensor in like]
         self._shapes = [tensor.shape for tensor in like]
         self._group_lengths = [sum(lengths[number] for number in group) for group in groups]
@@ -101,14 +102,17 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
             slots.put(number, tensor)
         return slots.sums()[0]
     dense = [_dense(tensor) for tensor in tensors]
-    wide = torch.float64 if dense[0].dtype == torch.float64 else torch.float32
-    norms = torch.stack(torch._foreach_norm(dense, 2, dtype=wide))
+    norms = torch.stack(torch._foreach_norm(dense, 2, dtype=_wide(dense)))
     return norms.to(statistics_dtype(norms.device)).square().sum()
 
 
 def statistics_dtype(device: torch.device) -> torch.dtype:
     """float64, except on Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def _num_parts(tensor: Tensor) -> int:
@@ -118,8 +122,7 @@ def _num_parts(tensor: Tensor) -> int:
 
 
 def _in_rows(tensor: Tensor) -> bool:
-    # The rows of a weight serve as chunks, whatever its memory format; an embedding's are too short.
-    return tensor.dim() > 1 and _SHORT * len(tensor) <= tensor.numel() <= _CHUNK * len(tensor)
+    return tensor.dim() > 1 and _LEAST_ROW * len(tensor) <= tensor.numel() <= _CHUNK * len(tensor)
 
 
 def _dense(tensor: Tensor) -> Tensor:

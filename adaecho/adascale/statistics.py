@@ -101,9 +101,10 @@ class GradientStatistics:
     @torch.no_grad()
     def _take_sample(self) -> None:
         # At the end of the last backward pass: after DDP's reduction, before anyone can touch .grad.
-        # A copy: reentrant checkpoints come here within a pass, and the collector goes on adding to its own.
-        sums = self.collector.sums_of_squares().clone()
+        sums = self.collector.sums_of_squares()
         if self.settings.world_size > 1:
+            # A copy: reentrant checkpoints come here within a pass, and the collector adds to its own then.
+            sums = sums.clone()
             dist.all_reduce(sums)
         averages = self.averages.to(sums.device)
         across = self._across_gradients if self.settings.num_gradients > 1 else self._across_steps

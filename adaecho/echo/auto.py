@@ -1,6 +1,6 @@
 """``factor="auto"``: an echoing factor that follows the measured R."""
 
-from adaecho.echo.factor import Factor
+from adaecho.echo.order.factor import Factor
 
 _EVERY_STEPS = 20
 _LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the factor

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo import keys
-from adaecho.echo.checkpoint import Position
-from adaecho.echo.clocks import Clocks
+from adaecho.echo.order import keyed
 from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.state import Position
+from adaecho.echo.threads.timers import Clocks
 from adaecho.echo.wiring import Stages
 
 
@@ -33,7 +33,7 @@ class Gauges:
             items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
         if echoed is not None:
             items += [held.items for held in echoed.state_at(position.batch_output)[1].values()]
-        return len(np.unique(np.concatenate(items) >> keys.ECHO_BITS))
+        return len(np.unique(np.concatenate(items) >> keyed.ECHO_BITS))
 
     @property
     def reread_examples(self) -> int:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from adaecho.echo import checkpoint
+from adaecho.echo import state as saved
 from adaecho.echo.auto import AutoFactor
-from adaecho.echo.batches import Ready
-from adaecho.echo.clocks import Clocks, works_ahead
-from adaecho.echo.crew import Interrupted
-from adaecho.echo.device import ToDevice
+from adaecho.echo.batch.batches import Ready
+from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.iterator import EchoIterator
+from adaecho.echo.read.sources import as_source
 from adaecho.echo.settings import RESTORES, Settings, check_place, check_whole_batches, one_of, share, whole
-from adaecho.echo.source import as_source
+from adaecho.echo.threads.crew import Interrupted
+from adaecho.echo.threads.timers import Clocks, works_ahead
 from adaecho.echo.wiring import Stages
 
 
@@ -73,7 +73,7 @@ class EchoLoader(Gauges):
             network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
-        batch_length: examples in a whole batch, where its form (``adaecho.echo.batch_length``) doesn't tell.
+        batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
 
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
@@ -122,7 +122,7 @@ class EchoLoader(Gauges):
         )  # fmt: skip
         self._pipeline = self._stages.pipeline
         self._ahead: deque[Ready] = deque()
-        self._position = checkpoint.Position()
+        self._position = saved.Position()
         self._clocks = Clocks(self._pipeline.counters, self._stages.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: BaseException | None = None
@@ -233,9 +233,9 @@ class EchoLoader(Gauges):
             ``restore="snapshot"`` of contents too: what ``torch.load(weights_only=True)`` accepts.
         """
         if not self._stages.snapshots:
-            return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
+            return saved.save(self.settings, self._stages, self._position, self._clocks)
         with self.paused():
-            return checkpoint.save(self.settings, self._stages, self._position, self._clocks)
+            return saved.save(self.settings, self._stages, self._position, self._clocks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
@@ -243,11 +243,11 @@ class EchoLoader(Gauges):
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs.
         """
-        checkpoint.check(state, self.settings, self._stages)
+        saved.check(state, self.settings, self._stages)
         self._pipeline.halt()
         self._ahead.clear()
         self._failed = None
-        self._position = checkpoint.restore(state, self.settings, self._stages, self._clocks)
+        self._position = saved.restore(state, self.settings, self._stages, self._clocks)
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one.
             self._look_ahead()

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from adaecho.echo.batch_echo import EchoedBatches
-from adaecho.echo.batches import ExampleBatches, OneByOne, Ready, WholeBatches
-from adaecho.echo.clocks import Counters, Deliveries
-from adaecho.echo.crew import Crew
-from adaecho.echo.snapshot import Recent
-from adaecho.echo.upstream import FreshQueue, Reader
-from adaecho.echo.workers import AnyMap, InlineMap, OrderedMap
+from adaecho.echo.batch.batch_echo import EchoedBatches
+from adaecho.echo.batch.batches import ExampleBatches, OneByOne, Ready, WholeBatches
+from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.read.chunks import FreshQueue, Reader
+from adaecho.echo.threads.crew import Crew
+from adaecho.echo.threads.timers import Counters, Deliveries
+from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap
 
 
 class Pipeline:

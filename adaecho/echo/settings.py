@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaecho.echo import keys
+from adaecho.echo.order import keyed
 
 VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
 ORDERS = ("permutation", "shards", "stored")
@@ -77,8 +77,8 @@ class Settings:
 
     def _check_factor(self) -> None:
         factor = self.factor
-        if not 1 <= self.max_factor < keys.MAX_ECHOES:
-            raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keys.MAX_ECHOES})")
+        if not 1 <= self.max_factor < keyed.MAX_ECHOES:
+            raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keyed.MAX_ECHOES})")
         self._set("max_factor", _plain_number(self.max_factor))
         if factor == "auto":
             if self.echo == "none":
@@ -86,8 +86,8 @@ class Settings:
             return
         if isinstance(factor, bool | str) or not math.isfinite(factor) or factor < 1:
             raise ValueError(f"factor={factor!r}: must be 'auto' or a number, at least 1 (repeats nothing)")
-        if factor >= keys.MAX_ECHOES:
-            raise ValueError(f"factor={factor!r}: must be less than {keys.MAX_ECHOES}")
+        if factor >= keyed.MAX_ECHOES:
+            raise ValueError(f"factor={factor!r}: must be less than {keyed.MAX_ECHOES}")
         if self.echo == "none" and factor != 1:
             raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
         self._set("factor", _plain_number(factor))

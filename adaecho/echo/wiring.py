@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.augment import Augmentation, DecodeThenAugment
-from adaecho.echo.batch_length import batch_length
-from adaecho.echo.batches import ExampleBatches, WholeBatches
-from adaecho.echo.clocks import Deliveries
-from adaecho.echo.device import ToDevice
-from adaecho.echo.factor import Factor
-from adaecho.echo.memory import check_memory, check_slots
+from adaecho.echo.batch.augment import Augmentation, DecodeThenAugment, Origin
+from adaecho.echo.batch.batch_length import batch_length
+from adaecho.echo.batch.batches import ExampleBatches, WholeBatches
+from adaecho.echo.batch.device import ToDevice
+from adaecho.echo.batch.example_echo import EchoStage
+from adaecho.echo.memory.budget import check_memory, check_slots
+from adaecho.echo.memory.pool import ResidentPool
+from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.pool import ResidentPool
-from adaecho.echo.random_reader import RandomReader
-from adaecho.echo.sequential_reader import SequentialReader
+from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader
+from adaecho.echo.read.random_access import RandomReader
+from adaecho.echo.read.sequential import SequentialReader
+from adaecho.echo.read.sources import ArraySource, IterableSource, MapSource
 from adaecho.echo.settings import Settings
-from adaecho.echo.snapshot import Recent
-from adaecho.echo.source import ArraySource, IterableSource, MapSource, Permutation
-from adaecho.echo.stage import EchoStage
-from adaecho.echo.upstream import BadExamples, FreshQueue, Preparation, Reader
+from adaecho.echo.threads.timers import Deliveries
 
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
@@ -180,9 +181,7 @@ class Stages:
         return self.pipeline.echoed.num_repeats(first_number, batches)
 
 
-def _augmentation(
-    augment: Any, settings: Settings, origin: Callable[[int], str], num_workers: int
-) -> Augmentation | None:
+def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers: int) -> Augmentation | None:
     if augment is None:
         return None
     augmentation = Augmentation(augment, settings.seed, origin)
@@ -216,7 +215,7 @@ def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permuta
     return Permutation(source.length, order, settings.seed, shard_lengths)
 
 
-def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Callable[[int], str]:
+def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Origin:
     def origin(serial: int) -> str:
         if isinstance(source, IterableSource):
             return source.origin(serial)

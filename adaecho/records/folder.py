@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from adaecho.config import COUNTED_BUDGETS, identity
+from adaecho.config.schema import COUNTED_BUDGETS, identity
 from adaecho.errors import FolderError
 from adaecho.records.compare import differences, smaller_budgets
 from adaecho.records.files import append, dumps, folder_errors, read_json, whole_lines, write_json, write_text
@@ -74,7 +74,7 @@ class RunFolder:
         """Begin a new run, or continue the one in the folder if its config allows.
 
         Args:
-            config: the plain config. What can't change the trajectory (see ``adaecho.config.identity``) may
+            config: the plain config. What can't change the trajectory (see ``schema.identity``) may
                 differ from the folder's, and budgets may be larger.
             overrides: what the user typed, kept for the reader of ``config.yaml``.
             environment: see ``records.environment``. Those of earlier pieces stay under ``earlier``.

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from adaecho.config import TrackingConfig
+from adaecho.config.schema import TrackingConfig
 
 # How long the end of this process may wait for the mirror; W&B gives up an upload before, and `wandb sync`
 # can do it later.

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from adaecho.config import SearchConfig, from_plain, to_plain
+from adaecho.config.schema import SearchConfig, from_plain, to_plain
 from adaecho.errors import ConfigError
 from adaecho.search import axes
 from adaecho.search.axes import Axis

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 
-from adaecho.config import BUDGETS, Config
+from adaecho.config.schema import BUDGETS, Config
 from adaecho.errors import ConfigError
 
 SCALES = ("linear", "log", "reverse_log")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import adaecho
-from adaecho.config import from_plain
+from adaecho.config.schema import from_plain
 from adaecho.search.hopeless import Hopeless
 
 RunTrial = Callable[..., dict[str, Any]]

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 
 if TYPE_CHECKING:

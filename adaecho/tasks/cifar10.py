@@ -7,12 +7,13 @@ The validation split is held out of the 50,000; the test files are read only to 
 import torch
 from torch import nn
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
+from adaecho.datasets import cifar10 as storage
+from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.split import hold_out
 from adaecho.models.normalise import Normalise
 from adaecho.models.resnet32 import resnet32
-from adaecho.tasks import cifar10_storage as storage
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.encoded_images import BadExamples
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     Images,
@@ -20,7 +21,6 @@ from adaecho.tasks.images import (
     classification_metrics,
     mean_cross_entropy,
 )
-from adaecho.tasks.split import hold_out
 
 # Of each colour over the 50,000 training images.
 MEAN = (125.31, 122.95, 113.87)

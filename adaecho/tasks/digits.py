@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
+from adaecho.datasets.split import hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
@@ -24,7 +25,6 @@ from adaecho.tasks.images import (
     classification_metrics,
     mean_cross_entropy,
 )
-from adaecho.tasks.split import hold_out
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0

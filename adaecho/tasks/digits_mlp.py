@@ -1,6 +1,6 @@
 """The digits of ``adaecho.tasks.digits`` with a small MLP: many steps in little time, and no batch norm."""
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.models.small_mlp import small_mlp
 from adaecho.tasks.base import Task
 from adaecho.tasks.digits import build_with

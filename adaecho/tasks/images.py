@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from adaecho.echo import keys as keyed
-from adaecho.echo import recycle
-from adaecho.echo.keys import Keys
+from adaecho.echo.memory import recycle
+from adaecho.echo.order import keyed
+from adaecho.echo.order.keyed import Keys
 from adaecho.tasks.base import Batch, Direction
 
 Images = dict[str, NDArray[Any]]

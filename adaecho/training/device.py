@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from adaecho.adascale import AdaScale
-from adaecho.config import Config
+from adaecho.config.schema import Config
 
 Batch = dict[str, torch.Tensor]
 

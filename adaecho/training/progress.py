@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaecho.config import BUDGETS, Config
+from adaecho.config.schema import BUDGETS, Config
 from adaecho.tasks.base import Direction
 
 FINISHED = ("reached", "diverged", "budget_spent", "stopped_hopeless")

@@ -1,6 +1,6 @@
 """Learning-rate schedules over SGD steps."""
 
-from adaecho.config import ScheduleConfig
+from adaecho.config.schema import ScheduleConfig
 
 
 def learning_rate(schedule: ScheduleConfig, peak: float, step: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from adaecho.adascale import AdaScale
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import ConfigError
 from adaecho.tasks.base import Task

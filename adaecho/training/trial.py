@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.config import BUDGETS, Config, to_plain
+from adaecho.config.schema import BUDGETS, Config, to_plain
 from adaecho.errors import FolderError, UserError
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adaecho import AdaScale
+from adaecho.adascale.squares import sum_of_squares
 from tests.adascale.helpers import backward, batches, mlp, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -39,6 +40,12 @@ def take(model, optimizer, steps):
         optimizer.zero_grad()
         backward(model, micro_batches)
         optimizer.step()
+
+
+def test_norms_of_mixed_types():
+    tensors = [torch.randn(5), torch.randn(7, dtype=torch.float64), torch.randn(3).half()]
+    expected = sum(tensor.double().square().sum().item() for tensor in tensors)
+    assert sum_of_squares([tensor.cuda() for tensor in tensors]).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_fused_step_with_its_rate_on_the_device_never_waits():

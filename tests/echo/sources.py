@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaecho.echo import keys
+from adaecho.echo.order import keyed
 from tests.echo import reference
 
 VARIANTS: list[dict[str, Any]] = [
@@ -81,7 +81,7 @@ class AddNoise:
     """Vectorised: adds a keyed number to x."""
 
     def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
-        return {**fields, "x": fields["x"] + keys.uniform(item_keys, 0)[:, None]}
+        return {**fields, "x": fields["x"] + keyed.uniform(item_keys, 0)[:, None]}
 
 
 def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.config import load
+from adaecho.config.schema import load
 from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from adaecho.config import TrackingConfig
+from adaecho.config.schema import TrackingConfig
 from adaecho.records import tracking
 from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import mirror_sweep, open_tracker
@@ -203,7 +203,7 @@ def init(*, dir, **_):
 EXITS = """
 import sys
 from pathlib import Path
-from adaecho.config import TrackingConfig
+from adaecho.config.schema import TrackingConfig
 from adaecho.records.tracking import mirror_sweep, open_tracker
 open_tracker(TrackingConfig(kind="wandb"), Path(sys.argv[1])).close()
 """

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from adaecho.config import Config, to_plain
+from adaecho.config.schema import Config, to_plain
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
 from adaecho.search.state import FINISHED

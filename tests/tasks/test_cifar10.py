@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.tasks import build_task, cifar10_storage
+from adaecho.datasets import cifar10
+from adaecho.datasets.encoded_images import BadExamples
+from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
-from adaecho.tasks.encoded_images import BadExamples
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
-from tests.tasks.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
+from tests.datasets.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
 
 IMAGES, LABELS = random_images(10), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEST_IMAGES, TEST_LABELS = random_images(4, seed=1), [0, 1, 2, 3]
@@ -41,7 +42,7 @@ FORMS = {"parquet": _parquet, "pickles": _pickles}
 @pytest.mark.parametrize("inner", ["", "plain_text"])
 def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str, inner: str) -> None:
     FORMS[form](tmp_path / inner)
-    stored = cifar10_storage.find(str(tmp_path))
+    stored = cifar10.find(str(tmp_path))
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
         examples = stored.read(part, BadExamples(0))
         np.testing.assert_array_equal(examples["image"], images)
@@ -103,7 +104,7 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
 ) -> None:
     FORMS[form](tmp_path)
     parts: list[str] = []
-    kind = type(cifar10_storage.find(str(tmp_path)))
+    kind = type(cifar10.find(str(tmp_path)))
     read = kind.read
 
     def watched(self: Any, part: Any, bad: BadExamples) -> Images:
@@ -140,7 +141,7 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
         return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = cifar10_storage.find("owner/cifar10").read("test", BadExamples(0))
+    examples = cifar10.find("owner/cifar10").read("test", BadExamples(0))
     assert asked == ["owner/cifar10 test"]
     np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
     np.testing.assert_array_equal(examples["label"], TEST_LABELS)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from adaecho.echo import keys as keyed
+from adaecho.echo.order import keyed
 from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, mean_cross_entropy
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from adaecho import AdaScale
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 from adaecho.tasks import TASKS, build_task
 from adaecho.training.optimizer import deal
 from adaecho.training.trainer import Trainer, make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.tasks.cifar10_files import encode, random_images, write_parquet
+from tests.datasets.cifar10_files import encode, random_images, write_parquet
 
 RUN = ("task=digits", "adascale=on", "max_steps=24", "target.value=null", "evaluate.every_fresh_examples=64")
 ECHOES = {

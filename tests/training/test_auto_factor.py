@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.echo.clocks import Clocks
+from adaecho.echo.threads.timers import Clocks
 from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose

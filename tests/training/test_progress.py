@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.config import BUDGETS, Config
+from adaecho.config.schema import BUDGETS, Config
 from adaecho.training.progress import budget_spent, is_better, is_finished, meets
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.config import Config, from_plain, to_plain
+from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 

@@ -1,6 +1,6 @@
 import pytest
 
-from adaecho.config import ScheduleConfig
+from adaecho.config.schema import ScheduleConfig
 from adaecho.training.schedule import learning_rate
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaecho.config import Config
+from adaecho.config.schema import Config
 from adaecho.errors import FolderError
 from adaecho.tasks import build_task
 from adaecho.training import trainer as trainer_module

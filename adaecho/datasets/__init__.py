@@ -1,0 +1,1 @@
+"""Stored data sets, from files to arrays or sources."""

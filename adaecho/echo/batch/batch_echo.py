@@ -1,0 +1,299 @@
+"""The echo stage for whole batches.
+
+One batch is worth more than many small arrays of identities, so what ``stage`` does for blocks of examples is
+done here one by one, with plain numbers.
+"""
+
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.batch.batches import OneByOne, Ready
+from adaecho.echo.memory.budget import check_memory
+from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.memory.tree import duplicate, duplicate_many, num_bytes
+from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.history import pending, state
+from adaecho.echo.order.shuffle_buffer import drain_order, slots
+
+# To copy more than this takes longer than to hand a batch over from another thread.
+_SLOW_BYTES = 1 << 21
+
+
+class Held(NamedTuple):
+    """What a fresh batch can be made again from: its items, and where it is read whole its place."""
+
+    items: keyed.Items
+    place: int  # its local number upstream
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A fresh batch of which repeats are still to come: for the stage, and for the consumer behind it."""
+
+    batch: Any
+    copies: list[Any]
+    held: Held
+    to_emit: int
+    to_consume: int
+
+
+@dataclass(slots=True)
+class _Output:
+    """A repeat that left, and where the stage stood then.
+
+    ``item`` left ``slot`` for ``entered``, of which ``remaining`` repeats were to come; None in a drain.
+    """
+
+    end: int
+    item: int
+    entered: int | None
+    slot: int
+    remaining: int
+    next_number: int
+
+
+class EchoedBatches:
+    """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
+
+    Args:
+        batches: upstream.
+        seed: of the draws of this stage.
+        factor: repeats of each fresh batch on average, at least 1.
+        buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
+        rank, world: the serial of fresh batch i is ``i * world + rank``.
+        recent: remembers outputs, where states hold contents.
+
+    Attributes:
+        factor: how often batches are repeated.
+        emitted: outputs so far.
+        slow: whether batches are so large that a thread should copy them.
+    """
+
+    def __init__(
+        self,
+        batches: OneByOne,
+        *,
+        seed: int,
+        factor: float,
+        buffer: int,
+        rank: int,
+        world: int,
+        recent: Recent | None,
+    ) -> None:
+        self.factor = Factor(seed, factor, rank=rank, world=world)
+        self.recent = recent
+        self.emitted = 0
+        self._batches, self._seed, self._size = batches, seed, buffer
+        self._rank, self._world = rank, world
+        # Held while the identities change, so that another thread can ask for a state meanwhile.
+        self._lock = threading.Lock()
+        self._forgotten = 0
+        self._fresh: dict[int, _Fresh] = {}  # by number
+        self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
+        self._begin(state(0, keyed.NO_ITEMS))
+
+    def begin(self, number: int) -> None:
+        """Start with nothing held, at the number of the next fresh batch."""
+        self._begin(state(number, keyed.NO_ITEMS))
+
+    def _begin(self, at: dict[str, Any]) -> None:
+        self._next_number: int = at["next_index"]
+        self._pending = 0, 0  # the next item of the echo in progress, and how many with it
+        self._slots: list[int] = []  # the item in each slot
+        self._drain: list[int] | None = None  # the last of them leaves next
+        self._drained: list[int] = []
+        self._leaving: _Output | None = None  # recorded, and not handed over yet
+        self.slow = False
+        self._fresh.clear()
+        self._outputs: deque[_Output] = deque()
+        # A state that no output tells: a pass about to begin, or one that was loaded.
+        self._anchor = self.emitted, at
+        if self.recent is not None:
+            self.recent.clear()
+
+    def copy_ahead(self, made: list[Ready]) -> None:
+        """Copies of small batches for their repeats, made where they are made, beside the step."""
+        size = max(num_bytes(ready.batch) for ready in made)
+        if size:
+            for _ in range(min(math.ceil(self.factor.value) - 1, _SLOW_BYTES // size)):
+                # Each call of torch gives the interpreter's lock away: one for many batches.
+                for ready, copied in zip(made, duplicate_many([r.batch for r in made]), strict=True):
+                    ready.copies.append(copied)
+
+    # Outputs
+
+    def claim(self, *, by_crew: bool) -> Ready | None:
+        """The next repeat; None at the end of the pass.
+
+        Where upstream raises or copying is interrupted, nothing is lost: the next call goes on.
+        """
+        if self._leaving is None:
+            self._leaving = self._next_output(by_crew)
+            if self._leaving is None:
+                return None
+        ready = self._ready(self._leaving)
+        self._leaving = None
+        return ready
+
+    def _next_output(self, by_crew: bool) -> _Output | None:
+        while self._drain is None:
+            if not self._pending[1] and not self._read(by_crew):
+                self._begin_drain()
+                break
+            with self._lock:
+                output = self._enter()
+            if output is not None:
+                return output
+        if not self._drain:
+            return None
+        with self._lock:
+            item = self._drain.pop()
+            self._drained.append(item)
+            return self._record(item, None, 0, 0)
+
+    def _read(self, by_crew: bool) -> bool:
+        """Begin the echo of the next fresh batch; False if there is none."""
+        self.factor.settle(self._next_number)
+        ready = self._batches.get(by_crew=by_crew)
+        if ready is None:
+            return False
+        size = num_bytes(ready.batch)
+        if self._last is None:
+            check_memory(self._size * size, "batch_shuffle_buffer")
+        number = self._next_number
+        serial = number * self._world + self._rank
+        repeats = self.factor.repeats_of(serial)
+        with self._lock:
+            held = Held(ready.items, ready.next_index - 1)
+            self._fresh[number] = _Fresh(ready.batch, ready.copies, held, repeats, repeats)
+            self._pending = serial << keyed.ECHO_BITS, repeats
+            self._next_number = number + 1
+        self.slow = size >= _SLOW_BYTES
+        ready.batch, ready.copies, self._last = None, [], ready
+        return True
+
+    def _enter(self) -> _Output | None:
+        """Put the next item into the buffer; what it pushes out."""
+        item, repeats = self._pending
+        self._pending = item + 1, repeats - 1
+        if not self._size:
+            return self._record(item, item, 0, repeats - 1)
+        if len(self._slots) < self._size:
+            self._slots.append(item)
+            return None
+        slot = int(slots(self._seed, np.array([item]), self._size)[0])
+        leaving, self._slots[slot] = self._slots[slot], item
+        return self._record(leaving, item, slot, repeats - 1)
+
+    def _begin_drain(self) -> None:
+        """Nothing enters any more: what is left leaves in random order."""
+        with self._lock:
+            items = np.array(self._slots, dtype=np.int64)
+            self._drain = items[drain_order(self._seed, items)[::-1]].tolist()
+
+    def _record(self, item: int, entered: int | None, slot: int, remaining: int) -> _Output:
+        outputs = self._outputs
+        while outputs and outputs[0].end < self._forgotten:
+            outputs.popleft()
+        self.emitted += 1
+        outputs.append(_Output(self.emitted, item, entered, slot, remaining, self._next_number))
+        return outputs[-1]
+
+    def _ready(self, output: _Output) -> Ready:
+        number = (output.item >> keyed.ECHO_BITS) // self._world
+        fresh, last = self._fresh[number], self._last
+        assert last is not None
+        left, batch = fresh.to_emit - 1, fresh.batch
+        if left:
+            # The original stays for later repeats: whoever writes into this one must not change them.
+            batch = fresh.copies.pop() if fresh.copies else duplicate(batch)
+        if self.recent is not None:
+            self.recent.add(output.end, np.array([output.item]), [batch])
+        fresh.to_emit = left  # after the copies, which may be interrupted
+        if not left:
+            fresh.batch = None
+        return Ready(
+            batch, last.items, last.output, last.next_index, last.fresh_examples,
+            number, output.next_number, output.end,
+        )  # fmt: skip
+
+    def consumed(self, ready: Ready) -> None:
+        """The consumer has taken a repeat: earlier states won't be asked for any more. Never waits."""
+        self._forgotten = ready.batch_output
+        if self.recent is not None:
+            self.recent.forget(ready.batch_output)
+        fresh = self._fresh[ready.number]
+        fresh.to_consume -= 1
+        if not fresh.to_consume:
+            del self._fresh[ready.number]
+
+    def num_repeats(self, first_number: int, batches: int) -> int:
+        """How often consecutive batches are repeated, together."""
+        numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
+        return int(self.factor.repeats(numbers * self._world + self._rank).sum())
+
+    # State
+
+    def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
+        """The state as it was after so many outputs in all, and every batch it held by number.
+
+        Raises:
+            ValueError: it has been forgotten.
+        """
+        with self._lock:
+            at = self._state_at(output)
+            serials = {int(item) >> keyed.ECHO_BITS for item in [*at["buffer"], *pending(at)]}
+            numbers = sorted(serial // self._world for serial in serials)
+            return at, {number: self._fresh[number].held for number in numbers}
+
+    def _state_at(self, output: int) -> dict[str, Any]:
+        if output == self._anchor[0]:
+            return self._anchor[1]
+        buffer = list(self._slots)
+        for record in reversed(self._outputs):
+            if record.end == output:
+                return self._state_after(record, buffer)
+            if record.end < output:
+                break
+            if record.entered is not None and self._size:
+                buffer[record.slot] = record.item
+        raise ValueError(f"the state after output {output} has been forgotten")
+
+    def _state_after(self, record: _Output, buffer: list[int]) -> dict[str, Any]:
+        if record.entered is None:
+            since = self.emitted - record.end
+            left = [*self._drained[len(self._drained) - since :], *reversed(self._drain or [])]
+            return state(record.next_number, np.array(left, dtype=np.int64), draining=True)
+        next_item = record.entered + 1 if record.remaining else 0
+        return state(record.next_number, np.array(buffer, dtype=np.int64), next_item, record.remaining)
+
+    def held(self, serials: NDArray[np.int64]) -> Examples:
+        """The batches behind serials of which repeats are still to leave."""
+        return [self._fresh[serial // self._world].batch for serial in serials.tolist()]
+
+    @property
+    def waiting(self) -> list[tuple[keyed.Items, Examples]]:
+        """Outputs that nobody has taken yet: none, they leave one by one."""
+        return []
+
+    def load(self, at: dict[str, Any], held: dict[int, Held], remade: dict[int, Any], last: Ready) -> None:
+        """Return to a state, with the batches it held made again."""
+        self._begin(at)
+        self._last = last
+        self._pending = at["pending_item"], at["pending_repeats"]
+        self._slots = at["buffer"].tolist()
+        if at["draining"]:
+            self._drain = self._slots[::-1]
+        for item in [*self._slots, *pending(at).tolist()]:
+            number = (item >> keyed.ECHO_BITS) // self._world
+            fresh = self._fresh.setdefault(number, _Fresh(remade[number], [], held[number], 0, 0))
+            fresh.to_emit += 1
+            fresh.to_consume += 1

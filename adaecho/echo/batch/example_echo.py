@@ -1,0 +1,233 @@
+"""The echo stage: repeat each fresh thing, shuffle the repeats in a fixed-size buffer.
+
+Everything is planned on identities (see ``keys``); the things themselves lie in a pool and move once. The
+stage works ahead of the consumer, so it keeps a record of what it has put out and can tell its state as it
+was after any output not yet forgotten.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.memory.pool import Examples, ListPool, Pool, ResidentPool, StackPool
+from adaecho.echo.memory.tree import Stack, duplicate, num_bytes
+from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.history import History, pending, state
+from adaecho.echo.order.items import Fresh, Tail, TakeFresh, Taken, no_tail
+from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
+
+
+class EchoStage:
+    """Repeat, then shuffle.
+
+    Args:
+        upstream: gives fresh things in serial order.
+        seed: of the draws of this stage.
+        factor: repeats of each fresh thing on average, at least 1.
+        buffer: slots; 0 passes everything on in order.
+        rank, world: the serial of local number i is ``i * world + rank``.
+        block: items that enter at once, at most.
+        pool: where things lie; None chooses by their form when the first arrive.
+        lookahead: fresh things to ask for at once, at least; more than 1 only where reading is free.
+        check_memory: called with the expected bytes of the buffer before it is reserved.
+
+    Attributes:
+        factor: how often things are repeated.
+    """
+
+    def __init__(
+        self,
+        upstream: TakeFresh,
+        *,
+        seed: int,
+        factor: float,
+        buffer: int,
+        rank: int = 0,
+        world: int = 1,
+        block: int = 1024,
+        pool: Pool | None = None,
+        lookahead: int = 1,
+        check_memory: Callable[[int], None] | None = None,
+    ) -> None:
+        self.factor = Factor(seed, factor, rank=rank, world=world)
+        self._upstream, self._lookahead = upstream, lookahead
+        self._world, self._block = world, block
+        self._pool, self._check_memory = pool, check_memory
+        self._buffer = ShuffleBuffer(seed, buffer, pool.rows if isinstance(pool, ResidentPool) else 0)
+        self._tail = no_tail()
+        self._next_index = 0
+        self._stash: list[tuple[Taken, Examples]] = []
+        self._history = History()
+        # Held while the identities change, so that another thread can ask for a state meanwhile.
+        self._lock = threading.Lock()
+        self._history.begin(state(0, keyed.NO_ITEMS))
+
+    def take(self, count: int) -> list[tuple[Taken, Examples]]:
+        """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
+
+        Where upstream raises, nothing is lost: the next call, for as many, goes on.
+        """
+        with self._lock:
+            self._history.drop_forgotten()
+        count -= sum(len(taken.items) for taken, _ in self._stash)
+        while count > 0:
+            part = self._take_drained(count) if self._buffer.draining else self._enter(count)
+            if part is None:
+                break
+            if len(part[0].items):
+                self._stash.append(part)
+                count -= len(part[0].items)
+        parts, self._stash = self._stash, []
+        return parts
+
+    def begin_pass(self, next_index: int) -> None:
+        """Start with an empty buffer at an upstream position."""
+        self._begin(state(next_index, keyed.NO_ITEMS))
+
+    def _begin(self, at: dict[str, Any]) -> None:
+        self._buffer.clear()
+        self._tail, self._stash = no_tail(), []
+        if isinstance(self._pool, StackPool | ListPool):
+            self._pool = None
+        self._next_index = at["next_index"]
+        self._history.begin(at)
+
+    def _enter(self, wanted: int) -> tuple[Taken, Examples] | None:
+        space = self._buffer.space
+        entering = self._stream(min(wanted + space, self._block))
+        if not len(entering):
+            with self._lock:
+                self._buffer.begin_drain()
+            return self._take_drained(wanted)
+        with self._lock:
+            if space:
+                stored, entering = entering.split(min(space, len(entering)))
+                self._buffer.fill(stored)
+            items, rows = self._buffer.swap(entering)
+            taken = Taken(
+                self.emitted, items, entering.items, entering.remaining, entering.slots, entering.next_indices
+            )
+            self._history.add(taken)
+        return taken, self._pool_take(rows)
+
+    def _take_drained(self, count: int) -> tuple[Taken, Examples] | None:
+        with self._lock:
+            items, rows = self._buffer.drain(count)
+            if not len(items):
+                return None
+            next_indices = np.full(len(items), self._next_index)
+            taken = Taken(self.emitted, items, None, None, None, next_indices)
+            self._history.add(taken)
+        return taken, self._pool_take(rows)
+
+    def _pool_take(self, rows: NDArray[np.int64]) -> Examples:
+        if not len(rows):
+            return []
+        assert self._pool is not None
+        return self._pool.take(rows)
+
+    # From fresh things to items
+
+    def _stream(self, count: int) -> Tail:
+        """The next ``count`` items of the echoed stream; fewer at its end, none after it."""
+        while len(self._tail) < count:
+            self.factor.settle(self._next_index)
+            needed = self.factor.fresh_needed(count - len(self._tail), self._next_index)
+            fresh = self._upstream(max(needed, self._lookahead))
+            if fresh is None:
+                break
+            self._next_index = fresh.next_index
+            if len(fresh.serials):
+                self._tail = self._tail.joined(self._expand(fresh))
+        now, self._tail = self._tail.split(count)
+        return now
+
+    def _expand(self, fresh: Fresh) -> Tail:
+        counts = self.factor.repeats(fresh.serials)
+        rows = self._insert(fresh.things, counts)
+        bases = fresh.serials << keyed.ECHO_BITS
+        if self.factor.value == 1:
+            return self._tail_of(bases, rows, counts - 1)
+        ends = np.cumsum(counts)
+        echoes = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        items = np.repeat(bases, counts) + echoes
+        return self._tail_of(items, np.repeat(rows, counts), np.repeat(counts, counts) - 1 - echoes)
+
+    def _tail_of(self, items: keyed.Items, rows: NDArray[np.int64], remaining: NDArray[np.int64]) -> Tail:
+        next_indices = (items >> keyed.ECHO_BITS) // self._world + 1
+        return Tail(items, rows, remaining, self._buffer.slots(items), next_indices)
+
+    def _insert(self, things: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self._pool is None:
+            self._pool = self._new_pool(things)
+        elif isinstance(self._pool, StackPool) and not self._pool.fits(things):
+            self._pool = self._pool.as_list_pool()
+        if isinstance(self._pool, ListPool) and isinstance(things, Stack):
+            # Not views, the last of which would keep the whole chunk alive.
+            things = [duplicate(example) for example in things.examples()]
+        return self._pool.insert(things, counts)
+
+    def _new_pool(self, things: Any) -> Pool:
+        stacked = isinstance(things, Stack)
+        if self._check_memory is not None:
+            example_bytes = things.example_bytes if stacked else num_bytes(things) // len(things)
+            self._check_memory(self._buffer.size * example_bytes)
+        return StackPool(things, self._buffer.size + self._block) if stacked else ListPool()
+
+    def lend(self, things: Any) -> Examples:
+        """Things that don't go through the buffer, in the form in which they would leave it."""
+        if isinstance(self._pool, ResidentPool):
+            return self._pool.take(things)
+        return things if isinstance(things, Stack) else [duplicate(thing) for thing in things]
+
+    # State
+
+    @property
+    def emitted(self) -> int:
+        """Outputs so far."""
+        return self._history.emitted
+
+    @property
+    def waiting(self) -> list[tuple[keyed.Items, Examples]]:
+        """Outputs that nobody has taken yet, because upstream was interrupted."""
+        return [(taken.items, things) for taken, things in self._stash]
+
+    def forget(self, output: int) -> None:
+        """States before this output won't be asked for any more. Never waits."""
+        self._history.forgotten = output
+
+    def state_at(self, output: int) -> dict[str, Any]:
+        """The stage as it was when ``output`` things in all had left it: see ``history.state``."""
+        with self._lock:
+            return self._history.state_at(output, self._buffer)
+
+    def held(self, serials: NDArray[np.int64]) -> Examples:
+        """The things behind serials that lie in the buffer or are about to enter it; not counted as a use."""
+        items, rows = self._buffer.held()
+        known = np.concatenate([items, self._tail.items]) >> keyed.ECHO_BITS
+        rows = np.concatenate([rows, self._tail.rows])
+        _, places, found = np.intersect1d(known, serials, return_indices=True)
+        if len(found) < len(serials):
+            raise RuntimeError("a buffered example was lost")
+        return self._pool.peek(rows[places]) if self._pool is not None else []
+
+    def load(self, at: dict[str, Any], reread: Callable[[NDArray[np.int64]], Any]) -> None:
+        """Return to a state, reading again what the buffer held.
+
+        Args:
+            at: of ``state_at``.
+            reread: fresh things by serial, rising; returns what the pool takes.
+        """
+        self._begin(at)
+        size = len(at["buffer"])
+        held = np.concatenate([at["buffer"], pending(at)])
+        if not len(held):
+            return
+        serials, inverse, counts = np.unique(held >> keyed.ECHO_BITS, return_inverse=True, return_counts=True)
+        rows = self._insert(reread(serials), counts)[inverse]
+        self._buffer.load(held[:size], rows[:size], at["draining"])
+        self._tail = self._tail_of(held[size:], rows[size:], np.arange(len(held) - size)[::-1])

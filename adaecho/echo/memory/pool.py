@@ -1,0 +1,182 @@
+"""Where the examples behind a buffer of identities lie: each fresh example once, however often it repeats."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.memory.tree import Rows, Stack, concatenate, duplicate, same_layout
+
+Examples = Stack | list[Any]
+
+
+def joined(parts: list[Examples]) -> Examples:
+    """Examples one after another, as one stack if they can lie in one."""
+    parts = [part for part in parts if len(part)] if len(parts) > 1 else parts
+    if len(parts) == 1:
+        return parts[0]
+    stacks = [part for part in parts if isinstance(part, Stack)]
+    if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
+        return concatenate(stacks)
+    return [one for part in parts for one in (part.examples() if isinstance(part, Stack) else part)]
+
+
+class Pool(Protocol):
+    """Rows of examples with a count of the repeats still to come."""
+
+    def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
+        """Put examples in; the row of each."""
+
+    def take(self, rows: Rows) -> Examples:
+        """One use of each row, sharing no memory with later uses; a row used up is free again."""
+
+    def peek(self, rows: Rows) -> Examples:
+        """What lies in rows, without using it; not to be written into."""
+
+
+class ResidentPool:
+    """Examples of a source that lies in memory as arrays: nothing is copied in, rows are the source's."""
+
+    def __init__(self, source: Stack) -> None:
+        self._source, self.rows = source, len(source)
+
+    def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002
+        return examples
+
+    def take(self, rows: Rows) -> Examples:
+        return self._source.take(rows)
+
+    peek = take
+
+
+class FreeRows:
+    """Row numbers handed out last in, first out, so that a pool touches no more memory than it needs."""
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._stack = np.empty(0, dtype=np.int32)
+        self._free = 0
+
+    def __len__(self) -> int:
+        return self._free
+
+    def grow(self, capacity: int) -> None:
+        added = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.int32)
+        stack = np.empty(capacity, dtype=np.int32)
+        stack[: len(added)] = added
+        stack[len(added) : len(added) + self._free] = self._stack[: self._free]
+        self._stack, self._free, self.capacity = stack, self._free + len(added), capacity
+
+    def pop(self, count: int) -> Rows:
+        self._free -= count
+        return self._stack[self._free : self._free + count].astype(np.int64)
+
+    def push(self, rows: Rows) -> None:
+        self._stack[self._free : self._free + len(rows)] = rows
+        self._free += len(rows)
+
+
+class StackPool:
+    """Fixed-shape examples in preallocated arrays, [capacity, ...] for each leaf.
+
+    Args:
+        layout: any examples of the form and shape to come.
+        capacity: rows reserved. The operating system commits a page when it is first written, so rows never
+            used cost nothing.
+    """
+
+    def __init__(self, layout: Stack, capacity: int) -> None:
+        self._form = layout.form
+        self._arrays = [np.empty((capacity, *array.shape[1:]), array.dtype) for array in layout.arrays]
+        self._repeats = np.zeros(capacity, dtype=np.uint16)
+        self._free = FreeRows()
+        self._free.grow(capacity)
+
+    def fits(self, examples: Examples) -> bool:
+        """Whether examples have this pool's form, shape and types."""
+        return isinstance(examples, Stack) and same_layout(examples, Stack(self._form, self._arrays))
+
+    def insert(self, examples: Stack, repeats: NDArray[np.int64]) -> Rows:
+        if len(examples) > len(self._free):
+            self._grow(len(examples))
+        rows = self._free.pop(len(examples))
+        self._repeats[rows] = repeats
+        for array, values in zip(self._arrays, examples.arrays, strict=True):
+            array[rows] = values
+        return rows
+
+    def take(self, rows: Rows) -> Stack:
+        taken = Stack(self._form, self._arrays).take(rows)
+        np.subtract.at(self._repeats, rows, 1)
+        spent = rows[self._repeats[rows] == 0]
+        if len(spent):
+            self._free.push(np.unique(spent))
+        return taken
+
+    def peek(self, rows: Rows) -> Stack:
+        return Stack(self._form, [array.take(rows, axis=0) for array in self._arrays])
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
+        for index, array in enumerate(self._arrays):
+            grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+            grown[: len(array)] = array
+            self._arrays[index] = grown
+        self._repeats = np.concatenate(
+            [self._repeats, np.zeros(capacity - self._free.capacity, dtype=np.uint16)]
+        )
+        self._free.grow(capacity)
+
+    def as_list_pool(self) -> "ListPool":
+        """The same rows as a pool that takes examples of any shape."""
+        pool = ListPool()
+        pool.adopt(Stack(self._form, self._arrays), self._repeats, self._free)
+        return pool
+
+
+class ListPool:
+    """Examples of any kind, one object a row."""
+
+    def __init__(self) -> None:
+        self._examples: list[Any] = []
+        self._repeats: list[int] = []
+        self._free: list[int] = []
+
+    def adopt(self, examples: Stack, repeats: NDArray[np.uint16], free: FreeRows) -> None:
+        """Take over the rows of a stack pool."""
+        self._free = [int(row) for row in free.pop(len(free))]
+        self._repeats = [int(count) for count in repeats]
+        used = np.flatnonzero(repeats)
+        self._examples = [None] * len(repeats)
+        for row, example in zip(used, examples.take(used).examples(), strict=True):
+            self._examples[row] = duplicate(example)
+
+    def insert(self, examples: Sequence[Any], repeats: NDArray[np.int64]) -> Rows:
+        rows = np.empty(len(examples), dtype=np.int64)
+        for index, (example, count) in enumerate(zip(examples, repeats.tolist(), strict=True)):
+            if self._free:
+                row = self._free.pop()
+                self._examples[row], self._repeats[row] = example, count
+            else:
+                row = len(self._examples)
+                self._examples.append(example)
+                self._repeats.append(count)
+            rows[index] = row
+        return rows
+
+    def take(self, rows: Rows) -> list[Any]:
+        return [self._use(row) for row in rows.tolist()]
+
+    def peek(self, rows: Rows) -> list[Any]:
+        return [self._examples[row] for row in rows.tolist()]
+
+    def _use(self, row: int) -> Any:
+        self._repeats[row] -= 1
+        example = self._examples[row]
+        if self._repeats[row]:
+            # The original stays for later repeats: whoever writes into this one must not change them.
+            return duplicate(example)
+        self._examples[row] = None
+        self._free.append(row)
+        return example

@@ -1,0 +1,264 @@
+"""Examples one by one and stacked: fixed-shape examples move as arrays of many, ragged ones as lists."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from adaecho.echo.memory import recycle
+
+Rows = NDArray[np.int64]
+
+_STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an example nests its fields: one leaf, or named or numbered parts."""
+
+    kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
+    names: tuple[Any, ...] = ()
+    parts: tuple["Form", ...] = ()
+    cls: type | None = None  # of a named tuple
+
+    def build(self, leaves: Sequence[Any], wrap: Callable[["Form", Any], Any]) -> Any:
+        """An example in this form from its leaves, each passed through ``wrap``."""
+        return self._build(iter(leaves), wrap)
+
+    def _build(self, leaves: Any, wrap: Callable[["Form", Any], Any]) -> Any:
+        if not self.parts and self.kind not in ("dict", "tuple", "list"):
+            return wrap(self, next(leaves))
+        built = [part._build(leaves, wrap) for part in self.parts]
+        if self.kind == "dict":
+            return dict(zip(self.names, built, strict=True))
+        if self.kind == "list":
+            return built
+        return self.cls(*built) if self.cls is not None else tuple(built)
+
+
+def flatten(example: Any) -> tuple[Form, list[NDArray[Any]]] | None:
+    """Form and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
+    leaves: list[NDArray[Any]] = []
+    form = _flatten(example, leaves)
+    return None if form is None else (form, leaves)
+
+
+def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
+    if isinstance(value, dict):
+        parts = [_flatten(part, leaves) for part in value.values()]
+        return None if None in parts else Form("dict", tuple(value), tuple(parts))  # type: ignore[arg-type]
+    if isinstance(value, tuple | list):
+        parts = [_flatten(part, leaves) for part in value]
+        if None in parts:
+            return None
+        kind = "list" if isinstance(value, list) else "tuple"
+        named = type(value) if hasattr(value, "_fields") else None
+        return Form(kind, (), tuple(parts), named)  # type: ignore[arg-type]
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
+            return None
+        try:
+            leaves.append(value.detach().numpy())
+        except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
+            return None
+        return Form("tensor")
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        array = np.asarray(value)
+        if array.dtype.kind not in _STACKABLE:
+            return None
+        leaves.append(array)
+        if isinstance(value, np.ndarray):
+            return Form("array")
+        return Form("scalar" if isinstance(value, np.generic) else "number")
+    return None
+
+
+@dataclass
+class Stack:
+    """Examples of one form and one shape: for each leaf of the form an array [n, ...]."""
+
+    form: Form
+    arrays: list[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: slice) -> "Stack":
+        return Stack(self.form, [array[index] for array in self.arrays])
+
+    def take(self, rows: Rows) -> "Stack":
+        """A copy of some rows."""
+        return Stack(self.form, [recycle.take(array, rows) for array in self.arrays])
+
+    def tree(self) -> Any:
+        """The arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
+        return self.form.build(self.arrays, lambda _, array: array)
+
+    def with_tree(self, tree: Any) -> "Stack":
+        """The same examples after a vectorised stage; raises ValueError where their number changed."""
+        flat = flatten(tree)
+        if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
+            raise ValueError(
+                f"augment.block must return numeric arrays with {len(self)} rows, as many as it was given"
+            )
+        form = self.form if _same_nesting(flat[0], self.form) else flat[0]
+        return Stack(form, flat[1])
+
+    def examples(self) -> list[Any]:
+        """The examples one by one, as views in the kinds they came in (tensor, array, scalar, number)."""
+        return [self.form.build([array[row] for array in self.arrays], _wrap) for row in range(len(self))]
+
+    def batch(self) -> Any:
+        """The default collated batch: the form of one example with a tensor per leaf; shares memory."""
+        return self.form.build(self.arrays, lambda _, array: torch.from_numpy(array))
+
+    @property
+    def example_bytes(self) -> int:
+        """Bytes of one example."""
+        return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
+
+
+def _same_nesting(one: Form, other: Form) -> bool:
+    if len(one.parts) != len(other.parts) or one.names != other.names:
+        return False
+    leafless = ("dict", "tuple", "list")
+    if (one.kind in leafless or other.kind in leafless) and one.kind != other.kind:
+        return False
+    return all(map(_same_nesting, one.parts, other.parts))
+
+
+def _wrap(form: Form, leaf: Any) -> Any:
+    if form.kind == "tensor":
+        return torch.from_numpy(np.asarray(leaf))
+    if form.kind == "number":
+        return leaf.item()
+    if form.kind == "scalar":
+        return leaf[()]
+    return np.asarray(leaf)
+
+
+def stack(examples: Sequence[Any]) -> Stack | None:
+    """Examples as one stack; None where they have no common fixed shape and numeric type."""
+    first = flatten(examples[0]) if examples else None
+    if first is None or not first[1]:
+        return None
+    form, leaves = first
+    columns: list[list[NDArray[Any]]] = [[leaf] for leaf in leaves]
+    for example in examples[1:]:
+        flat = flatten(example)
+        if flat is None or flat[0] != form:
+            return None
+        for column, leaf in zip(columns, flat[1], strict=True):
+            if leaf.shape != column[0].shape or leaf.dtype != column[0].dtype:
+                return None
+            column.append(leaf)
+    return Stack(form, [np.stack(column) for column in columns])
+
+
+def concatenate(parts: Sequence[Stack]) -> Stack:
+    """Stacks of one form, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(part.arrays for part in parts), strict=True)
+    return Stack(parts[0].form, [np.concatenate(column) for column in columns])
+
+
+def same_layout(one: Stack, other: Stack) -> bool:
+    """Whether two stacks can lie in one."""
+    return one.form == other.form and all(
+        a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+        for a, b in zip(one.arrays, other.arrays, strict=True)
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """Host memory of the arrays, tensors and byte strings in an example; the rest hardly counts."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            return 0
+        parts = [value._indices(), value._values()] if value.is_sparse else [value]
+        return sum(int(part.nbytes) for part in parts)
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, tuple | list):
+        return sum(map(num_bytes, value))
+    return sum(map(num_bytes, value.values())) if isinstance(value, Mapping) else 0
+
+
+def duplicate(value: Any) -> Any:
+    """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
+    if isinstance(value, torch.Tensor):
+        # Each call of torch gives the interpreter's lock away and has to get it back.
+        return value.detach().clone() if value.requires_grad else value.clone()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.copy() if value.flags.writeable else value
+    if isinstance(value, str | bytes | int | float | None):
+        return value
+    if type(value) is dict:
+        return {key: duplicate(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(duplicate(part) for part in value)
+    return copy.deepcopy(value)
+
+
+def duplicate_many(batches: Sequence[Any]) -> list[Any]:
+    """``duplicate`` of each of several batches of one form; tensors that fit together in one copy."""
+    first = batches[0]
+    alike = all(type(batch) is type(first) for batch in batches)
+    if alike and type(first) is dict and first and all(list(batch) == list(first) for batch in batches):
+        columns = [duplicate_many([batch[key] for batch in batches]) for key in first]
+        return [dict(zip(first, row, strict=True)) for row in zip(*columns, strict=True)]
+    if alike and type(first) in (list, tuple) and first and len({len(batch) for batch in batches}) == 1:
+        columns = [duplicate_many(column) for column in zip(*batches, strict=True)]
+        return [type(first)(row) for row in zip(*columns, strict=True)]
+    if all(_can_join(batch, first) for batch in batches):
+        return list(torch.split(torch.cat(list(batches)), [len(batch) for batch in batches]))
+    return [duplicate(batch) for batch in batches]
+
+
+def _can_join(batch: Any, first: Any) -> bool:
+    return (
+        type(batch) is torch.Tensor
+        and batch.layout == torch.strided
+        and not batch.requires_grad
+        and batch.dim() > 0
+        and (batch.dtype, batch.device, batch.shape[1:]) == (first.dtype, first.device, first.shape[1:])
+    )
+
+
+def collate(examples: list[Any]) -> Any:
+    """Examples as one batch, with torch's rules for each leaf, keeping tuples tuples.
+
+    Raises:
+        ValueError: the examples have different shapes or kinds.
+    """
+    stacked = stack(examples)
+    if stacked is not None:
+        return stacked.batch()
+    first = examples[0]
+    if isinstance(first, dict):
+        return {key: collate([example[key] for example in examples]) for key in first}
+    if isinstance(first, tuple | list):
+        if any(len(example) != len(first) for example in examples):
+            raise ValueError("examples of one batch have different lengths; give collate= to pad them")
+        parts = [collate(list(column)) for column in zip(*examples, strict=True)]
+        if isinstance(first, list):
+            return parts
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if isinstance(first, np.ndarray | torch.Tensor):
+        shapes = sorted({tuple(example.shape) for example in examples})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; "
+                "make augment give them one shape, or give collate="
+            )
+    return default_collate(examples)

@@ -1,0 +1,82 @@
+"""How often each fresh thing leaves an echo stage."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.order import keyed
+
+REPEATS = keyed.STAGE_PURPOSES
+
+
+def repeats(seed: int, serials: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    """How often each fresh thing leaves the echo stage: floor or ceil of the factor, right in expectation.
+
+    Paper, section 2: a factor that is not whole is reached by repeating probabilistically, here per item.
+    """
+    whole = math.floor(factor)
+    counts = np.full(len(serials), whole, dtype=np.int64)
+    if factor > whole:
+        drawn = keyed.uniform(keyed.item_keys(seed, serials << keyed.ECHO_BITS), REPEATS)
+        counts += drawn < factor - whole
+    return counts
+
+
+class Factor:
+    """The echoing factor of a stage and its history.
+
+    Args:
+        seed: of the draws where a factor is not whole.
+        first: the factor until it is changed.
+        rank, world: the serial of local number i is ``i * world + rank``.
+
+    Attributes:
+        value: in force for the next fresh thing.
+        changes: local number of the first fresh thing under each other factor since, and that factor.
+    """
+
+    def __init__(self, seed: int, first: float, *, rank: int, world: int) -> None:
+        self.value = self._first = first
+        self.changes: list[tuple[int, float]] = []
+        self._asked_for: float | None = None
+        self._seed, self._rank, self._world = seed, rank, world
+
+    def repeats(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often each of these leaves the stage."""
+        return repeats(self._seed, serials, self.value)
+
+    def repeats_of(self, serial: int) -> int:
+        """How often this one leaves the stage."""
+        if self.value == math.floor(self.value):
+            return int(self.value)
+        return int(self.repeats(np.array([serial]))[0])
+
+    def fresh_needed(self, items: int, next_index: int) -> int:
+        """The fewest fresh things from a local number on whose repeats make that many items."""
+        most = math.ceil(items / math.floor(self.value))
+        if self.value == math.floor(self.value):
+            return most
+        first = next_index * self._world + self._rank
+        serials = first + self._world * np.arange(most, dtype=np.int64)
+        return int(np.searchsorted(np.cumsum(self.repeats(serials)), items)) + 1
+
+    def change(self, value: float) -> None:
+        """Ask for another factor for what has not reached the stage yet; any thread may."""
+        self._asked_for = value
+
+    def settle(self, next_index: int) -> None:
+        """Put what was asked for in force from a local number on."""
+        if self._asked_for is not None:
+            self.value, self._asked_for = self._asked_for, None
+            self.changes.append((next_index, self.value))
+
+    def at(self, index: int) -> tuple[float, list[tuple[int, float]]]:
+        """The factor in force at an upstream position, and the changes up to there."""
+        changes = [change for change in self.changes if change[0] <= index]
+        return (changes[-1][1] if changes else self._first), changes
+
+    def set_changes(self, changes: list[tuple[int, float]]) -> None:
+        """Go back to a history of changes."""
+        self.changes, self._asked_for = changes, None
+        self.value = changes[-1][1] if changes else self._first

@@ -1,0 +1,99 @@
+"""What flows through an echo stage: fresh things in, items on their way, items out."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.order import keyed
+
+
+@dataclass
+class Fresh:
+    """A run of fresh things, good ones only, and how far the upstream position has moved past them.
+
+    Attributes:
+        serials: global serial numbers, rising, shape [n].
+        things: what the pool takes: a stack or list of n, or row numbers of a resident source.
+        next_index: local number of the first fresh thing after these.
+        bad: (local number, origin, exception) of each bad one among them.
+    """
+
+    serials: NDArray[np.int64]
+    things: Any
+    next_index: int
+    bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+    world: int = 1
+
+    def split(self, index: int) -> tuple["Fresh", "Fresh"]:
+        """What lies before a local number, and the rest."""
+        cut = int(np.searchsorted(self.serials // self.world, index))
+        return (
+            Fresh(self.serials[:cut], self.things[:cut], index, [b for b in self.bad if b[0] < index]),
+            Fresh(
+                self.serials[cut:],
+                self.things[cut:],
+                self.next_index,
+                [b for b in self.bad if b[0] >= index],
+                self.world,
+            ),
+        )
+
+
+class TakeFresh(Protocol):
+    """Upstream of a stage: the next fresh things."""
+
+    def __call__(self, count: int) -> Fresh | None:
+        """Up to ``count`` positions further (fewer things where some were bad); None at the end of a pass."""
+
+
+@dataclass
+class Taken:
+    """Consecutive outputs of a stage.
+
+    ``items`` left; ``entered`` are the items whose entering pushed them out, with ``remaining`` repeats to
+    come, in ``slots``. While a pass drains nothing enters, and these are None.
+    """
+
+    start: int
+    items: keyed.Items
+    entered: keyed.Items | None
+    remaining: NDArray[np.int64] | None
+    slots: NDArray[np.int64] | None
+    next_indices: NDArray[np.int64]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.items)
+
+
+@dataclass
+class Tail:
+    """Items drawn from upstream that have not entered the buffer yet."""
+
+    items: keyed.Items
+    rows: NDArray[np.int64]
+    remaining: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    next_indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def split(self, count: int) -> tuple["Tail", "Tail"]:
+        fields = [getattr(self, name) for name in _FIELDS]
+        return Tail(*(field[:count] for field in fields)), Tail(*(field[count:] for field in fields))
+
+    def joined(self, other: "Tail") -> "Tail":
+        if not len(self):
+            return other
+        return Tail(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in _FIELDS))
+
+
+_FIELDS = ("items", "rows", "remaining", "slots", "next_indices")
+
+
+def no_tail() -> Tail:
+    """A tail of nothing."""
+    return Tail(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))

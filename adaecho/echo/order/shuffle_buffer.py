@@ -1,0 +1,128 @@
+"""The shuffle buffer, planned on identities: which item leaves for which."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.order import keyed
+from adaecho.echo.order.items import Tail
+
+SLOT = keyed.STAGE_PURPOSES + 1
+DRAIN = keyed.STAGE_PURPOSES + 2
+
+Rows = NDArray[np.int64]
+
+
+def slots(seed: int, items: keyed.Items, size: int) -> NDArray[np.int64]:
+    """The slot that each item will take, uniform."""
+    if size <= 1:
+        return np.zeros(len(items), dtype=np.int64)
+    return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
+
+
+def drain_order(seed: int, items: keyed.Items) -> NDArray[np.int64]:
+    """The slots in the order in which their items leave at the end of a pass."""
+    return np.argsort(keyed.bits(keyed.item_keys(seed, items), DRAIN), kind="stable")
+
+
+class ShuffleBuffer:
+    """A true one: for each item that enters, the one in a uniformly random slot leaves and it takes its slot.
+
+    It fills before anything leaves; at the end of a pass it drains in random order.
+
+    Args:
+        seed: of its draws.
+        size: slots; 0 passes everything on in order.
+        rows: that there may be, 0 for no more than memory holds examples.
+    """
+
+    def __init__(self, seed: int, size: int, rows: int = 0) -> None:
+        self.size = size
+        self._seed = seed
+        self._items = np.zeros(size, dtype=np.int64)
+        self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
+        self._filled = 0
+        self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
+        self._drained = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._filled, self._drain, self._drained = 0, None, 0
+
+    @property
+    def space(self) -> int:
+        """Slots that have not been filled yet."""
+        return self.size - self._filled
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pass has ended and nothing enters any more."""
+        return self._drain is not None
+
+    def slots(self, items: keyed.Items) -> NDArray[np.int64]:
+        """The slot that each item will take."""
+        return slots(self._seed, items, self.size)
+
+    def fill(self, entering: Tail) -> None:
+        """Store items in slots that are still empty."""
+        end = self._filled + len(entering)
+        self._items[self._filled : end] = entering.items
+        self._rows[self._filled : end] = entering.rows
+        self._filled = end
+
+    def swap(self, entering: Tail) -> tuple[keyed.Items, Rows]:
+        """Exchange each entering item, in turn, for the one in its slot; items and rows that leave.
+
+        Several may draw one slot in a block: then each but the first pushes out its predecessor, and the
+        last stays. A stable sort by slot finds them (NumPy doesn't promise which of two writes wins).
+        """
+        if not self.size or not len(entering):
+            return entering.items, entering.rows
+        slots = entering.slots
+        items = self._items[slots]
+        rows = self._rows[slots].astype(np.int64)
+        # 16-bit keys are sorted by radix.
+        order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
+        in_order = slots[order]
+        again = in_order[1:] == in_order[:-1]
+        if again.any():
+            later, earlier = order[1:][again], order[:-1][again]
+            items[later], rows[later] = entering.items[earlier], entering.rows[earlier]
+            last = order[np.append(~again, True)]
+            slots = slots[last]
+            self._items[slots], self._rows[slots] = entering.items[last], entering.rows[last]
+        else:
+            self._items[slots], self._rows[slots] = entering.items, entering.rows
+        return items, rows
+
+    def begin_drain(self) -> None:
+        """Nothing enters any more: what is left leaves in random order."""
+        self._drain, self._drained = drain_order(self._seed, self._items[: self._filled]), 0
+
+    def drain(self, count: int) -> tuple[keyed.Items, Rows]:
+        """Up to ``count`` items, and their rows, of what is left."""
+        assert self._drain is not None
+        slots = self._drain[self._drained : self._drained + count]
+        self._drained += len(slots)
+        return self._items[slots], self._rows[slots].astype(np.int64)
+
+    def last_drained(self, count: int) -> keyed.Items:
+        """The items that are left, and the last ``count`` that left before them, in order of leaving."""
+        assert self._drain is not None
+        return self._items[self._drain[self._drained - count :]]
+
+    def items(self) -> keyed.Items:
+        """A copy of the items by slot."""
+        return self._items[: self._filled].copy()
+
+    def held(self) -> tuple[keyed.Items, Rows]:
+        """Items and rows of what will still leave."""
+        slots = np.arange(self._filled) if self._drain is None else self._drain[self._drained :]
+        return self._items[slots], self._rows[slots].astype(np.int64)
+
+    def load(self, items: keyed.Items, rows: Rows, draining: bool) -> None:
+        """Fill an empty buffer with what it held at a state."""
+        self._filled = len(items)
+        self._items[: len(items)] = items
+        self._rows[: len(items)] = rows
+        if draining:
+            self._drain = np.arange(len(items))

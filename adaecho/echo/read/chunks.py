@@ -1,0 +1,196 @@
+"""Upstream of the echo stage: read, decode and, under example_after_augmentation, augment.
+
+A reader hands out its work in two parts: ``claim`` settles, in order and in one thread at a time, what is to
+be read next; ``work`` may run in many threads at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.tree import Stack, num_bytes, stack
+from adaecho.echo.order import keyed
+from adaecho.echo.order.items import Fresh
+from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.threads.workers import InlineMap, OrderedMap
+
+# Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
+# than the interpreter's work for each.
+_LARGE_BYTES = 1 << 16
+
+Serials = NDArray[np.int64]
+
+
+@dataclass
+class Preparation:
+    """What happens to an example between storage and the echo stage.
+
+    Attributes:
+        decode: one example from its stored form, deterministic; None where it is stored decoded.
+        augment: applied to many, before the echo; None where it comes after.
+        stacked: whether to stack examples of one shape into arrays.
+        length: how many examples a whole batch holds; None where examples are read.
+    """
+
+    decode: Callable[[Any], Any] | None = None
+    augment: Callable[[keyed.Items, Examples], Examples] | None = None
+    stacked: bool = True
+    length: Callable[[Any], int] | None = None
+
+    def examples_in(self, read: Any) -> int:
+        """Examples in one thing as it is read."""
+        if self.length is None:
+            return 1
+        try:
+            return self.length(read if self.decode is None else self.decode(read))
+        except Exception:
+            return 0  # a bad one, which was never counted
+
+    def finish(self, serials: Serials, examples: Examples) -> Examples:
+        """Augment where that comes before the echo, and stack what can be stacked."""
+        if self.augment is not None and len(serials):
+            examples = self.augment(serials << keyed.ECHO_BITS, examples)
+        if isinstance(examples, Stack) or not self.stacked or not examples:
+            return examples
+        if num_bytes(examples[0]) > _LARGE_BYTES:
+            return examples
+        return stack(examples) or examples
+
+    def decode_all(
+        self, serials: Serials, fetch: Callable[[int], Any], origin: Callable[[int], str], world: int
+    ) -> "Decoded":
+        """Examples by position in ``serials``, the bad ones apart."""
+        decoded = Decoded()
+        for position, serial in enumerate(serials.tolist()):
+            try:
+                example = fetch(position)
+                decoded.examples.append(example if self.decode is None else self.decode(example))
+                decoded.positions.append(position)
+            except Exception as error:
+                if is_of_machine(error):
+                    error.add_note(f"while reading {origin(position)}")
+                    raise
+                decoded.bad.append((serial // world, origin(position), error))
+        return decoded
+
+
+@dataclass
+class Decoded:
+    """Good examples with their positions, and (local number, origin, exception) of each bad one."""
+
+    examples: list[Any] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+
+
+def all_again(again: Fresh, needed: Serials) -> Any:
+    """What was read again to restore a buffer; raises the exception of what can't be read this time."""
+    if len(again.serials) != len(needed):
+        _, origin, error = again.bad[0]
+        error.add_note(f"while reading {origin} again to restore the buffer; it could be read before")
+        raise error
+    return again.things
+
+
+class Reader(Protocol):
+    """Fresh examples of one rank in serial order."""
+
+    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None) -> int:
+        """Go to where an iteration of so many passes begins (None: endless); its first local number.
+
+        ``abandoned_at`` is the local number at which the one before was given up, None if it ended.
+        """
+
+    def claim(self, count: int) -> Any | None:
+        """Settle the next ``count`` fresh examples; None at the end of the iteration."""
+
+    def work(self, claim: Any) -> Fresh:
+        """Read, decode and prepare what was claimed."""
+
+    def restore(
+        self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
+    ) -> tuple[Any, int]:
+        """Go to a local number; the needed earlier examples again, and how many had to be read for that."""
+
+    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
+        """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
+
+    def release(self) -> None:
+        """Close what can be opened again where it was; nothing, and without waiting, if somebody reads."""
+
+    def close(self) -> None:
+        """Let go of whatever is open."""
+
+
+class BadExamples:
+    """Examples that could not be read or decoded: listed, and an error beyond the budget."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self.found: list[dict[str, Any]] = []
+
+    def add(self, index: int, origin: str, error: Exception) -> None:
+        """List one; raises its own exception once there are more than the budget allows."""
+        self.found.append({"index": index, "origin": origin, "error": f"{type(error).__name__}: {error}"})
+        if len(self.found) > self._budget:
+            error.add_note(f"while reading {origin}; {self._explanation()}")
+            raise error
+
+    def _explanation(self) -> str:
+        if not self._budget:
+            return "max_bad_examples=0 skips none; a larger budget skips and lists them in bad_examples"
+        others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
+        return f"more bad examples than max_bad_examples={self._budget}; the last before it: {others}"
+
+
+class FreshQueue:
+    """Fresh examples in any number at a time from a reader that works ahead in chunks.
+
+    Args:
+        claim, work: of the reader; inline it reads exactly what is asked for.
+        bad: where bad examples are listed, in order.
+
+    Attributes:
+        index: local number of the next to take.
+        examples: taken, the bad ones too.
+    """
+
+    def __init__(
+        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples
+    ) -> None:
+        self.claim, self._bad, self._wanted = claim, bad, 1
+        self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
+        self.map = InlineMap(lambda: claim(self._wanted), work)
+        self._chunk: Fresh | None = None
+        self.index = 0
+        self.examples = 0
+
+    def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
+        """Take from chunks that threads read."""
+        self.map = chunks
+
+    def begin(self, index: int) -> None:
+        """Start at a local number."""
+        self._chunk, self.index = None, index
+
+    def take(self, count: int) -> Fresh | None:
+        """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""
+        if self._chunk is None:
+            self._wanted = count
+            self._chunk = self.map.get(by_crew=True)
+            if self._chunk is None:
+                return None
+        chunk = self._chunk
+        end = min(self.index + count, chunk.next_index)
+        self._chunk = None
+        if end < chunk.next_index:
+            chunk, self._chunk = chunk.split(end)
+        self.examples += end - self.index
+        self.index = end
+        for index, origin, error in chunk.bad:
+            self._bad.add(index, origin, error)
+        return chunk

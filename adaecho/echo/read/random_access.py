@@ -1,0 +1,116 @@
+"""Fresh examples from a source with random access."""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.echo.order.items import Fresh
+from adaecho.echo.order.permutation import Permutation
+from adaecho.echo.read.chunks import Preparation, Serials, all_again
+from adaecho.echo.read.sources import ArraySource, MapSource
+
+
+class RandomReader:
+    """Reads a source with random access.
+
+    Args:
+        source: where examples come from.
+        permutation: the row of each serial.
+        preparation: what happens to them before the echo.
+        rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
+        resident: give row numbers instead of examples; the pool is the source itself.
+    """
+
+    def __init__(
+        self,
+        source: ArraySource | MapSource,
+        permutation: Permutation,
+        preparation: Preparation,
+        *,
+        rank: int,
+        world: int,
+        resident: bool,
+    ) -> None:
+        self._source, self._permutation, self._preparation = source, permutation, preparation
+        self._rank, self._world, self._resident = rank, world, resident
+        self._index, self._limit = 0, sys.maxsize
+
+    def begin(
+        self,
+        iteration: int,
+        passes: int | None,
+        abandoned_at: int | None = None,  # noqa: ARG002 (where passes begin is known)
+    ) -> int:
+        self._index = 0 if passes is None else self._first_index((iteration - 1) * passes)
+        self._limit = sys.maxsize if passes is None else self._first_index(iteration * passes)
+        return self._index
+
+    def _first_index(self, passes: int) -> int:
+        """How many of the serials of the first passes are this rank's."""
+        return max(0, math.ceil((self._source.length * passes - self._rank) / self._world))
+
+    def serials_of(self, iteration: int, passes: int) -> Serials:
+        """All serials of this rank in one iteration of so many passes."""
+        first, last = self._first_index((iteration - 1) * passes), self._first_index(iteration * passes)
+        return np.arange(first, last, dtype=np.int64) * self._world + self._rank
+
+    def claim(self, count: int) -> tuple[Serials, Any, int] | None:
+        end = min(self._index + count, self._limit)
+        if end <= self._index:
+            return None
+        serials = np.arange(self._index, end, dtype=np.int64) * self._world + self._rank
+        rows = self._permutation.rows(serials)  # a new permutation takes a while, and may be interrupted
+        self._index = end
+        return serials, rows, end
+
+    def work(self, claim: tuple[Serials, Any, int]) -> Fresh:
+        serials, rows, end = claim
+        if self._resident:
+            return Fresh(serials, rows, end, world=self._world)
+        if isinstance(self._source, ArraySource) and self._preparation.decode is None:
+            return Fresh(
+                serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
+            )
+        fetched = self._fetch(rows)
+        decoded = self._preparation.decode_all(
+            serials, fetched, lambda position: self._source.origin(int(rows[position])), self._world
+        )
+        good = serials[decoded.positions]
+        return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
+
+    def _fetch(self, rows: NDArray[np.int64]) -> Callable[[int], Any]:
+        if isinstance(self._source, ArraySource):
+            examples = self._source.read(rows).examples()
+            return examples.__getitem__
+        source = self._source
+        together = source.read_many(rows)
+        if together is not None:
+            return together.__getitem__
+        return lambda position: source.read_one(int(rows[position]))
+
+    def restore(
+        self,
+        index: int,
+        iteration: int,
+        passes: int | None,
+        needed: Serials,
+        progress: Any,  # noqa: ARG002
+    ) -> tuple[Any, int]:
+        self.begin(iteration, passes)
+        self._index = index
+        again = all_again(self.work((needed, self._permutation.rows(needed), index)), needed)
+        length = self._preparation.length
+        return again, len(needed) if length is None else sum(map(length, again))
+
+    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:  # noqa: ARG002
+        return []
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,219 @@
+"""Fresh examples from a source that can only be iterated."""
+
+import contextlib
+import math
+import operator
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from adaecho.echo.order.items import Fresh
+from adaecho.echo.read.chunks import Preparation, Serials, all_again
+from adaecho.echo.read.marks import Mark, Marks
+from adaecho.echo.read.sources import IterableSource
+
+
+class SequentialReader:
+    """Reads a source that can only be iterated.
+
+    Every rank passes over the examples of the others, unless the source gives each rank its own
+    (``set_share``). A source that can begin in the middle of a pass is not read from the beginning again.
+
+    Args:
+        source: gives an iterator for each pass.
+        preparation: what happens to examples before the echo.
+        rank, world: this rank's serials are congruent to ``rank`` modulo ``world``.
+    """
+
+    def __init__(self, source: IterableSource, preparation: Preparation, *, rank: int, world: int) -> None:
+        self._source, self._preparation = source, preparation
+        self._rank, self._world = rank, world
+        self._shared = source.set_share(rank, world)
+        # Of the examples iterated over, every so many is this rank's, from this one on.
+        self._kept, self._every = (0, 1) if self._shared else (rank, world)
+        self._reading = threading.Lock()  # held by whoever uses the iterator
+        self._iterator: Iterator[Any] | None = None
+        self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
+        self._count = 0
+        self._claimed: list[tuple[int, Any]] = []  # by a claim in progress, which an interrupt may end
+        self._marks = Marks()
+        self._pass = 0, 0  # its number, and the count at which it began
+        self._last_pass: int | None = None
+
+    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
+        with self._reading:
+            self._claimed = []
+            self._marks.clear()
+            if abandoned_at is not None:
+                # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
+                self._count = abandoned_at * self._every
+            self._last_pass = None if passes is None else iteration * passes
+            self._open(0 if passes is None else (iteration - 1) * passes)
+        return max(0, math.ceil((self._count - self._kept) / self._every))
+
+    def _serial(self, count: int) -> int:
+        return count * self._world + self._rank if self._shared else count
+
+    def _open(self, number: int, first: int | None = None, position: tuple[int, ...] = ()) -> None:
+        """Open a pass, unless the iteration ends before it."""
+        self._let_go()
+        self._pass = number, self._count if first is None else first
+        self._marks.add(Mark(*self._pass, self._count, position))
+        if self._last_pass is None or number < self._last_pass:
+            self._iterator = self._source.open(number, position)
+
+    def _position(self) -> tuple[int, ...]:
+        position = self._iterator.position  # type: ignore[union-attr]
+        return tuple(operator.index(part) for part in position)
+
+    def _next(self) -> tuple[int, Any] | None:
+        """The next example of any rank with its count; None at the end of the iteration."""
+        while self._iterator is not None:
+            try:
+                example = next(self._iterator)
+            except StopIteration:
+                number, first = self._pass
+                if first == self._count:
+                    raise ValueError(
+                        f"source: pass {number} of {self._source.name} gave no examples; "
+                        "a source that can be iterated once only needs epochs=1, "
+                        "or a function that returns a new iterator"
+                    ) from None
+                self._open(number + 1)
+                continue
+            except Exception as error:
+                error.add_note(f"while reading {self._source.origin(self._serial(self._count))}")
+                raise
+            except BaseException:
+                if getattr(self._iterator, "gi_frame", self) is None:
+                    self._iterator = _ended(self._source.name)
+                raise
+            self._count += 1
+            return self._count - 1, example
+        return None
+
+    def claim(self, count: int) -> tuple[Serials, list[Any]] | None:
+        with self._reading:
+            if self._released is not None:
+                self._iterator = self._source.open(self._pass[0], self._released)
+                self._released = None
+            if (
+                self._source.seekable
+                and self._iterator is not None
+                and self._marks.latest.count < self._count
+            ):
+                self._marks.add(Mark(*self._pass, self._count, self._position()))
+            while len(self._claimed) < count:
+                found = self._next()
+                if found is None:
+                    break
+                if found[0] % self._every == self._kept:
+                    self._claimed.append((self._serial(found[0]), found[1]))
+            claimed, self._claimed = self._claimed, []
+        if not claimed:
+            return None
+        return np.array([serial for serial, _ in claimed], dtype=np.int64), [one for _, one in claimed]
+
+    def work(self, claim: tuple[Serials, list[Any]]) -> Fresh:
+        serials, raw = claim
+        decoded = self._preparation.decode_all(
+            serials,
+            raw.__getitem__,
+            lambda position: self._source.origin(int(serials[position])),
+            self._world,
+        )
+        good = serials[decoded.positions]
+        end = int(serials[-1]) // self._world + 1
+        return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
+
+    def restore(
+        self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
+    ) -> tuple[Any, int]:
+        """Iterate again from the last mark before the oldest needed example up to the position."""
+        opened = [
+            Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
+            for number, first, count, *position in progress
+        ]
+        end = max(self._after(index), opened[-1].first)
+        counts = self._counts(needed)
+        mark = self._last_before(min([*counts[:1], end]), opened)
+        wanted, kept, reread = set(counts), [], 0
+        with self._reading:
+            self._marks.clear()
+            self._count, self._claimed = mark.count, []
+            self._last_pass = None if passes is None else iteration * passes
+            self._open(mark.number, mark.first, mark.position)
+            while self._count < end:
+                found = self._next()
+                if found is None:
+                    raise ValueError(
+                        f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
+                        "it must give the same examples again"
+                    )
+                reread += self._preparation.examples_in(found[1])
+                if found[0] in wanted:
+                    kept.append(found[1])
+            if self._pass[0] < opened[-1].number:
+                self._open(opened[-1].number)
+        return (all_again(self.work((needed, kept)), needed) if len(needed) else []), reread
+
+    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
+        mark = next((one for one in reversed(opened) if one.count <= count), None)
+        if mark is None:
+            raise ValueError(
+                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
+                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
+            )
+        return mark
+
+    def _after(self, index: int) -> int:
+        """The count just after the last example before a local number."""
+        return (index - 1) * self._every + self._kept + 1 if index else 0
+
+    def _counts(self, serials: Serials) -> list[int]:
+        counts: list[int] = (serials // self._world if self._shared else serials).tolist()
+        return counts
+
+    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
+        """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
+        oldest = self._counts(np.array([oldest_serial]))[0]
+        marks = self._marks.since(oldest, index * self._every + self._kept, self._after(index))
+        return [mark.plain() for mark in marks]
+
+    def release(self) -> None:
+        if not self._source.seekable or not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._iterator is not None:
+                # Whoever has abandoned an iterator can't use its errors; if they last, the next read raises.
+                with contextlib.suppress(Exception):
+                    position = self._position()
+                    self._let_go()
+                    self._released = position
+        finally:
+            self._reading.release()
+
+    def close(self) -> None:
+        # Without the lock: the garbage collector may come to a loader in a thread that holds it.
+        self._let_go()
+
+    def _let_go(self) -> None:
+        iterator, self._iterator, self._released = self._iterator, None, None
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def _ended(name: str) -> Iterator[Any]:
+    """In place of a generator that an interrupt has ended: no more of it would look like the end of the pass.
+
+    Raises:
+        RuntimeError: when asked.
+    """
+    raise RuntimeError(
+        f"source: Ctrl-C, or stopping while a transfer was tried again, has ended the generator {name} in "
+        "the middle of its pass; loader.load_state_dict(loader.state_dict()) reads it again up to there"
+    )
+    yield

@@ -1,0 +1,174 @@
+"""Where examples come from: arrays in memory, anything indexable with a length, or anything that iterates."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from adaecho.echo.memory.tree import Rows, Stack, flatten
+from adaecho.echo.read.failures import is_of_machine
+
+
+class ArraySource:
+    """Arrays (or CPU tensors) with one leading length, alone or in a dict or tuple."""
+
+    def __init__(self, arrays: Stack) -> None:
+        self.arrays = arrays
+        self.length = len(arrays)
+        # Rows of a memory map are read from storage when they are used, all others lie in memory.
+        self.resident = not any(_is_memory_map(array) for array in arrays.arrays)
+
+    def read(self, rows: Rows) -> Stack:
+        """A copy of some rows."""
+        return self.arrays.take(rows)
+
+    def origin(self, row: int) -> str:
+        """What to call an example in a message."""
+        return f"row {row} of the source"
+
+
+class MapSource:
+    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``.
+
+    It may have ``__getitems__(rows)`` for many rows at once, ``origin(row)`` for messages, and
+    ``shard_lengths``, the number of examples in each of its shards, for the order "shards".
+    """
+
+    resident = False
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.length = len(dataset)
+        self.shard_lengths = getattr(dataset, "shard_lengths", None)
+
+    def read_one(self, row: int) -> Any:
+        """One example."""
+        return self._dataset[row]
+
+    def read_many(self, rows: Rows) -> list[Any] | None:
+        """Examples read at once; None where the dataset can't, or where one of them may be a bad one."""
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is None:
+            return None
+        try:
+            return list(together(rows.tolist()))
+        except Exception as error:
+            if not is_of_machine(error):
+                return None
+            error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
+            raise
+
+    def origin(self, row: int) -> str:
+        """What to call an example in a message."""
+        own = getattr(self._dataset, "origin", None)
+        return f"example {row} of {type(self._dataset).__name__}" if own is None else str(own(row))
+
+
+class IterableSource:
+    """Examples one after another; a pass is one iteration.
+
+    Args:
+        source: an iterable that can be iterated again for the next pass, or a factory of iterators. It may
+            have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
+            it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
+            ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
+            iterator was closed because nobody asked for more.
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
+        self._source = source
+        self.name = getattr(source, "__name__", type(source).__name__)
+        self.seekable = hasattr(source, "iterate_from")
+
+    def set_share(self, rank: int, world: int) -> bool:
+        """Whether the source gives one rank's examples alone."""
+        set_share = getattr(self._source, "set_share", None)
+        if set_share is not None:
+            set_share(rank, world)
+        return set_share is not None
+
+    def open(self, number: int, position: tuple[int, ...] = ()) -> Iterator[Any]:
+        """The iterator of one pass, from somewhere within it."""
+        set_epoch = getattr(self._source, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(number)
+        if position:
+            iterator: Iterator[Any] = self._source.iterate_from(position)  # type: ignore[union-attr]
+            return iterator
+        if isinstance(self._source, Iterable):
+            return iter(self._source)
+        return iter(self._source())
+
+    def origin(self, serial: int) -> str:
+        """What to call an example in a message."""
+        return f"example {serial} (counted from 0 over all passes) of {self.name}"
+
+
+def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
+    """What kind of source an object is.
+
+    Raises:
+        ValueError: it is neither indexable with a length nor iterable, or is empty.
+    """
+    if isinstance(source, IterableDataset):  # it may tell a length, and inherits a __getitem__ that raises
+        return IterableSource(source)
+    arrays = _as_arrays(source)
+    found: ArraySource | MapSource | IterableSource
+    if arrays is not None:
+        found = ArraySource(arrays)
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        found = MapSource(source)
+    elif isinstance(source, Iterable) or callable(source):
+        return IterableSource(source)
+    else:
+        raise ValueError(
+            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; "
+            "give arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
+        )
+    if not found.length:
+        raise ValueError("source: it holds no examples (length 0)")
+    return found
+
+
+def _as_arrays(source: Any) -> Stack | None:
+    if type(source) is TensorDataset:  # a subclass, or another dataset with tensors, has its own __getitem__
+        flat = flatten(source.tensors)
+        return None if flat is None else Stack(*flat)
+    if isinstance(source, dict):
+        fields = source
+    elif isinstance(source, tuple):
+        fields = dict(enumerate(source))
+    elif isinstance(source, np.ndarray | torch.Tensor):
+        fields = {"": source}
+    else:
+        return None
+    if not fields or not all(
+        isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields.values()
+    ):
+        return None
+    if len({len(field) for field in fields.values()}) > 1:
+        lengths = ", ".join(str(len(field)) for field in fields.values())
+        raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
+    flat = flatten(source)
+    if flat is None and isinstance(source, dict | tuple):
+        raise _no_rows(fields)
+    return None if flat is None else Stack(*flat)
+
+
+def _no_rows(fields: dict[Any, Any]) -> ValueError:
+    name, field = next((name, field) for name, field in fields.items() if flatten(field) is None)
+    where = f" on {field.device}" if isinstance(field, torch.Tensor) else ""
+    return ValueError(
+        f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; "
+        "convert it, or give a dataset whose __getitem__(row) returns one example"
+    )
+
+
+def _is_memory_map(array: Any) -> bool:
+    while array is not None:
+        if isinstance(array, np.memmap):
+            return True
+        array = getattr(array, "base", None)
+    return False

@@ -1,0 +1,1 @@
+"""Would echoing help? Measures R before any training."""

@@ -1,0 +1,260 @@
+"""Would echoing help? ``python -m adaecho.headroom`` measures before any training.
+
+    python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
+    python -m adaecho.headroom images=... [step_s=0.05]         # photographs, see images
+
+It times each upstream stage alone, the whole of upstream as ``EchoLoader`` runs it, and the training step
+on a batch that is already on the device. ``step_s=`` states the seconds of your own step instead.
+"""
+
+import contextlib
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from adaecho.config import schema
+from adaecho.config.schema import Config
+from adaecho.echo import EchoLoader
+from adaecho.echo.batch.augment import Augmentation
+from adaecho.errors import ConfigError, UserError
+from adaecho.tasks import build_task
+from adaecho.tasks.base import Task
+
+_BUDGET_S = 2.0  # for each measurement
+_LEAST_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What was measured, in seconds per batch.
+
+    Attributes:
+        stages_s: each upstream stage alone, in one thread.
+        upstream_s: the whole of upstream, as the loader runs it.
+        step_s: one training step.
+    """
+
+    stages_s: dict[str, float]
+    upstream_s: float
+    step_s: float
+
+    @property
+    def ratio(self) -> float:
+        """R = t_upstream / t_downstream (paper, section 2)."""
+        return self.upstream_s / self.step_s
+
+    def gain(self, factor: float) -> float:
+        """How many times faster training gets at an echoing factor, if repeats were as good as fresh data.
+
+        One fresh batch and its e steps take max(t_upstream, e * t_downstream) (paper, equation 1), and 1/e
+        as many are needed.
+        """
+        before = max(self.upstream_s, self.step_s)
+        return factor * before / max(self.upstream_s, factor * self.step_s)
+
+    def advice(self) -> str:
+        """One plain sentence."""
+        if self.ratio < 1.05:
+            return "Your input pipeline is not the bottleneck: echoing would not help."
+        slowest = max(self.stages_s, key=lambda name: self.stages_s[name])
+        # Only what lies before the echo is spared.
+        variant = f"example_{'after' if slowest == 'augment' else 'before'}_augmentation"
+        if self.ratio < 1.5:
+            return (
+                f"Your input pipeline is a little slower than the step (R = {self.ratio:.2f}): "
+                f"try more workers or a faster '{slowest}' stage before echoing."
+            )
+        return (
+            f"Your accelerator waits for data (R = {self.ratio:.1f}, slowest stage '{slowest}'): echoing "
+            f"with a factor up to {self.ratio:.1f} costs no time; start with "
+            f"echo={variant} echo.factor={min(round(self.ratio), 4)}, and more workers if cores are idle."
+        )
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What comes before the step, as ``EchoLoader`` takes it."""
+
+    source: Any
+    decode: Callable[[Any], Any] | None
+    augment: Callable[..., Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    batch_size: int
+    num_workers: int
+    prefetch: int
+    max_bad_examples: int
+
+    def loader(self, **changes: Any) -> EchoLoader:
+        """Upstream without echo. The shuffle buffer only delays what is read: a batch's worth will do."""
+        arguments: dict[str, Any] = {**vars(self), "shuffle_buffer": self.batch_size, **changes}
+        return EchoLoader(arguments.pop("source"), arguments.pop("batch_size"), **arguments)
+
+    def batch_s(self, budget_s: float) -> tuple[float, Any]:
+        """Seconds per batch of the whole as it runs, and a batch."""
+        with self.loader() as loader:
+            batches = iter(loader)
+            batch = next(batches)
+            return time_call(lambda: next(batches), budget_s, warm_up=self.prefetch + 2), batch
+
+    def stages_s(self, budget_s: float) -> dict[str, float]:
+        """Each stage's own time per batch, in one thread."""
+        return self._of_arrays_s(budget_s) if self.decode is None else self._of_encoded_s(budget_s)
+
+    def _of_arrays_s(self, budget_s: float) -> dict[str, float]:
+        """What augmenting adds to reading: both work on many small examples at once."""
+        stages: dict[str, Any] = {"read": None, "augment": self.augment}
+        times, before_s = {}, 0.0
+        for name, augment in stages.items():
+            with self.loader(augment=augment, num_workers=0, shuffle_buffer=0) as loader:
+                spent_s = time_call(iter(loader).__next__, budget_s)
+            times[name] = max(spent_s - before_s, 0.0)
+            before_s = spent_s
+        return times
+
+    def _of_encoded_s(self, budget_s: float) -> dict[str, float]:
+        """Each stage on the results of the one before."""
+        changes: dict[str, Any] = {"decode": None, "augment": None, "collate": list}
+        with self.loader(**changes, num_workers=0, shuffle_buffer=0) as loader:
+            times = {"read": time_call(iter(loader).__next__, budget_s)}
+            encoded = next(iter(loader))
+        decoded = self._decoded(encoded)
+        times["decode"] = time_call(lambda: self._decoded(encoded), budget_s)
+        if self.augment is not None:
+            augmentation = Augmentation(self.augment, seed=0)
+            items = np.arange(len(decoded), dtype=np.int64)
+            times["augment"] = time_call(lambda: augmentation(items, decoded), budget_s)
+        return times
+
+    def _decoded(self, encoded: list[Any]) -> list[Any]:
+        """Those that can be decoded; the others were counted while the whole was measured."""
+        assert self.decode is not None
+        decoded = []
+        for example in encoded:
+            with contextlib.suppress(ValueError):
+                decoded.append(self.decode(example))
+        return decoded
+
+
+def measure(config: Config, budget_s: float = _BUDGET_S, step_s: float | None = None) -> Headroom:
+    """Measure a configured task.
+
+    Args:
+        config: task, data, batch size, workers and device are used.
+        budget_s: seconds for each measurement.
+        step_s: of one training step; None measures it.
+
+    Raises:
+        UserError: the task can't be built.
+    """
+    torch.set_num_threads(config.threads)
+    task = build_task(config)
+    data = config.data
+    upstream = Upstream(
+        task.source, task.decode, task.augment, task.collate, config.batch_size, data.num_workers,
+        data.prefetch, data.max_bad_examples,
+    )  # fmt: skip
+    upstream_s, batch = upstream.batch_s(budget_s)
+    if step_s is None:
+        step_s = _step(config, task, batch, budget_s)
+    return Headroom(upstream.stages_s(budget_s), upstream_s, step_s)
+
+
+def _step(config: Config, task: Task, batch: Any, budget_s: float) -> float:
+    """Seconds of one SGD step on a resident batch."""
+    from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
+
+    device = choose_device(config)
+    precision = choose_precision(config, device)
+    model = task.build_model().to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=config.optimizer.momentum)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with autocast(device, precision):
+            loss = task.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        synchronize(device)
+
+    return time_call(step, budget_s)
+
+
+def time_call(call: Callable[[], Any], budget_s: float, warm_up: int = 1) -> float:
+    """Mean seconds of a call within a budget, after some that don't count."""
+    for _ in range(warm_up):
+        call()
+    start = time.perf_counter()
+    for number in itertools.count(1):
+        call()
+        spent_s = time.perf_counter() - start
+        if number >= _LEAST_BATCHES and spent_s >= budget_s:
+            return spent_s / number
+    raise AssertionError("not reached")
+
+
+def report(name: str, batch_size: int, num_workers: int, found: Headroom) -> Iterator[str]:
+    """What was measured, line by line."""
+    yield f"{name}, batches of {batch_size}, num_workers={num_workers}"
+    yield f"{'':24}{'examples/s':>12}{'ms/batch':>12}"
+    rows = {f"{name} alone": seconds for name, seconds in found.stages_s.items()}
+    rows |= {"upstream as it runs": found.upstream_s, "training step": found.step_s}
+    for name, seconds in rows.items():
+        rate = f"{batch_size / seconds:12.0f}" if seconds > 0 else f"{'-':>12}"
+        yield f"{name:24}{rate}{1000 * seconds:12.2f}"
+    yield f"R = t_upstream / t_downstream = {found.ratio:.2f}"
+    for label, factor in (("2", 2.0), ("4", 4.0), ("R", max(found.ratio, 1.0))):
+        gain = found.gain(factor)
+        yield f"at e = {label}: at best {gain:.2f} times as fast, where repeats are as good as fresh examples"
+    yield found.advice()
+
+
+def _given_step(arguments: list[str]) -> tuple[float | None, list[str]]:
+    """The ``step_s=`` among the arguments, and the others."""
+    given = [argument for argument in arguments if argument.startswith("step_s=")]
+    if not given:
+        return None, arguments
+    value = given[-1].removeprefix("step_s=")
+    try:
+        step_s = float(value)
+    except ValueError:
+        step_s = math.nan
+    if not 0 < step_s < math.inf:
+        raise ConfigError(f"step_s={value}: must be the seconds of one training step, e.g. step_s=0.05")
+    return step_s, [argument for argument in arguments if argument not in given]
+
+
+def main(arguments: list[str], budget_s: float = _BUDGET_S) -> None:
+    """Compose, measure, print."""
+    step_s, overrides = _given_step(arguments)
+    if any(argument.startswith("images=") for argument in overrides):
+        from adaecho.headroom.images import measure_images
+
+        lines = measure_images(overrides, budget_s, step_s)
+    else:
+        from adaecho.run import CONF
+
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
+        found = measure(config, budget_s, step_s)
+        lines = report(config.task.name, config.batch_size, config.data.num_workers, found)
+    for line in lines:
+        print(line, flush=True)
+
+
+def cli() -> None:
+    """``main`` with one message for what the user can mend."""
+    try:
+        main(sys.argv[1:])
+    except (UserError, HydraException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,296 @@
+"""Bytes of files: local, over http(s), or on any store that fsspec reaches; broken transfers are resumed."""
+
+import http.client
+import io
+import os
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
+_SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
+_NEVER_BETTER = (
+    FileNotFoundError, PermissionError, IsADirectoryError, ssl.SSLCertVerificationError,
+    http.client.InvalidURL, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Retries:
+    """When to give up on a transfer.
+
+    Attributes:
+        tries: in a row, without one byte gained.
+        delay_s: before the second try; doubles with each further one, up to ``longest_delay_s``.
+        timeout_s: an http connection that gives nothing for so long has stalled; stores of fsspec have
+            timeouts of their own.
+    """
+
+    tries: int = 6
+    delay_s: float = 0.5
+    longest_delay_s: float = 16.0
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise ValueError(f"tries={self.tries}: must be at least 1")
+        for name in ("delay_s", "longest_delay_s", "timeout_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)}: must be seconds, more than 0")
+
+    def wait(self, failures: int) -> None:
+        """Before the next try, after so many."""
+        rest(min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s))
+
+
+class TransferError(ConnectionError):
+    """A file could not be read: url, byte offset and cause. Says nothing about any one example."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What tells a file from the one that lay there before; None and "" where it isn't known."""
+
+    length: int | None
+    tag: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.length} bytes (ETag {self.tag or 'unknown'})"
+
+    def differs(self, other: "Version") -> bool:
+        """Whether these can't be of the same file."""
+        lengths_differ = None not in (self.length, other.length) and self.length != other.length
+        return lengths_differ or bool(self.tag and other.tag and self.tag != other.tag)
+
+
+class Stream(Protocol):
+    """What bytes come from."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Up to so many bytes, as soon as there are some; none at the end."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class Transfer:
+    """A file from one byte to another, in order.
+
+    A dropped, stalled or truncated connection, a 5xx, 408 or 429 is tried again after a delay that doubles,
+    and resumed at its byte; a server that ignores the range is read again up to it. Any other 4xx fails at
+    once, and so does a file that has changed in between.
+
+    Args:
+        url: a path, or ``http://``, ``https://``, or a protocol of fsspec (``s3://``, ``gs://``, ...).
+        start, end: bytes; None reads to the end of the file.
+        retries: when to give up.
+        version: what the file must be; None takes it as it is found.
+
+    Raises:
+        TransferError: from ``read`` and ``skip``; names url, byte and cause.
+        OSError: a local file's own.
+        ImportError: the protocol needs fsspec, which is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        retries: Retries,
+        version: Version | None = None,
+    ) -> None:
+        self.url, self.offset = url, start
+        self.version = version
+        self._asked_end, self._retries = end, retries
+        self._stream: Stream | None = None
+
+    @property
+    def _end(self) -> int | None:
+        return self.length if self._asked_end is None else self._asked_end
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the whole file; None where nothing has been read or the server doesn't say."""
+        return None if self.version is None else self.version.length
+
+    def read(self, size: int) -> bytes:
+        """So many bytes; fewer only at the end."""
+        pieces = []
+        while size:
+            piece = self._read_piece(min(size, _PIECE))
+            if not piece:
+                break
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def skip(self, count: int) -> None:
+        """Pass over so many bytes."""
+        if count > (_SKIP_BY_READING if is_remote(self.url) else _PIECE):
+            self.close()
+            end = self._end
+            self.offset = self.offset + count if end is None else min(self.offset + count, end)
+            return
+        while count:
+            passed = len(self._read_piece(min(count, _PIECE)))
+            if not passed:
+                return
+            count -= passed
+
+    def close(self) -> None:
+        """Let go of the connection or file; a later read opens it again."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _read_piece(self, size: int) -> bytes:
+        failures = 0
+        while True:
+            try:
+                return self._try_piece(size)
+            except Exception as error:
+                self.close()
+                failures += 1
+                if isinstance(error, ImportError) or (isinstance(error, OSError) and not is_remote(self.url)):
+                    raise
+                if failures >= self._retries.tries or not _may_pass(error):
+                    raise self._given_up(error, failures) from error
+                self._retries.wait(failures)
+
+    def _try_piece(self, size: int) -> bytes:
+        if self._end is not None and self.offset >= self._end:
+            return b""
+        if self._stream is None:
+            self._stream = self._open()
+        if self._end is not None:
+            size = min(size, self._end - self.offset)
+        piece = self._stream.read1(size) if size > 0 else b""
+        self.offset += len(piece)
+        if not piece and self._end is not None and self.offset < self._end:
+            raise _EndedError(f"it ended {self._end - self.offset} bytes early")
+        return piece
+
+    def _open(self) -> Stream:
+        stream, found, offset = open_stream(self.url, self.offset, self._asked_end, self._retries.timeout_s)
+        try:
+            if self.version is not None and self.version.differs(found):
+                raise _ChangedError(f"the file has changed: it was {self.version} and is {found}")
+            self.version = self.version or found
+            while offset < self.offset:  # the server has ignored the range
+                passed = len(stream.read1(min(self.offset - offset, _PIECE)))
+                if not passed:
+                    raise _EndedError(f"it ended at byte {offset}")
+                offset += passed
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _given_up(self, error: Exception, failures: int) -> TransferError:
+        tries = "" if failures == 1 else f" after {failures} tries"
+        own = isinstance(error, _EndedError | _ChangedError)
+        cause = str(error) if own else f"{type(error).__name__}: {error}"
+        return TransferError(f"{self.url}: reading at byte {self.offset} failed{tries}: {cause}")
+
+
+class _EndedError(Exception):
+    """A transfer was cut short."""
+
+
+class _ChangedError(Exception):
+    """The file is another one now."""
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again can help."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code in (408, 429)
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+        error = error.reason
+    return not isinstance(error, (*_NEVER_BETTER, _ChangedError))
+
+
+def is_remote(url: str) -> bool:
+    """Whether it is no local path."""
+    return "://" in url and not url.startswith("file://")
+
+
+def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Stream, Version, int]:
+    """A stream, what the file is, and the byte at which the stream begins, at most ``start``."""
+    if url.startswith(("http://", "https://")):
+        return _open_http(url, start, end, timeout_s)
+    if is_remote(url):
+        return _open_fsspec(url, start, end)
+    stream = open(url.removeprefix("file://"), "rb")  # noqa: SIM115 (the Transfer closes it)
+    stream.seek(start)
+    return stream, Version(os.fstat(stream.fileno()).st_size), start
+
+
+def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Stream, Version, int]:
+    headers = {"User-Agent": "adaecho", "Accept-Encoding": "identity"}
+    if start or end is not None:
+        headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        # Content-Range: bytes */1234: nothing is left of so many (RFC 9110, 15.5.17).
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
+            return io.BytesIO(), Version(start, error.headers.get("ETag", "")), start
+        raise
+    tag = response.headers.get("ETag", "")
+    if response.status != 206:
+        length = response.headers.get("Content-Length")
+        return response, Version(None if length is None else int(length), tag), 0
+    # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
+    span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+    first = span.partition("-")[0]
+    if first != str(start):
+        response.close()
+        raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
+    return response, Version(int(length) if length.isdigit() else None, tag), start
+
+
+def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Stream, Version, int]:
+    protocol = url.partition("://")[0]
+    try:
+        import fsspec
+
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise ImportError(
+            f"{url}: reading {protocol}:// needs fsspec and its package for that protocol "
+            f"(for s3:// pip install fsspec s3fs, for gs:// pip install fsspec gcsfs): {error}"
+        ) from error
+    if end is not None:  # a file opened would read megabytes ahead
+        return io.BytesIO(filesystem.cat_file(path, start=start, end=end)), Version(None), start
+    about: dict[str, Any] = filesystem.info(path)
+    file = filesystem.open(path, "rb")
+    file.seek(start)
+    tag = str(about.get("ETag") or about.get("etag") or "")
+    return _OfFsspec(file), Version(about.get("size"), tag), start
+
+
+class _OfFsspec:
+    """A file of fsspec, which has ``read`` alone."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.close = file.close
+
+    def read1(self, size: int, /) -> bytes:
+        """So many bytes; fewer only at the end."""
+        read: bytes = self._file.read(size)
+        return read
+
+
+def rest(seconds: float) -> None:
+    """Sleep; a thread that can be asked to stop brings a ``rest`` of its own, which is cut short then."""
+    getattr(threading.current_thread(), "rest", time.sleep)(seconds)

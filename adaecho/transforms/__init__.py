@@ -1,0 +1,1 @@
+"""Image transforms for EchoLoader, keyed to each example: decoding, crops, flips and colours."""

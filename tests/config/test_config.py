@@ -1,0 +1,76 @@
+"""Every composed config is valid, and a run's name depends on what it should."""
+
+from pathlib import Path
+
+import pytest
+
+from adaecho.config import schema
+from adaecho.config.checks import ECHO_VARIANTS
+from adaecho.errors import ConfigError
+from adaecho.run import CONF
+from tests.conftest import Compose
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("echo", _options("echo"))
+@pytest.mark.parametrize("task", _options("task"))
+def test_every_task_composes_with_every_echo(compose_config: Compose, task: str, echo: str) -> None:
+    config = compose_config(f"task={task}", f"echo={echo}")
+    assert (config.task.name, config.echo.variant) == (task, echo)
+    assert schema.from_plain(schema.to_plain(config)) == config
+
+
+@pytest.mark.parametrize("experiment", _options("experiment"))
+def test_every_experiment_composes(compose_config: Compose, experiment: str) -> None:
+    assert compose_config(f"experiment={experiment}").search.arms
+
+
+def test_echo_variants_in_the_schema_are_the_groups_options() -> None:
+    assert sorted(ECHO_VARIANTS) == _options("echo")
+
+
+def test_no_config_names_a_class_to_build() -> None:
+    assert not [path for path in Path(CONF).rglob("*.yaml") if "_target_" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking=wandb",
+        "data.num_workers=3",
+        "data.prefetch=9",
+        "max_steps=3",
+        "search.trials=9",
+        "fresh=true",
+    ],
+)
+def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose, override: str) -> None:
+    names = {schema.run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "threads=2",
+        "echo=batch",
+        "target.value=0.5",
+        "batch_size=8",
+        "data.split_seed=1",
+        "precision=float32",
+    ],
+)
+def test_what_can_change_it_changes_the_name(compose_config: Compose, override: str) -> None:
+    names = {schema.run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
+    assert len(names) == 2
+
+
+def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compose) -> None:
+    plain = schema.to_plain(compose_config())
+    plain["echo"]["faktor"] = 2
+    with pytest.raises(ConfigError, match="faktor"):
+        schema.from_plain(plain)

@@ -1,0 +1,212 @@
+"""What users can get wrong, or storage can lose: one message each, that says what and where."""
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from adaecho.datasets import cifar10
+from adaecho.datasets.encoded_images import BadExamples
+from adaecho.errors import DataError
+from adaecho.tasks import build_task
+from adaecho.tasks.images import Images
+from tests.conftest import Compose
+from tests.datasets.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
+
+TRAIN = "train-00000-of-00001.parquet"
+GOOD = [encode(image) for image in random_images(8)]
+
+
+def _read(folder: Path, budget: int = 0) -> Images:
+    return cifar10.find(str(folder)).read("train", BadExamples(budget))
+
+
+def _refused(path: str | None, *parts: str) -> None:
+    with pytest.raises(DataError) as caught:
+        cifar10.find(path)
+    assert all(part in str(caught.value) for part in (f"data.path={path or 'null'}", *parts)), caught.value
+
+
+def test_no_path() -> None:
+    _refused(None, "a folder or a hub id")
+
+
+@pytest.mark.parametrize("missing", ["/no/such/folder", "./here", "no_folder_either"])
+def test_a_missing_folder(missing: str) -> None:
+    _refused(missing, "there is no such folder")
+
+
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    _refused(str(write_parquet(tmp_path / TRAIN, GOOD, [0] * 8)), "give the folder")
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    _refused(str(tmp_path), "train-*.parquet", "data_batch_1", "it is empty")
+
+
+def test_a_folder_of_other_things(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.jpg").touch()
+    _refused(str(tmp_path), "it holds 0.jpg, 1.jpg, 2.jpg, 3.jpg, 4.jpg and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ({"image": ["a"], "label": [1]}, "image (string), label (int64)"),
+        ({"img": [{"bytes": b"a", "path": ""}]}, "img (struct<bytes: binary, path: string>)"),
+        ({"img": ["a.png"], "label": [1]}, "img (string), label (int64)"),
+        ({"img": [{"bytes": b"a", "path": ""}], "label": ["cat"]}, "label (string)"),
+    ],
+)
+def test_other_columns(tmp_path: Path, table: dict[str, list[object]], found: str) -> None:
+    parquet.write_table(pa.table(table), tmp_path / TRAIN)
+    with pytest.raises(DataError, match=re.escape(found)) as caught:
+        _read(tmp_path)
+    assert f"{tmp_path / TRAIN}: needs the columns img (a struct with a field bytes) and label" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_truncated_file(tmp_path: Path, keep: float) -> None:
+    file = write_parquet(tmp_path / TRAIN, GOOD, [0] * 8)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(keep if keep in (0, 10) else keep * len(whole))])
+    with pytest.raises(DataError, match=rf"{TRAIN}: not readable as parquet .* Fetch it again"):
+        _read(tmp_path)
+
+
+def test_damage_inside_a_file(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / TRAIN, GOOD, [0] * 8)
+    whole = bytearray(file.read_bytes())
+    whole[4:2000] = bytes(1996)  # the first pages; the footer stays whole
+    file.write_bytes(whole)
+    with pytest.raises(DataError, match=rf"{TRAIN}: not readable as parquet"):
+        _read(tmp_path)
+
+
+BAD_ROWS: dict[str, tuple[bytes | None, int | None, str]] = {
+    "corrupt": (b"not an image", 1, "corrupt or truncated"),
+    "truncated": (GOOD[0][:-300], 1, "corrupt or truncated"),
+    "no bytes": (None, 1, "holds no image bytes"),
+    "empty": (b"", 1, "holds no image bytes"),
+    "shape": (encode(random_images(1, side=28)[0]), 1, "28x28 pixels, 32x32 are needed"),
+    "label too large": (GOOD[0], 10, "label 10 is not one of 0 to 9"),
+    "label too small": (GOOD[0], -2, "label -2 is not one of 0 to 9"),
+    "no label": (GOOD[0], None, "label -1 is not one of 0 to 9"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_stops_the_run_and_is_named(tmp_path: Path, case: str) -> None:
+    encoded, label, reason = BAD_ROWS[case]
+    file = write_parquet(tmp_path / TRAIN, [*GOOD[:5], encoded], [0, 1, 2, 3, 4, label])
+    with pytest.raises(DataError) as caught:
+        _read(tmp_path)
+    assert f"{file}, row 5: " in str(caught.value)
+    assert reason in str(caught.value)
+    assert "data.max_bad_examples=0" in str(caught.value)
+
+
+def test_bad_rows_within_the_budget_are_skipped_and_listed(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_parquet(
+        tmp_path / TRAIN, [GOOD[0], b"?", *GOOD[2:5], b"?", *GOOD[6:]], [0, 1, 2, 3, 99, 5, 6, 7]
+    )
+    examples = _read(tmp_path, budget=3)
+    np.testing.assert_array_equal(examples["label"], [0, 2, 3, 6, 7])
+    np.testing.assert_array_equal(examples["image"], random_images(8)[[0, 2, 3, 6, 7]])
+
+    config = ("task=cifar10", f"data.path={tmp_path}", "data.validation_examples=2")
+    task = build_task(compose_config(*config, "data.max_bad_examples=3"))
+    assert len(task.source["label"]) == 3
+    listed = capsys.readouterr().err
+    assert all(f"warning: bad example skipped: {file}, row {row}: " in listed for row in (1, 4, 5))
+
+    with pytest.raises(DataError, match=r"(?s)data.max_bad_examples=2 .*row 1.*row 4.*row 5"):
+        build_task(compose_config(*config, "data.max_bad_examples=2"))
+
+
+def test_nothing_left_to_train_on(compose_config: Compose, tmp_path: Path) -> None:
+    write_parquet(tmp_path / TRAIN, GOOD, [0] * 8)
+    with pytest.raises(DataError, match=r"data\.validation_examples=8: the training files hold 8"):
+        build_task(compose_config("task=cifar10", f"data.path={tmp_path}", "data.validation_examples=8"))
+
+
+def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    stored = cifar10.find("owner/name")
+    message = r"data\.path=owner/name: .*no such folder.*Couldn't reach.*local copy"
+    with pytest.raises(DataError, match=message):
+        stored.read("train", BadExamples(0))
+
+
+def _write_batches(folder: Path) -> None:
+    for number in range(1, 6):
+        write_batch(folder / f"data_batch_{number}", batch_of(random_images(2), [0, 1]))
+
+
+def test_a_missing_batch(tmp_path: Path) -> None:
+    _write_batches(tmp_path)
+    (tmp_path / "data_batch_4").unlink()
+    with pytest.raises(DataError, match="data_batch_4 missing"):
+        _read(tmp_path)
+
+
+def test_a_truncated_batch(tmp_path: Path) -> None:
+    _write_batches(tmp_path)
+    file = tmp_path / "data_batch_2"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="data_batch_2: not readable as a CIFAR-10 batch"):
+        _read(tmp_path)
+
+
+class _Attack:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str, bytes]]:
+        return Path.write_bytes, (self.marker, b"")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_code_in_a_batch_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
+    _write_batches(tmp_path)
+    marker = tmp_path / "executed"
+    (tmp_path / "data_batch_3").write_bytes(pickle.dumps({b"data": _Attack(marker)}, protocol))
+    with pytest.raises(DataError, match=r"data_batch_3: .*it names [\w.]+, which no CIFAR-10 batch needs"):
+        _read(tmp_path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([1, 2], "has a list"),
+        ({b"data": 1, b"fine_labels": 2}, r"has b'data', b'fine_labels'"),
+        (
+            batch_of(random_images(2, side=28), [0, 1]),
+            r"uint8 of shape \[n, 3072\], and is uint8 of \(2, 2352\)",
+        ),
+        ({b"data": [1], b"labels": [1]}, "and is list"),
+        (batch_of(random_images(2), [0]), "2 images and 1 labels"),
+        ({**batch_of(random_images(2), []), b"labels": [b"a", 1]}, "must be a list of integers"),
+        (batch_of(random_images(2), [0, 10]), "row 1: label 10 is not one of 0 to 9"),
+    ],
+)
+def test_a_batch_of_something_else(tmp_path: Path, batch: object, message: str) -> None:
+    _write_batches(tmp_path)
+    write_batch(tmp_path / "data_batch_1", batch)
+    with pytest.raises(DataError, match=f"data_batch_1.*{message}"):
+        _read(tmp_path)

@@ -1,0 +1,122 @@
+"""Batch echo where a thread behind the consumer copies batches, as it does when they are large."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from adaecho.echo.batch import batch_echo
+from adaecho.echo.memory.tree import duplicate, duplicate_many
+from tests.echo.behaviour import test_exact, test_restore, test_snapshot
+from tests.echo.sources import IDS, SOURCES, VARIANTS
+
+BATCH_VARIANTS = [variant for variant in VARIANTS if variant["echo"] == "batch"]
+BATCH_IDS = [name for name in IDS if name.startswith("batch")]
+
+
+@pytest.fixture
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_echo, "_SLOW_BYTES", 1)
+
+
+@pytest.mark.usefixtures("_all_are_large")
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("variant", BATCH_VARIANTS, ids=BATCH_IDS)
+def test_large_batches_come_as_small_ones(variant: dict[str, Any], kind: str) -> None:
+    test_exact.test_equals_the_slow_reference(variant, kind, num_workers=2)
+    test_exact.test_writing_into_a_batch_changes_no_repeat(variant, kind, num_workers=1)
+    test_restore.test_restores_at_every_batch(variant, kind, num_workers=2)
+
+
+@pytest.mark.usefixtures("_all_are_large")
+@pytest.mark.parametrize("variant", BATCH_VARIANTS, ids=BATCH_IDS)
+def test_passes_and_restarts_with_large_batches(variant: dict[str, Any]) -> None:
+    for kind in ("map", "stream"):
+        test_exact.test_epochs_drain_the_buffer(variant, 2, kind)
+    test_restore.test_the_beginning_of_a_pass_after_one_given_up(variant, num_workers=2)
+    test_snapshot.test_restores_within_epochs(variant)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sparse_tensors_are_repeated(num_workers: int) -> None:
+    def source() -> list[dict[str, torch.Tensor]]:
+        return [{"x": torch.ones(3), "edges": torch.eye(3).to_sparse() * number} for number in (1, 2)]
+
+    with EchoLoader(source, None, echo="batch", factor=2, epochs=1, num_workers=num_workers) as loader:
+        assert [int(batch["edges"].to_dense()[0, 0]) for batch in loader] == [1, 1, 2, 2]
+
+
+def batches_of_all_sizes() -> list[torch.Tensor]:
+    return [
+        torch.arange(number, number + length) for number, length in enumerate([2, 3, 90, 4, 70, 1, 5, 80])
+    ]
+
+
+@pytest.mark.parametrize("buffer", [0, 3])
+@pytest.mark.parametrize("factor", [1.5, 3])
+def test_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch, factor: float, buffer: int) -> None:
+    """The first large batch is repeated by the consumer, what follows by a thread; nobody can tell."""
+    monkeypatch.setattr(batch_echo, "_SLOW_BYTES", 400)
+    common: dict[str, Any] = {"batch_size": None, "echo": "batch", "factor": factor, "epochs": 2}
+    common["batch_shuffle_buffer"] = buffer
+    expected = list(EchoLoader(batches_of_all_sizes, **common))
+    with EchoLoader(batches_of_all_sizes, num_workers=1, **common) as loader:
+        states = []
+        for batch, one in zip(loader, expected, strict=True):
+            assert torch.equal(batch, one)
+            batch.fill_(-1)
+            states.append(loader.state_dict())
+        for position, state in enumerate(states[:-1]):
+            loader.load_state_dict(test_restore.through_torch_save(state))
+            for batch, one in zip(islice(loader, 4), expected[position + 1 :], strict=False):
+                assert torch.equal(batch, one)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "tensors": lambda n: torch.arange(n * 6).reshape(n, 6).float(),
+    "nested": lambda n: {"x": (torch.ones(n, 3), [torch.zeros(n, dtype=torch.int8)]), "n": n},
+    "named": lambda n: Pair(torch.ones(n, 2), torch.zeros(n)),
+    "ragged": lambda n: torch.ones(n, n),
+    "numpy": lambda n: {"x": np.ones((n, 2)), "y": torch.ones(n, dtype=torch.float64)},
+    "sparse": lambda n: torch.eye(n).to_sparse(),
+    "scalars": lambda n: torch.tensor(float(n)),
+    "empty": lambda n: {"x": torch.ones(n), "nothing": [[], {}, ()]},
+    "keys": lambda n: {"x": torch.ones(n), **({"mask": torch.zeros(n)} if n == 3 else {})},
+    "lengths": lambda n: [torch.ones(2) for _ in range(n)],
+    "types": lambda n: torch.ones(n) if n == 4 else [torch.ones(n)],
+    "gradients": lambda n: torch.ones(n, 2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_batches_are_copied_as_each_would_be(form: str) -> None:
+    batches = [FORMS[form](number) for number in (4, 4, 3)]
+    copied = duplicate_many(batches)
+    assert [type(one) for one in copied] == [type(one) for one in batches]
+    torch.testing.assert_close(copied, batches)
+    alone = [duplicate(batch) for batch in batches]
+    for one, other in zip(leaves(copied), leaves(alone), strict=True):
+        assert not one.requires_grad
+        assert not other.requires_grad
+        if one.layout == torch.strided:
+            one += 1  # into the copy, not into what it was made of
+    torch.testing.assert_close([FORMS[form](number) for number in (4, 4, 3)], batches)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    return [value] if isinstance(value, torch.Tensor) else []

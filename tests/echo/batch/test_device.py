@@ -1,0 +1,172 @@
+"""Batches on a device: torch's meta device stands in where there is no GPU."""
+
+from collections import OrderedDict, UserDict, namedtuple
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from adaecho.echo.batch.device import ToDevice, on_tensors
+from tests.echo.sources import VARIANTS, Dataset, arrays
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def take(number: int, source: Any = None, **arguments: Any) -> list[Any]:
+    settings: dict[str, Any] = {"shuffle_buffer": 3, **arguments}
+    with EchoLoader(arrays(20) if source is None else source, 4, **settings) as loader:
+        return list(islice(loader, number))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cpu_changes_nothing(variant: dict[str, Any], num_workers: int) -> None:
+    ones = take(7, **variant)
+    others = take(7, **variant, num_workers=num_workers, device="cpu")
+    for one, other in zip(ones, others, strict=True):
+        assert torch.equal(one["x"], other["x"])
+        assert torch.equal(one["label"], other["label"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("source", [arrays(20), Dataset(20)], ids=["arrays", "map"])
+def test_every_tensor_lies_on_the_device(source: Any, num_workers: int) -> None:
+    for batch in take(5, source, echo="batch", factor=2, num_workers=num_workers, device="meta"):
+        assert {tensor.device.type for tensor in batch.values()} == {"meta"}
+
+
+def test_whole_batches_are_moved_and_a_batch_echo_moves_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[Any] = []
+    original = ToDevice.move
+
+    def counted(self: ToDevice, batch: Any) -> Any:
+        moves.append(batch)
+        return original(self, batch)
+
+    monkeypatch.setattr(ToDevice, "move", counted)
+    batches = [torch.zeros(3), torch.ones(3)]
+    with EchoLoader(batches, None, echo="batch", factor=4, device="meta", order="stored") as loader:
+        assert [batch.device.type for batch in islice(loader, 8)] == ["meta"] * 8
+    assert len(moves) == 2
+
+
+def test_forms_stay() -> None:
+    pair = namedtuple("pair", "a b")
+    batch = {"x": [torch.ones(2), "text"], "y": pair(torch.ones(1), 3), "z": (torch.zeros(1),)}
+    moved = on_tensors(batch, lambda tensor: tensor + 1)
+    assert moved["x"][0].tolist() == [2, 2]
+    assert moved["x"][1] == "text"
+    assert type(moved["y"]) is pair
+    assert moved["y"].b == 3
+    assert moved["z"][0].tolist() == [1]
+
+
+def test_an_unknown_device_is_named() -> None:
+    with pytest.raises(ValueError, match="device='gpu'"):
+        EchoLoader(arrays(4), 2, device="gpu")
+
+
+@needs_cuda
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cuda_gives_the_batches_of_the_cpu(variant: dict[str, Any], num_workers: int) -> None:
+    ones = take(20, **variant)
+    settings: dict[str, Any] = {"shuffle_buffer": 3, "num_workers": num_workers, "device": "cuda", **variant}
+    with EchoLoader(arrays(20), 4, **settings) as loader:
+        for one, other in zip(ones, islice(loader, 20), strict=True):
+            assert other["x"].device.type == "cuda"
+            assert torch.equal(one["x"], other["x"].cpu())
+            other["x"].fill_(-1)  # later repeats must not see it
+
+
+class Encoding(UserDict[str, Any]):
+    """As Hugging Face's BatchEncoding: no dict, with attributes of its own."""
+
+    def __init__(self, data: dict[str, Any], encodings: str) -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+
+def test_mappings_that_are_no_plain_dicts_are_moved() -> None:
+    one = Encoding({"x": torch.ones(2), "y": {"z": torch.ones(1)}}, "kept")
+    moved = ToDevice("meta").move(one)
+    assert type(moved) is Encoding
+    assert moved.encodings == "kept"
+    assert moved["x"].device.type == moved["y"]["z"].device.type == "meta"
+    assert one["x"].device.type == "cpu"
+    ordered = ToDevice("meta").move(OrderedDict(x=torch.ones(2)))
+    assert type(ordered) is OrderedDict
+    assert ordered["x"].device.type == "meta"
+    with pytest.raises(ValueError, match="a mappingproxy can't be made again"):
+        ToDevice("meta").move(MappingProxyType({"x": torch.ones(2)}))
+
+
+@pytest.mark.parametrize(
+    "echo", [{"echo": "none"}, {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 2}]
+)
+def test_restored_whole_batches_are_moved(echo: dict[str, Any]) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader([torch.zeros(3)] * 5, None, device="meta", **echo)
+
+    loader = make()
+    list(islice(loader, 4))
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    assert [batch.device.type for batch in islice(restored, 9)] == ["meta"] * 9
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_batches_out_of_a_snapshot_are_moved(batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> EchoLoader:
+        things = [torch.full((2,), number) for number in range(9)]
+        return EchoLoader(
+            things.__iter__, batch_size, echo="batch", factor=3, batch_shuffle_buffer=2, restore="snapshot",
+            device="cpu",
+        )  # fmt: skip
+
+    loader = make()
+    list(islice(loader, 4))
+    state, expected = loader.state_dict(), list(islice(loader, 4))
+    # The device is a pretended one, where numbers are larger by 100.
+    monkeypatch.setattr(ToDevice, "move", lambda _, batch: batch + 100)
+    restored = make()
+    restored.load_state_dict(state)
+    for batch, other in zip(islice(restored, 4), expected, strict=True):
+        assert torch.equal(batch, other + 100)
+
+
+def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert ToDevice("cuda")._device == torch.device("cuda", 3)
+    assert ToDevice("cuda:1")._device == torch.device("cuda", 1)
+
+
+def test_only_tensors_on_the_cpu_are_pinned() -> None:
+    device = ToDevice("meta")
+    assert device._copy(torch.ones(2, device="meta")).device.type == "meta"
+
+
+@needs_cuda
+@pytest.mark.parametrize("restore", ["replay", "snapshot"])
+def test_whole_cuda_batches_come_back(restore: str) -> None:
+    def make() -> EchoLoader:
+        batches = [torch.full((3,), number) for number in range(9)]
+        return EchoLoader(
+            batches.__iter__, None, echo="batch", factor=3, batch_shuffle_buffer=2, restore=restore,
+            device="cuda",
+        )  # fmt: skip
+
+    loader = make()
+    list(islice(loader, 4))
+    state, expected = loader.state_dict(), list(islice(loader, 6))
+    restored = make()
+    restored.load_state_dict(state)
+    for batch, other in zip(islice(restored, 6), expected, strict=True):
+        assert batch.device.type == "cuda"
+        assert torch.equal(batch, other)

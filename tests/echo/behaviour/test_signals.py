@@ -1,0 +1,112 @@
+"""Real signals, to processes of their own: they go on with the same stream, or end with all they started."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.needs import needs
+
+GOES_ON = """
+    import sys, time
+    from adaecho import EchoLoader
+    from tests.echo.sources import Dataset, add_noise
+
+    def slow(example):
+        time.sleep(0.01)
+        return example
+
+    def noise(example, rng):
+        time.sleep(0.01)
+        return add_noise(example, rng)
+
+    loader = EchoLoader(
+        Dataset(50), 4, echo="example_before_augmentation", factor=2, shuffle_buffer=10, decode=slow,
+        augment=noise,
+    )
+    iterator, seen, interrupts = iter(loader), [], 0
+    print("started", flush=True)
+    while len(seen) < 40:
+        try:
+            batch = next(iterator)
+            seen.append(str(batch["x"].tolist()))
+        except KeyboardInterrupt:
+            interrupts += 1
+    signals = sys.argv[1] == "interrupted"
+    assert interrupts > 3 or not signals, interrupts
+    print(*seen, sep="\\n")
+"""
+
+ENDS = """
+    import time
+    from adaecho import EchoLoader
+    from tests.echo.global_augments import draw
+    from tests.echo.sources import Dataset
+
+    if __name__ == "__main__":
+        for number, _ in enumerate(EchoLoader(Dataset(50), 4, num_workers=2, augment=draw)):
+            if number == 4:
+                print("started", flush=True)
+            time.sleep(0.01)
+"""
+
+
+def start(folder: Path, code: str, *arguments: str) -> "subprocess.Popen[str]":
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+def test_a_process_that_is_interrupted_again_and_again_sees_the_same_stream(tmp_path: Path) -> None:
+    expected, _ = start(tmp_path, GOES_ON, "undisturbed").communicate(timeout=120)
+    process = start(tmp_path, GOES_ON, "interrupted")
+    for _ in range(6):
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+    seen, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert seen == expected
+
+
+def in_session(leader: int) -> list[int]:
+    """Processes that a session still has."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # gone meanwhile
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+@needs(
+    "/proc", present=Path("/proc/self/stat").exists(), remedy="nothing else tells whose child a process was"
+)
+@pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to one process"])
+def test_an_interrupted_process_ends_with_its_workers(tmp_path: Path, to_all: bool) -> None:
+    process = start(tmp_path, ENDS)
+    assert len(in_session(process.pid)) >= 3  # itself, and a process for each worker's augment
+    if to_all:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1].startswith("KeyboardInterrupt")
+    deadline = time.monotonic() + 10
+    while in_session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert in_session(process.pid) == []

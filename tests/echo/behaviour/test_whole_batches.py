@@ -1,0 +1,197 @@
+"""Batches that somebody else made (``batch_size=None``): their counts, order, states, and who may write."""
+
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from adaecho import EchoLoader
+from adaecho.echo.batch.batch_length import batch_length
+from tests.echo.behaviour.test_restore import through_torch_save
+
+
+def images(number: int) -> list[torch.Tensor]:
+    """Of different sizes, as a detection collate leaves them."""
+    return [torch.zeros(10 + row, 12, 3) for row in range(number)]
+
+
+BATCHES: dict[str, Any] = {
+    "tensor": torch.zeros(8, 5),
+    "detection": (tuple(images(8)), tuple({"boxes": torch.zeros(row, 4)} for row in range(8))),
+    "pairs": [(torch.zeros(3, 4, 4), row) for row in range(8)],
+    "dicts": [{"image": torch.zeros(3, 4, 4), "label": row} for row in range(8)],
+    "UserDict": UserDict(input_ids=torch.zeros(8, 5), labels=torch.zeros(8)),
+    "scalar first": {"epoch": 3, "x": torch.zeros(8, 5)},
+    "0-d first": OrderedDict(loss=torch.zeros(()), x=np.zeros((8, 5))),
+    "text first": ("train", torch.zeros(8, 5)),
+    "default collate": [torch.zeros(8, 5), torch.zeros(8)],
+    "two views": [[torch.zeros(8, 5), torch.zeros(8, 5)], torch.zeros(8)],
+    "two views as tuples": ((torch.zeros(8, 5), torch.zeros(8, 5)), torch.zeros(8)),
+    "ragged": images(8),
+    "nested": {"inputs": {"ids": torch.zeros(8, 5)}, "weights": None},
+    "words": {"text": ["word"] * 8, "set": "train"},
+    "numbers": list(range(8)),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_eight_examples_are_eight(kind: str) -> None:
+    assert batch_length(BATCHES[kind]) == 8
+    loader = EchoLoader([BATCHES[kind]] * 3, None, epochs=1)
+    next(iter(loader))
+    assert loader.fresh_examples == 8
+
+
+@pytest.mark.parametrize("batch", ["text", 3, ("train", 3), {"epoch": 3}, torch.zeros(()), object()])
+def test_what_tells_nothing_needs_a_function(batch: Any) -> None:
+    with pytest.raises(ValueError, match="give batch_length="):
+        next(iter(EchoLoader([batch], None)))
+    loader = EchoLoader([batch], None, batch_length=lambda given: 7 if given is not None else 0)
+    list(islice(loader, 2))
+    assert loader.fresh_examples == 14
+
+
+def batches(number: int) -> list[torch.Tensor]:
+    return [torch.arange(8) + 100 * index for index in range(number)]
+
+
+def test_examples_of_held_batches_are_counted_also_after_a_resume() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(batches(9).__iter__, None, echo="batch", factor=3, batch_shuffle_buffer=4, seed=1)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+        held = loader.fresh_examples_in_buffer
+        assert held % 8 == 0
+        assert 8 <= held <= 4 * 8
+        restored = make()
+        restored.load_state_dict(through_torch_save(loader.state_dict()))
+        assert restored.fresh_examples_in_buffer == held
+        next(iter(restored))
+        ahead = make()
+        ahead.load_state_dict(restored.state_dict())
+        assert ahead.fresh_examples_in_buffer == restored.fresh_examples_in_buffer
+    whole = EchoLoader(batches(9), None, echo="batch", factor=3)
+    next(iter(whole))
+    assert whole.fresh_examples_in_buffer == 8
+
+
+def test_length_is_known_where_the_source_has_one() -> None:
+    for arguments in ({}, {"echo": "batch", "factor": 2.5, "batch_shuffle_buffer": 2}):
+        loader = EchoLoader(batches(5), None, epochs=2, **arguments)  # type: ignore[arg-type]
+        for _ in range(2):
+            assert len(loader) == len(list(loader))
+    stream = EchoLoader(batches(5).__iter__, None, epochs=1)
+    with pytest.raises(TypeError, match="a source with a length"):
+        len(stream)
+    assert len(list(stream)) == 5
+
+
+def test_they_come_in_stored_order() -> None:
+    loader = EchoLoader(batches(5), None)
+    assert [int(batch[0]) for batch in islice(loader, 6)] == [0, 100, 200, 300, 400, 0]
+    with pytest.raises(ValueError, match="order='shards' with batch_size=None"):
+        EchoLoader(batches(5), None, order="shards")
+
+
+@pytest.mark.parametrize("echo", [{}, {"echo": "batch", "factor": 2}])
+def test_a_consumer_that_writes_spoils_no_later_pass(echo: dict[str, Any]) -> None:
+    source = batches(3)
+
+    def make() -> EchoLoader:
+        return EchoLoader(source, None, epochs=1, **echo)
+
+    for _ in range(2):
+        loader = make()
+        for batch in loader:
+            batch.fill_(-1)
+            restored = make()
+            restored.load_state_dict(loader.state_dict())
+            for other in restored:
+                other.fill_(-2)
+    assert torch.equal(torch.stack(source), torch.stack(batches(3)))
+
+
+def test_resumes_after_an_abandoned_pass() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(batches(5), None, echo="batch", factor=2, epochs=1)
+
+    loader = make()
+    list(islice(loader, 4))
+    iterator = iter(loader)
+    assert int(next(iterator)[0]) == 0
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    expected = [int(batch[0]) for batch in islice(iterator, 4)]
+    assert [int(batch[0]) for batch in islice(restored, 4)] == expected == [0, 100, 100, 200]
+
+
+def test_resumes_after_a_bad_batch() -> None:
+    class Bad:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, row: int) -> torch.Tensor:
+            if row == 1:
+                raise ValueError("torn")
+            return torch.full((4,), row)
+
+    def make() -> EchoLoader:
+        return EchoLoader(Bad(), None, echo="batch", factor=2, max_bad_examples=1)
+
+    loader = make()
+    assert [int(batch[0]) for batch in islice(loader, 3)] == [0, 0, 2]
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    assert [int(batch[0]) for batch in islice(restored, 3)] == [2, 3, 3]
+
+
+def test_states_as_they_were_written_before_are_read() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(batches(9), None, echo="batch", factor=3, batch_shuffle_buffer=3)
+
+    loader = make()
+    list(islice(loader, 8))
+    state = loader.state_dict()
+    state["held_batches"] = {
+        number: torch.empty(0, dtype=torch.int64) for number in state["held_batches"]["numbers"].tolist()
+    }
+    restored = make()
+    restored.load_state_dict(state)
+    assert torch.equal(next(iter(restored)), next(iter(loader)))
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ({"x": np.zeros((5, 8, 2))}, {}, "batch_size=None: arrays hold examples"),
+        (batches(3), {"augment": max}, "augment with batch_size=None"),
+        (batches(3), {"collate": list}, "collate with batch_size=None"),
+        (batches(3), {"batch_size": 2, "batch_length": len}, "batch_length with batch_size=2"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(source: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(source, **{"batch_size": None, **arguments})
+
+
+def test_decode_takes_a_whole_batch() -> None:
+    loader = EchoLoader(batches(3), None, decode=lambda batch: batch + 1)
+    assert int(next(iter(loader))[0]) == 1
+
+
+def test_a_data_loader_of_tuples_of_views() -> None:
+    class Views:
+        def __iter__(self) -> Iterator[Any]:
+            examples = [((torch.zeros(5), torch.ones(5)), row) for row in range(10)]
+            return iter(DataLoader(examples, batch_size=4))  # type: ignore[arg-type]
+
+    loader = EchoLoader(Views(), None, epochs=1)
+    assert [loader.fresh_examples for _ in loader] == [4, 8, 10]

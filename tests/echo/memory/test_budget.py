@@ -1,0 +1,118 @@
+"""A buffer that can't fit is refused before anything is read or allocated."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader
+from adaecho.echo.batch.example_echo import EchoStage
+from adaecho.echo.memory import budget
+from adaecho.echo.memory.pool import ListPool, ResidentPool
+from adaecho.echo.memory.tree import Form, Stack
+from adaecho.echo.order.items import Fresh
+from tests.echo.sources import Dataset, Stream, arrays
+
+
+@pytest.mark.parametrize("make", [Dataset, Stream, arrays])
+def test_a_buffer_beyond_all_memory(make: Any) -> None:
+    source = make(9)
+    with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
+        EchoLoader(source, 3, shuffle_buffer=10**12)
+    assert getattr(source, "reads", 0) == 0
+    with pytest.raises(
+        ValueError, match=r"^batch_shuffle_buffer: it would take .* make batch_shuffle_buffer"
+    ):
+        EchoLoader(source, 3, echo="batch", batch_shuffle_buffer=10**12)
+
+
+def test_examples_that_do_not_fit_are_noticed_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "free_bytes", lambda: 2000)
+    source = Dataset(50)
+    with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
+        next(iter(EchoLoader(source, 3, shuffle_buffer=100)))
+    assert source.reads <= 103
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_batches_that_do_not_fit_are_noticed_at_the_first(
+    batch_size: int | None, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "free_bytes", lambda: 2000)
+    source = [np.zeros(10)] * 50
+    common: dict[str, Any] = {"echo": "batch", "batch_shuffle_buffer": 120, "num_workers": num_workers}
+    with (
+        EchoLoader(source, batch_size, **common) as loader,
+        pytest.raises(ValueError, match=r"^batch_shuffle_buffer: .* make batch_shuffle_buffer smaller"),
+    ):
+        next(iter(loader))
+
+
+def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
+    def ragged() -> Iterator[Any]:
+        yield np.zeros(999, np.uint8)
+        while True:
+            yield np.zeros(4096, np.uint8)
+
+    loader = EchoLoader(ragged, 64, shuffle_buffer=300, collate=list)
+    iterator = iter(loader)
+    for _ in range(50):
+        next(iterator)
+    assert loader._stages.examples is not None
+    pool = loader._stages.examples.stage._pool
+    assert isinstance(pool, ListPool)
+    held = [example for example in pool._examples if example is not None]
+    assert len(held) >= 300
+    assert all(example.base is None for example in held)
+
+
+def test_a_memory_map_is_known_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 100)))
+    monkeypatch.setattr(budget, "free_bytes", lambda: 5 * 800)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
+        EchoLoader(mapped, 2, shuffle_buffer=5)
+    EchoLoader(mapped, 2, shuffle_buffer=4)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 9 kB\nMemAvailable:   4000 kB\n"
+    write(tmp_path, {"proc/meminfo": meminfo, "proc/self/cgroup": "0::/job/step\n"})
+    assert budget.free_bytes(tmp_path) == 4000 * 1024
+    job = tmp_path / "sys/fs/cgroup/job"
+    write(job, {"memory.max": "9000\n", "memory.current": "8000\n", "memory.stat": "anon 7\n"})
+    assert budget.free_bytes(tmp_path) == 1000
+    write(job, {"memory.stat": "anon 7\ninactive_file 500\nfile 3\n"})
+    assert budget.free_bytes(tmp_path) == 1500
+    write(job / "step", {"memory.max": "max\n", "memory.current": "1\n", "memory.stat": ""})
+    assert budget.free_bytes(tmp_path) == 1500
+
+
+def test_where_nothing_tells_the_machine_is_asked(tmp_path: Path) -> None:
+    free = budget.free_bytes(tmp_path)
+    assert free is None or free > 0
+
+
+def test_rows_beyond_32_bits() -> None:
+    first = (1 << 31) - 2
+
+    class Rows(ResidentPool):
+        def take(self, rows: Any) -> Any:
+            return rows
+
+    source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
+    numbers = np.arange(50)
+    fresh = iter([Fresh(numbers, first + numbers, 50)])
+    pool = Rows(Stack(Form("array"), [source]))
+    stage = EchoStage(lambda _: next(fresh, None), seed=0, factor=1, buffer=8, pool=pool)
+    taken = np.concatenate([rows for _, rows in stage.take(50)])
+    assert sorted(taken) == list(range(first, first + 50))

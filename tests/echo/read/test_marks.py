@@ -1,0 +1,93 @@
+"""Where a source that can begin in the middle of a pass begins again."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader
+from adaecho.echo.read.marks import Mark, Marks
+from tests.echo.behaviour.test_restore import through_torch_save
+
+
+class Seekable:
+    """Numbers, from any of them on; tells its position in NumPy's integers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> "SeekablePass":
+        return self.iterate_from([0])
+
+    def iterate_from(self, position: Sequence[int]) -> "SeekablePass":
+        return SeekablePass(position[0], self.length)
+
+
+class SeekablePass:
+    def __init__(self, next_: int, length: int) -> None:
+        self._next, self._length = next_, length
+
+    @property
+    def position(self) -> Any:
+        return np.array([self._next], dtype=np.int32)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._next >= self._length:
+            raise StopIteration
+        self._next += 1
+        return np.array(self._next - 1)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "buffer", "num_workers", "steps", "length"),
+    [(1, 1000, 0, 9000, 700), (32, 5000, 8, 700, 1 << 40)],
+    ids=["short passes", "one long pass"],
+)
+def test_a_large_buffer_is_restored_after_a_long_run(
+    batch_size: int, buffer: int, num_workers: int, steps: int, length: int
+) -> None:
+    common: dict[str, Any] = {"batch_size": batch_size, "shuffle_buffer": buffer, "num_workers": num_workers}
+    with EchoLoader(Seekable(length), **common) as loader:
+        iterator = iter(loader)
+        for step in range(1, steps + 1):
+            next(iterator)
+            if step % (steps // 4) == 0:
+                state = loader.state_dict()
+        expected = [next(iterator).tolist() for _ in range(5)]
+    with EchoLoader(Seekable(length), **common) as restored:
+        restored.load_state_dict(through_torch_save(state))
+        assert [batch.tolist() for _, batch in zip(range(5), restored, strict=False)] == expected
+        needed = state["next_index"] - (int(state["examples"]["buffer"].min()) >> 16)
+        assert needed > 3 * buffer
+        assert needed <= restored.reread_examples <= 1.2 * needed + 2 * batch_size
+
+
+def test_marks_stay_few_and_near() -> None:
+    marks, now = Marks(), 100_000
+    for count in range(now):
+        marks.add(Mark(0, 0, count, (count,)))
+    for oldest in (0, 1, 1000, now // 2, now - 5000, now - 100, now - 1):  # each forgets what came before
+        found = marks.since(oldest, now, now)
+        assert len(found) == 1
+        assert oldest - max(2, (now - oldest) // 8) <= found[0].count <= oldest
+
+
+def test_a_state_that_can_not_reach_its_oldest_example_says_so() -> None:
+    loader = EchoLoader(Seekable(1000), 2, shuffle_buffer=8)
+    for _ in range(20):
+        next(iter(loader))
+    state = loader.state_dict()
+    state["progress"] = [[0, 0, state["next_index"], state["next_index"]]]
+    with pytest.raises(ValueError, match=r"of Seekable lay in the buffer, but the state can only begin at"):
+        EchoLoader(Seekable(1000), 2, shuffle_buffer=8).load_state_dict(state)
+
+
+def test_a_position_must_be_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeekablePass, "position", (0.5,))
+    loader = EchoLoader(Seekable(10), 2)
+    with pytest.raises(TypeError, match="float"):
+        [next(iter(loader)) for _ in range(2)]

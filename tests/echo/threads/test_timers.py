@@ -1,0 +1,159 @@
+"""The clocks and R: by hand, and around sources whose R is known; where the automatic factor ends up."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from adaecho import EchoLoader
+from adaecho.echo.threads.timers import Clocks, Counters, Deliveries
+from tests.conftest import HandClock
+
+UPSTREAM_S, STEP_S = 0.04, 0.01  # long enough for a busy machine not to matter
+R = UPSTREAM_S / STEP_S
+
+
+def test_clocks_by_hand(clock: HandClock) -> None:
+    """Upstream's slowest part takes 3 s per fresh batch, the step 1 s, every batch is used twice: R = 3."""
+    counters = Counters((0.0, 0.0), (0.0, 0.0), 0.0)
+    clocks = Clocks(lambda: counters)
+    for step in range(40):
+        asked = clock.now
+        clock.now += 0.5
+        clocks.waited(asked)
+        counters = Counters((0.5 * step, 1.5 * step), (0.1 * step, 0.2 * step), fresh_batches=step / 2)
+        clocks.step()
+        clock.now += 1.0
+        if step == 20:
+            clock.now += 1000.0
+            clocks.pause()
+    assert clocks.wait_time_s == pytest.approx(20)
+    assert clocks.upstream_s_per_batch == pytest.approx(3)
+    assert clocks.downstream_s_per_step == pytest.approx(1)
+    assert clocks.ratio == pytest.approx(3)
+    other = Clocks(lambda: counters)
+    assert other.ratio is None
+    other.load_state_dict(clocks.state_dict())
+    assert other.ratio == clocks.ratio
+
+
+def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
+    counters = Counters((0.0,), (0.0, 0.0), 0.0)
+    clocks = Clocks(lambda: counters)
+    for step in range(10):
+        counters = Counters((4.0 * step,), (0.5 * step, 2.0 * step), fresh_batches=step)
+        clocks.step()
+        clock.now += 1.0
+    assert clocks.downstream_s_per_step == pytest.approx(2)
+    assert clocks.ratio == pytest.approx(2)
+
+
+def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
+    counters = Counters((0.0,), (0.0,), 0.0)
+    clocks = Clocks(lambda: counters)
+    ratios = []
+    for step in range(400):
+        upstream_s = counters.upstream_s[0] + (1.0 if step <= 200 else 9.0)
+        counters = Counters((upstream_s,), (0.0,), counters.fresh_batches + 1)
+        clocks.step()
+        clock.now += 1.0
+        ratios.append(clocks.ratio or 0.0)
+    assert ratios[200] == pytest.approx(1)
+    assert 1.5 < ratios[210] < 4
+    assert ratios[400 - 1] == pytest.approx(9, rel=0.05)
+
+
+def test_deliveries_by_hand(clock: HandClock) -> None:
+    """A source that works ahead is timed from one delivery to the next; less where nobody waited."""
+
+    def claim(waiting_s: float) -> None:
+        clock.now += waiting_s
+
+    deliveries: Deliveries[Any] = Deliveries(claim)  # type: ignore[arg-type]
+    deliveries.claim(2)
+    assert deliveries.busy_s == 2
+    clock.now += 3
+    deliveries.claim(1)
+    assert deliveries.busy_s == 2 + 4
+    clock.now += 10
+    deliveries.claim(0)
+    assert deliveries.busy_s == pytest.approx(2 + 4 + 9)
+    deliveries.pause()
+    clock.now += 100
+    deliveries.claim(1)
+    assert deliveries.busy_s == pytest.approx(2 + 4 + 9 + 1)
+
+
+class SlowDataset(Dataset[torch.Tensor]):
+    """Each example takes some time."""
+
+    def __init__(self, example_s: float) -> None:
+        self.example_s = example_s
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        time.sleep(self.example_s)
+        return torch.full((2,), row)
+
+
+def examples() -> Iterator[torch.Tensor]:
+    while True:
+        time.sleep(UPSTREAM_S / 4)
+        yield torch.zeros(2)
+
+
+def batches() -> Iterator[torch.Tensor]:
+    while True:
+        time.sleep(UPSTREAM_S)
+        yield torch.zeros(4, 2)
+
+
+def data_loader() -> DataLoader[Any]:
+    """Works ahead in two processes, which together give a batch every UPSTREAM_S."""
+    return DataLoader(SlowDataset(UPSTREAM_S / 2), batch_size=4, num_workers=2)
+
+
+def slow_decode(example: torch.Tensor) -> torch.Tensor:
+    time.sleep(UPSTREAM_S / 4)
+    return example
+
+
+# Source, batch size, further arguments, and over how many of the loader's workers upstream's work is divided.
+SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any], Callable[[int], int]]] = {
+    "map-style": (lambda: SlowDataset(UPSTREAM_S / 4), 4, {}, lambda workers: max(workers, 1)),
+    "decode": (lambda: SlowDataset(0.0), 4, {"decode": slow_decode}, lambda workers: max(workers, 1)),
+    "examples": (lambda: examples, 4, {}, lambda _: 1),
+    "batches": (lambda: batches, None, {}, lambda _: 1),
+    "DataLoader": (data_loader, None, {}, lambda _: 1),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.parametrize("name", SOURCES)
+def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
+    make, batch_size, arguments, divide = SOURCES[name]
+    with EchoLoader(
+        make(), batch_size, echo="batch", factor=2, num_workers=num_workers, **arguments
+    ) as loader:
+        for _ in islice(loader, 40):
+            time.sleep(STEP_S)
+        measured = loader.R
+    assert measured == pytest.approx(R / divide(num_workers), rel=0.25)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.parametrize("name", ["examples", "batches", "DataLoader"])
+def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None:
+    make, batch_size, arguments, _ = SOURCES[name]
+    with EchoLoader(
+        make(), batch_size, echo="batch", factor="auto", num_workers=num_workers, **arguments
+    ) as loader:
+        for _ in islice(loader, 120):
+            time.sleep(STEP_S)
+        assert loader.factor == pytest.approx(R, rel=0.25)

@@ -1,0 +1,189 @@
+"""Tar shards under an EchoLoader: order, ranks, restoring."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader, IndexedTarShards, TarShards
+from adaecho.shards.sequential import shard_urls
+from tests.echo.sources import IDS, VARIANTS
+from tests.shards.archives import NUM_EXAMPLES, label_alone, labels, make, number_of
+
+
+def decode(example: dict[str, Any]) -> dict[str, Any]:
+    number = number_of(example)
+    return {"x": np.frombuffer(example["bin"], dtype=np.uint8), "label": number}
+
+
+def first_bytes(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**example, "x": np.resize(example["x"], 3) + rng.random()}
+
+
+def shards_in_order(numbers: list[int], lengths: list[int]) -> list[int]:
+    """Numbers of the shards, after a check that each is read through."""
+    firsts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    order = []
+    while numbers:
+        shard = firsts.index(numbers[0])
+        assert numbers[: lengths[shard]] == list(range(firsts[shard], firsts[shard + 1]))
+        numbers = numbers[lengths[shard] :]
+        order.append(shard)
+    return order
+
+
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_shards_are_shuffled_for_each_pass_and_read_through(folder: Path, kind: str) -> None:
+    lengths = IndexedTarShards(f"{folder}/*.tar").shard_lengths.tolist()
+    loader = EchoLoader(make(kind, str(folder)), 4, order="shards", decode=label_alone, epochs=1)
+    orders = [shards_in_order(labels(loader), lengths) for _ in range(6)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    again = EchoLoader(make(kind, str(folder)), 4, order="shards", decode=label_alone, epochs=1)
+    assert [shards_in_order(labels(again), lengths) for _ in range(6)] == orders
+
+
+def test_as_stored_and_permuted(folder: Path) -> None:
+    pattern = f"{folder}/*.tar"
+    for source in (TarShards(pattern, order="stored"), IndexedTarShards(pattern)):
+        loader = EchoLoader(source, 5, order="stored", decode=label_alone, epochs=1)
+        assert labels(loader) == list(range(NUM_EXAMPLES))
+    permuted = labels(EchoLoader(IndexedTarShards(pattern), 5, decode=label_alone, epochs=1, num_workers=2))
+    assert sorted(permuted) == list(range(NUM_EXAMPLES))
+    assert permuted != list(range(NUM_EXAMPLES))
+
+
+@pytest.mark.parametrize("world", [2, 3, 6], ids=lambda world: f"{world} ranks")  # 6: more than shards
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_ranks_share_out_every_pass(folder: Path, kind: str, world: int) -> None:
+    loaders = [
+        EchoLoader(make(kind, str(folder)), 2, decode=label_alone, epochs=1, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    for number in range(1, 3):
+        seen = [label for loader in loaders for label in labels(loader)]
+        assert sorted(seen) == list(range(NUM_EXAMPLES))
+        assert sum(loader.fresh_examples for loader in loaders) == number * NUM_EXAMPLES
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "order"), [("tar", "shards"), ("indexed", "permutation"), ("indexed", "shards")]
+)
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_restores_at_every_batch(
+    folder: Path, variant: dict[str, Any], kind: str, order: str, num_workers: int
+) -> None:
+    common: dict[str, Any] = {
+        "batch_size": 3, "shuffle_buffer": 6, "decode": decode, "augment": first_bytes, "rank": 1,
+        "world_size": 2, "order": order, **variant,
+    }  # fmt: skip
+    with EchoLoader(make(kind, str(folder)), num_workers=num_workers, **common) as loader:
+        iterator = iter(loader)
+        states, batches, counts = [loader.state_dict()], [], [0]
+        for _ in range(9):
+            batches.append(next(iterator)["x"].tolist())
+            counts.append(loader.fresh_examples)
+            states.append(loader.state_dict())
+    for position, state in enumerate(states):
+        with EchoLoader(
+            make(kind, str(folder)), num_workers=(num_workers + position) % 2, **common
+        ) as restored:
+            restored.load_state_dict(state)
+            assert restored.fresh_examples == counts[position]
+            rest = [batch["x"].tolist() for batch in islice(restored, 2)]
+            assert rest[: 9 - position] == batches[position : position + 2]
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[str]:
+    """The url of the same shards on a store of fsspec."""
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{folder}/", "/shards/", recursive=True)
+    yield "memory://shards"
+    memory.rm("/shards", recursive=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_a_store_of_fsspec(folder: Path, store: str, kind: str, num_workers: int) -> None:
+    common: dict[str, Any] = {"decode": label_alone, "shuffle_buffer": 5, "order": "shards"}
+    expected = labels(islice(EchoLoader(make(kind, str(folder)), 3, **common), 20))
+    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as loader:
+        assert labels(islice(loader, 8)) == expected[:24]
+        state = loader.state_dict()
+        assert labels(islice(loader, 12)) == expected[24:]
+    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as restored:
+        restored.load_state_dict(state)
+        assert labels(islice(restored, 12)) == expected[24:]
+
+
+def test_restoring_does_not_begin_at_the_first_shard(folder: Path) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(TarShards(f"{folder}/*.tar", order="stored"), 2, decode=label_alone)
+
+    first = loader()
+    taken = labels(islice(first, 9))
+    restored = loader()
+    restored.load_state_dict(first.state_dict())
+    assert restored.reread_examples <= 2
+    assert labels(islice(restored, 1)) == [taken[-1] + 1, taken[-1] + 2]
+
+
+def test_a_long_run_keeps_few_marks_to_restore_from(folder: Path) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(TarShards(f"{folder}/*.tar"), 1, decode=label_alone)
+
+    first = loader()
+    list(islice(first, 1500))
+    state = first.state_dict()
+    assert len(state["progress"]) == 1
+    restored = loader()
+    restored.load_state_dict(state)
+    assert restored.reread_examples <= 1
+    assert labels(islice(restored, 30)) == labels(islice(first, 30))
+
+
+def test_a_damaged_example_names_shard_and_byte(folder: Path) -> None:
+    source = IndexedTarShards(f"{folder}/*.tar")
+    damaged = folder / "shard-002.tar"
+    content = bytearray(damaged.read_bytes())
+    content[:512] = bytes(range(256)) * 2
+    damaged.write_bytes(content)
+    first = int(source.shard_lengths[:2].sum())
+    loader = EchoLoader(source, 4, order="stored", decode=label_alone, max_bad_examples=1, epochs=1)
+    assert labels(loader) == [number for number in range(NUM_EXAMPLES) if number != first]
+    assert loader.bad_examples[0]["origin"] == f"example 0 of {damaged} (byte 0)"
+    sequential = EchoLoader(TarShards(f"{folder}/*.tar", order="stored"), 4, decode=label_alone)
+    with pytest.raises(ValueError, match=r"shard-002\.tar: no tar header at byte 0"):
+        list(islice(sequential, 6))
+
+
+def test_names_of_shards(folder: Path, tmp_path: Path) -> None:
+    assert shard_urls("s3://b/{08..11}-{0..1}.tar")[:3] == [
+        "s3://b/08-0.tar",
+        "s3://b/08-1.tar",
+        "s3://b/09-0.tar",
+    ]
+    assert shard_urls(["a.tar", "https://host/b*.tar"]) == ["a.tar", "https://host/b*.tar"]
+    assert shard_urls(f"{folder}/*2.tar") == [f"{folder}/shard-002.tar"]
+    with pytest.raises(ValueError, match="no file matches"):
+        TarShards(f"{tmp_path}/none-*.tar")
+    with pytest.raises(ValueError, match="order='random'"):
+        TarShards("a.tar", order="random")
+    with pytest.raises(ValueError, match="has no shard_lengths"):
+        EchoLoader([1, 2, 3], 1, order="shards")
+
+
+def test_nothing_stays_open(folder: Path) -> None:
+    """Warnings are errors here, so a file that Python has to close itself fails the test."""
+    for kind in ("tar", "indexed"):
+        with EchoLoader(make(kind, str(folder)), 2, decode=label_alone, num_workers=1) as loader:
+            next(iter(loader))
+        abandoned = EchoLoader(make(kind, str(folder)), 2, decode=label_alone)
+        next(iter(abandoned))
+        abandoned.close()

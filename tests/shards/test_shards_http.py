@@ -1,0 +1,150 @@
+"""Tar shards from a real nginx whose connections break."""
+
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho import EchoLoader, IndexedTarShards, Retries
+from adaecho.shards import TransferError
+from tests.echo.threads.test_workers import assert_no_threads_soon
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, write_shard
+from tests.shards.nginx import Proxy, needs_nginx, nginx
+
+
+@pytest.fixture
+def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    monkeypatch.setenv("no_proxy", "*")
+    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
+        yield started
+
+
+@needs_nginx
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_breaking_connections_change_nothing(proxy: Proxy, folder: Path, kind: str, num_workers: int) -> None:
+    common: dict[str, Any] = {"decode": label_alone, "shuffle_buffer": 5, "order": "shards"}
+    expected = labels(islice(EchoLoader(make(kind, str(folder)), 4, **common), 14))
+    with EchoLoader(make(kind, proxy.url), 4, num_workers=num_workers, **common) as loader:
+        proxy.faults = [(fault, at) for at in range(200, 6000, 2000) for fault in ("cut", "reset", "stall")]
+        assert labels(islice(loader, 14)) == expected
+        assert loader.fresh_examples == 14 * 4 + 5
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_a_server_that_goes_away_is_never_a_bad_example(proxy: Proxy, kind: str) -> None:
+    source = make(kind, proxy.url)
+    loader = EchoLoader(source, 4, decode=label_alone, max_bad_examples=100, order="shards")
+    next(iter(loader))
+    proxy.faults = 100 * [("cut", 0)]
+    with pytest.raises(
+        TransferError, match=r"shard-00\d\.tar: reading at byte \d+ failed after 3 tries"
+    ) as caught:
+        list(islice(loader, 20))
+    assert "while reading example" in caught.value.__notes__[0]
+    assert loader.bad_examples == []
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
+    proxy: Proxy, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    common: dict[str, Any] = {"decode": label_alone, "order": "shards"}
+    expected = labels(islice(EchoLoader(make(kind, str(folder)), 4, **common), 12))
+    source = make(kind, proxy.url)
+    waiting = threading.Event()
+
+    def wait(_: Retries, failures: int) -> None:  # noqa: ARG001
+        waiting.set()
+        threading.current_thread().rest(600)
+
+    monkeypatch.setattr(Retries, "wait", wait)
+    with EchoLoader(source, 4, num_workers=2, **common) as loader:
+        iterator = iter(loader)
+        seen = labels(islice(iterator, 2))
+        proxy.faults = 100 * [("cut", 0)]
+        loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
+
+        def ask() -> None:
+            with pytest.raises(RuntimeError, match="asking again goes on"):
+                next(iterator)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert waiting.wait(20)
+        loader.stop()
+        asking.join(20)
+        assert not asking.is_alive()
+        assert_no_threads_soon()
+        proxy.faults.clear()
+        seen += labels(islice(loader, 10))
+    assert seen == expected
+
+
+@needs_nginx
+def test_restoring_an_index_asks_for_the_buffer_alone(proxy: Proxy) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(source, 2, decode=label_alone, shuffle_buffer=6)
+
+    source = IndexedTarShards(f"{proxy.url}shard-{{000..003}}.tar", retries=QUICK)
+    first = loader()
+    list(islice(first, 5))
+    proxy.ranges.clear()
+    restored = loader()
+    restored.load_state_dict(first.state_dict())
+    assert restored.reread_examples == 6
+    assert 1 <= len(proxy.ranges) <= 6
+    assert all("-" in asked and not asked.endswith("-") for asked in proxy.ranges)
+    assert labels(islice(restored, 3)) == labels(islice(first, 3))
+
+
+@needs_nginx
+def test_neighbours_come_with_one_request(proxy: Proxy) -> None:
+    source = IndexedTarShards(f"{proxy.url}shard-{{000..003}}.tar", retries=QUICK)
+    proxy.ranges.clear()
+    examples = source.__getitems__(list(range(NUM_EXAMPLES)))
+    assert [number_of(example) for example in examples] == list(range(NUM_EXAMPLES))
+    assert len(proxy.ranges) == 4
+    assert number_of(source[7]) == 7
+
+
+@needs_nginx
+def test_an_index_is_kept_and_notices_changes(proxy: Proxy, folder: Path, tmp_path: Path) -> None:
+    urls, index = f"{proxy.url}shard-{{000..003}}.tar", tmp_path / "index.npz"
+    made = IndexedTarShards(urls, index=index, retries=QUICK)
+    proxy.ranges.clear()
+    kept = IndexedTarShards(urls, index=index, retries=QUICK)
+    assert proxy.ranges == []
+    assert len(kept) == len(made) == NUM_EXAMPLES
+    assert kept[3] == made[3]
+    with pytest.raises(ValueError, match="it is of other shards"):
+        IndexedTarShards(urls.replace("003", "002"), index=index)
+    write_shard(folder / "shard-000.tar", [7, 8, 9, 10, 11, 12])
+    with pytest.raises(TransferError, match="the file has changed"):
+        kept[0]
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", ["tar", "indexed"])
+def test_archives_without_end_blocks_are_resumed_after_any_example(
+    proxy: Proxy, folder: Path, kind: str
+) -> None:
+    for path in folder.glob("*.tar"):
+        content = path.read_bytes().rstrip(b"\0")  # labels are not zero: the last member's padding goes too
+        path.write_bytes(content)
+    common: dict[str, Any] = {"decode": label_alone, "order": "stored", "epochs": 1}
+    loader = EchoLoader(make(kind, proxy.url), 1, **common)
+    states, seen = [], []
+    for batch in loader:
+        states.append(loader.state_dict())
+        seen += labels([batch])
+    assert sorted(seen) == list(range(NUM_EXAMPLES))
+    restored = EchoLoader(make(kind, proxy.url), 1, **common)
+    for position, state in enumerate(states[:-1]):
+        restored.load_state_dict(state)
+        assert labels(islice(restored, 2)) == seen[position + 1 : position + 3]

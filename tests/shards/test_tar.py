@@ -1,0 +1,102 @@
+"""Tar archives member by member, against the standard library's writer."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from adaecho.shards.remote import Retries, Transfer
+from adaecho.shards.tar import groups
+from tests.shards.archives import number_of, write_shard
+
+
+def read(path: Path, start: int = 0) -> list[dict[str, str | bytes]]:
+    transfer = Transfer(str(path), start, retries=Retries())
+    try:
+        return [group.example for group in groups(transfer, read=True)]
+    finally:
+        transfer.close()
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("prefix", ["", "train/images.v2/", "long/" * 60], ids=["plain", "folder", "long"])
+def test_reads_what_the_standard_library_writes(tmp_path: Path, format: int, prefix: str) -> None:
+    if format == tarfile.USTAR_FORMAT:
+        prefix = prefix[:200]
+    write_shard(tmp_path / "a.tar", list(range(20)), format=format, prefix=prefix)
+    examples = read(tmp_path / "a.tar")
+    assert [number_of(example) for example in examples] == list(range(20))
+    assert examples[3]["__key__"] == f"{prefix}00003"
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_example_can_be_begun_at(tmp_path: Path, format: int) -> None:
+    write_shard(tmp_path / "a.tar", list(range(8)), format=format, prefix="" if format == 0 else "name/" * 60)
+    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
+    found = list(groups(transfer, read=False))
+    transfer.close()
+    assert [group.contents["bin"] for group in found] == [b""] * 8
+    for number, group in enumerate(found):
+        examples = read(tmp_path / "a.tar", group.start)
+        assert [number_of(example) for example in examples] == list(range(number, 8))
+        assert number == 7 or group.end == found[number + 1].start
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.linkname = len(content), kind, "00001.a"
+    archive.addfile(member, io.BytesIO(content))
+
+
+def test_other_members_are_passed_over(tmp_path: Path) -> None:
+    with tarfile.open(
+        tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "all"}
+    ) as archive:
+        add(archive, "folder", kind=tarfile.DIRTYPE)
+        add(archive, "README", b"no extension")
+        add(archive, "folder/.hidden", b"no name")
+        add(archive, "00001.a", b"one")
+        add(archive, "00001.link", kind=tarfile.SYMTYPE)
+        add(archive, "00001.SEG.png", b"two")
+        add(archive, "00002.empty")
+    assert read(tmp_path / "a.tar") == [
+        {"__key__": "00001", "a": b"one", "seg.png": b"two"},
+        {"__key__": "00002", "empty": b""},
+    ]
+
+
+def test_a_file_of_a_name_twice_is_an_error(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "1.a")
+        add(archive, "1.A")
+    with pytest.raises(ValueError, match=r"a\.tar: two files are called 1\.A \(byte 512\)"):
+        read(tmp_path / "a.tar")
+
+
+def test_damaged_archives_name_file_and_byte(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [1, 2])
+    whole = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:700])
+    for read_contents in (True, False):
+        transfer = Transfer(str(tmp_path / "cut.tar"), retries=Retries())
+        with pytest.raises(ValueError, match=r"cut\.tar: the archive ends at 700, within a file"):
+            list(groups(transfer, read=read_contents))
+        transfer.close()
+    (tmp_path / "bad.tar").write_bytes(b"x" * 5000)
+    with pytest.raises(ValueError, match=r"bad\.tar: no tar header at byte 0"):
+        read(tmp_path / "bad.tar")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        add(archive, "1.a", b"x")
+    with pytest.raises(ValueError, match="it is compressed; shards must be plain tar"):
+        read(tmp_path / "a.tar.gz")
+
+
+def test_an_archive_without_its_end_marks_is_whole(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [1])
+    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
+    (group,) = groups(transfer, read=True)
+    transfer.close()
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "b.tar").write_bytes(content[: content.rstrip(b"\0").__len__() // 512 * 512 + 512])
+    assert read(tmp_path / "b.tar") == [group.example]

@@ -1,0 +1,162 @@
+"""Encoded images: geometry against torchvision, colours against the formula."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import v2
+
+from adaecho.transforms.photographs import (
+    GREY,
+    RandomResizedCrop,
+    adjust_colours,
+    crop_box,
+    decode_image,
+    resize,
+)
+from tests.transforms.pictures import encoded, picture
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_decodes_to_the_pixels_of_pillow(kind: str) -> None:
+    content = encoded(4, kind)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    for form in (content, np.frombuffer(content, np.uint8), {"bytes": content, "path": "a.jpg"}):
+        np.testing.assert_array_equal(decode_image(form), expected)
+
+
+def test_decodes_grey_images_as_three_equal_channels() -> None:
+    stream = io.BytesIO()
+    Image.fromarray(picture(0)[..., 0]).save(stream, "JPEG")
+    image = decode_image(stream.getvalue())
+    assert image.shape == (48, 64, 3)
+    assert (image == image[..., :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no image bytes"),
+        (None, "no image bytes"),
+        (encoded(0)[:-200], "corrupt or truncated"),
+        (b"no image at all", "corrupt or truncated"),
+        ("photograph.jpg", "let the source read the file"),
+        (picture(0), "not an array uint8"),
+    ],
+)
+def test_what_is_no_image(content: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_image(content)
+
+
+def slow_box(
+    height: int, width: int, scale: Any, ratio: Any, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """torchvision's rule, with draws of its own."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = np.exp(rng.uniform(*np.log(ratio)))
+        w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+    return -1, -1, -1, -1
+
+
+def boxes(height: int, width: int, scale: Any, ratio: Any, number: int) -> NDArray[np.int64]:
+    rng = np.random.default_rng(1)
+    drawn = [
+        crop_box(height, width, scale, ratio, rng.random(2).tolist(), rng.random(20).tolist())
+        for _ in range(number)
+    ]
+    return np.array(drawn)
+
+
+def test_crop_boxes_are_distributed_as_torchvisions() -> None:
+    number, scale, ratio = 8000, (0.08, 1.0), (3 / 4, 4 / 3)
+    ours = boxes(375, 500, scale, ratio, number)
+    transform = v2.RandomResizedCrop
+    torch.manual_seed(0)
+    image, random_crop = torch.zeros(3, 375, 500), transform(224, scale, ratio)
+    made = [random_crop.make_params([image]) for _ in range(number)]
+    theirs = np.array([[one[name] for name in ("top", "left", "height", "width")] for one in made])
+    for column in range(4):
+        for quantile in (0.1, 0.25, 0.5, 0.75, 0.9):
+            a, b = (np.quantile(side[:, column], quantile) for side in (ours, theirs))
+            assert a == pytest.approx(b, abs=10)  # about four standard errors
+    inside = ours[:, :2] + ours[:, 2:]
+    assert (ours >= 0).all()
+    assert (inside <= [375, 500]).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 400), (400, 20)])
+def test_where_no_try_fits_the_largest_central_crop_is_taken(height: int, width: int) -> None:
+    """A whole image's area at these ratios never fits: torchvision's fallback."""
+    random_crop = v2.RandomResizedCrop(8, (1.0, 1.0), (3 / 4, 4 / 3))
+    expected = random_crop.make_params([torch.zeros(3, height, width)])
+    box = boxes(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 1)[0]
+    assert box.tolist() == [expected[name] for name in ("top", "left", "height", "width")]
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize(("height", "width"), [(60, 90), (20, 12), (31, 24), (23, 100)])
+def test_resizes_as_torchvision(height: int, width: int, antialias: bool) -> None:
+    image, size = picture(0, height, width), 24
+    as_float = torch.from_numpy(image).permute(2, 0, 1).double()
+    expected = v2.functional.resize(as_float, [size, size], antialias=antialias).permute(1, 2, 0).numpy()
+    assert np.abs(resize(image, size, antialias) - expected).max() <= 1.01
+
+
+def test_crops_what_lies_in_the_box() -> None:
+    """The whole augmentation of one example, from its own draws."""
+    image, key = picture(1), 5
+    augment = RandomResizedCrop(24, brightness=0.4, contrast=0.3, saturation=0.2)
+    drawn = np.random.Generator(np.random.Philox(key=key)).random(26).tolist()
+    top, left, height, width = crop_box(64, 48, (0.08, 1.0), (3 / 4, 4 / 3), drawn[:2], drawn[6:])
+    crop = resize(image[top : top + height, left : left + width], 24, antialias=True)
+    factors = [1 + spread * (2 * u - 1) for spread, u in zip((0.4, 0.3, 0.2), drawn[3:6], strict=True)]
+    expected = adjust_colours(crop, *factors)
+    expected = expected[:, ::-1] if drawn[2] < 0.5 else expected
+    result = augment({"image": image, "label": 3}, np.random.Generator(np.random.Philox(key=key)))
+    assert result["label"] == 3
+    np.testing.assert_array_equal(result["image"], expected)
+
+
+def test_flips_half_of_the_crops_left_to_right() -> None:
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
+    rng, flips = np.random.default_rng(0), 0
+    for _ in range(200):
+        first, *_, last = RandomResizedCrop(8)({"image": ramp}, rng)["image"][0, :, 0].tolist()
+        flips += first > last
+    assert 70 < flips < 130
+    assert RandomResizedCrop(8, flip=False)({"image": ramp}, rng)["image"][0, 0, 0] < 32
+
+
+def slow_colours(image: NDArray[np.uint8], b: float, c: float, s: float) -> NDArray[np.float64]:
+    """One step after another, without clipping."""
+    pixels = image.astype(float) * b
+    pixels = c * pixels + (1 - c) * (pixels @ GREY).mean()
+    return s * pixels + (1 - s) * (pixels @ GREY)[..., None]
+
+
+@pytest.mark.parametrize("factors", [(1.4, 1, 1), (1, 0.6, 1), (1, 1, 0.6), (0.7, 1.3, 1.4), (1.4, 1.4, 0)])
+def test_colours_follow_the_formula(factors: tuple[float, float, float]) -> None:
+    image = picture(2)
+    expected = np.clip(np.rint(slow_colours(image, *factors)), 0, 255)
+    assert np.abs(adjust_colours(image, *factors) - expected).max() <= 1
+
+
+def test_colours_are_near_torchvisions_where_nothing_clips() -> None:
+    image = (picture(3) // 2 + 50).astype(np.uint8)
+    theirs = torch.from_numpy(image).permute(2, 0, 1)
+    for adjust, factor in (
+        (v2.functional.adjust_saturation, 0.8),
+        (v2.functional.adjust_contrast, 1.2),
+        (v2.functional.adjust_brightness, 1.1),
+    ):
+        theirs = adjust(theirs, factor)
+    ours = adjust_colours(image, 1.1, 1.2, 0.8).astype(int)
+    assert np.abs(ours - theirs.permute(1, 2, 0).numpy()).max() <= 3

@@ -1,0 +1,137 @@
+"""Encoded images inside EchoLoader."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from adaecho.transforms.photographs import (
+    DecodeImage,
+    RandomResizedCrop,
+)
+from tests.transforms.pictures import Jpegs, encoded
+
+
+def batches(number: int = 6, length: int = 23, **arguments: Any) -> list[dict[str, torch.Tensor]]:
+    settings = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 5, **arguments}
+    augment = RandomResizedCrop(16, brightness=0.4, contrast=0.4, saturation=0.4)
+    with EchoLoader(Jpegs(length), 4, decode=DecodeImage(), augment=augment, **settings) as loader:
+        return list(islice(loader, number))
+
+
+def assert_equal(ones: list[dict[str, torch.Tensor]], others: list[dict[str, torch.Tensor]]) -> None:
+    assert len(ones) == len(others)
+    for one, other in zip(ones, others, strict=True):
+        assert one["image"].dtype == torch.uint8
+        assert one["image"].shape == (4, 16, 16, 3)
+        assert torch.equal(one["image"], other["image"])
+        assert torch.equal(one["label"], other["label"])
+
+
+@pytest.mark.parametrize("num_workers", [1, 8])
+@pytest.mark.parametrize("place", ["decoded", "encoded"])
+def test_batches_are_the_same_for_any_workers_and_place(num_workers: int, place: str) -> None:
+    assert_equal(batches(), batches(num_workers=num_workers, place=place))
+
+
+@pytest.mark.parametrize("echo", ["none", "batch"])
+def test_place_changes_no_batch_of_other_variants(echo: str) -> None:
+    factor = 1 if echo == "none" else 2
+    assert_equal(batches(echo=echo, factor=factor), batches(echo=echo, factor=factor, place="encoded"))
+
+
+@pytest.mark.parametrize("places", [("decoded", "encoded"), ("encoded", "decoded"), ("encoded", "encoded")])
+def test_restores_from_either_place(places: tuple[str, str]) -> None:
+    def loader(place: str) -> EchoLoader:
+        return EchoLoader(
+            Jpegs(11), 4, decode=DecodeImage(), augment=RandomResizedCrop(16), place=place,
+            echo="example_before_augmentation", factor=2, shuffle_buffer=5,
+        )  # fmt: skip
+
+    with loader(places[0]) as one, loader(places[1]) as other:
+        list(islice(one, 3))
+        other.load_state_dict(one.state_dict())
+        assert_equal(list(islice(one, 5)), list(islice(other, 5)))
+
+
+def test_repeats_are_augmented_anew_from_an_image_nobody_can_change() -> None:
+    image = DecodeImage()({"image": encoded(0)})["image"]
+    with pytest.raises(ValueError, match="read-only"):
+        image[0] = 0
+    with EchoLoader(
+        Jpegs(1), 2, decode=DecodeImage(), augment=RandomResizedCrop(16), factor=2,
+        echo="example_before_augmentation",
+    ) as loader:  # fmt: skip
+        first, second = next(iter(loader))["image"]
+    assert not torch.equal(first, second)
+
+
+def test_damaged_images_are_skipped_within_the_budget_and_named() -> None:
+    with EchoLoader(
+        Jpegs(12, damaged=(3, 7)), 5, decode=DecodeImage(), augment=RandomResizedCrop(16), order="stored",
+        max_bad_examples=2, epochs=1, num_workers=2,
+    ) as loader:  # fmt: skip
+        labels = [label for batch in loader for label in batch["label"].tolist()]
+        assert labels == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
+        assert [bad["index"] for bad in loader.bad_examples] == [3, 7]
+        assert "example 3 of Jpegs" in loader.bad_examples[0]["origin"]
+        assert "truncated" in loader.bad_examples[0]["error"]
+
+
+@pytest.mark.parametrize("source", ["map", "stream"])
+def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> None:
+    jpegs = Jpegs(6, damaged=(4,))
+    given: Any = jpegs if source == "map" else lambda: iter([jpegs[row] for row in range(6)])
+    augment = RandomResizedCrop(16)
+    with (
+        EchoLoader(
+            given, 3, decode=DecodeImage(), augment=augment, place="encoded", order="stored"
+        ) as loader,
+        pytest.raises(ValueError, match="truncated") as raised,
+    ):
+        list(islice(loader, 2))
+    assert "while decoding example 4" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"place": "raw"}, "place='raw': must be one of"),
+        ({"decode": None}, "without decode="),
+        ({"echo": "example_after_augmentation"}, "what is echoed there is decoded"),
+        ({"max_bad_examples": 1}, "can't be skipped any more"),
+        ({"batch_size": None}, "whole batches"),
+    ],
+)
+def test_where_the_buffer_cannot_hold_encoded_examples(arguments: dict[str, Any], message: str) -> None:
+    given = {"batch_size": 2, "place": "encoded", "decode": DecodeImage(), **arguments}
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(Jpegs(3), **given)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"size": 0}, {"scale": (0.5, 0.2)}, {"ratio": (0, 1)}, {"contrast": 1.5}]
+)
+def test_wrong_attributes_are_named(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))}="):
+        RandomResizedCrop(**arguments)
+
+
+def test_tuples_and_bare_images_keep_their_form() -> None:
+    rng = np.random.default_rng(0)
+    content = encoded(0)
+    image, label = RandomResizedCrop(8, field=0)(DecodeImage(0)((content, 7)), rng)
+    assert (image.shape, label) == ((8, 8, 3), 7)
+    assert RandomResizedCrop(8, field=None)(DecodeImage(None)(content), rng).shape == (8, 8, 3)
+
+
+def test_large_examples_travel_one_by_one_and_are_checked_against_memory() -> None:
+    big = {"x": np.zeros(1 << 20, np.uint8)}
+    with (
+        EchoLoader(lambda: iter([big] * 4), 2, shuffle_buffer=10**9) as loader,
+        pytest.raises(ValueError, match="shuffle_buffer"),
+    ):
+        next(iter(loader))
