@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from adaecho.datasets.cifar10_pickle import load_batch
 from adaecho.datasets.encoded_images import BadExamples, decode_images
+from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
-from adaecho.tasks.images import Images
 
 SIDE = 32
 NUM_CLASSES = 10

@@ -14,11 +14,10 @@ from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batch.batches import Ready
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.gauges import Gauges
-from adaecho.echo.iterator import EchoIterator
 from adaecho.echo.read.sources import as_source
 from adaecho.echo.settings import RESTORES, Settings, check_place, check_whole_batches, one_of, share, whole
-from adaecho.echo.threads.crew import Interrupted
 from adaecho.echo.threads.timers import Clocks, works_ahead
+from adaecho.echo.threads.workers import Interrupted
 from adaecho.echo.wiring import Stages
 
 
@@ -135,7 +134,7 @@ class EchoLoader(Gauges):
 
     # Iteration
 
-    def __iter__(self) -> EchoIterator:
+    def __iter__(self) -> "EchoIterator":
         position = self._position
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
@@ -291,3 +290,24 @@ class EchoLoader(Gauges):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class EchoIterator:
+    """The iterator of an EchoLoader; all iterators of one share its position.
+
+    When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
+    """
+
+    def __init__(self, loader: EchoLoader, number: int) -> None:
+        self._loader, self._number = loader, number
+
+    def __iter__(self) -> "EchoIterator":
+        return self
+
+    def __next__(self) -> Any:
+        return self._loader._next()
+
+    def __del__(self) -> None:
+        # The garbage collector may come to an old one in the middle of a newer one's pass.
+        if self._number == self._loader._iterators_made:
+            self._loader.stop()

@@ -13,9 +13,8 @@ from adaecho.echo.batch.batch_echo import EchoedBatches
 from adaecho.echo.batch.batches import ExampleBatches, OneByOne, Ready, WholeBatches
 from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.read.chunks import FreshQueue, Reader
-from adaecho.echo.threads.crew import Crew
 from adaecho.echo.threads.timers import Counters, Deliveries
-from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap
+from adaecho.echo.threads.workers import AnyMap, Crew, InlineMap, OrderedMap
 
 
 class Pipeline:

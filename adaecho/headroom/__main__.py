@@ -1,5 +1,5 @@
 """``python -m adaecho.headroom``: would echoing help, and by how much at most?"""
 
-from adaecho.headroom.measure import cli
+from adaecho.headroom.command import cli
 
 cli()

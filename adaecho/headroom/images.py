@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaecho.config.checks import DEVICES
+from adaecho.config.schema import DEVICES
 from adaecho.datasets.image_files import find_images
 from adaecho.errors import ConfigError, DataError
 from adaecho.headroom.measure import Headroom, Upstream, report, time_call

@@ -9,8 +9,6 @@ on a batch that is already on the device. ``step_s=`` states the seconds of your
 
 import contextlib
 import itertools
-import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,18 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 
-from adaecho.config import schema
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.echo.batch.augment import Augmentation
-from adaecho.errors import ConfigError, UserError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 
-_BUDGET_S = 2.0  # for each measurement
+BUDGET_S = 2.0  # for each measurement
 _LEAST_BATCHES = 3
 
 
@@ -144,7 +138,7 @@ class Upstream:
         return decoded
 
 
-def measure(config: Config, budget_s: float = _BUDGET_S, step_s: float | None = None) -> Headroom:
+def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = None) -> Headroom:
     """Measure a configured task.
 
     Args:
@@ -216,45 +210,3 @@ def report(name: str, batch_size: int, num_workers: int, found: Headroom) -> Ite
         gain = found.gain(factor)
         yield f"at e = {label}: at best {gain:.2f} times as fast, where repeats are as good as fresh examples"
     yield found.advice()
-
-
-def _given_step(arguments: list[str]) -> tuple[float | None, list[str]]:
-    """The ``step_s=`` among the arguments, and the others."""
-    given = [argument for argument in arguments if argument.startswith("step_s=")]
-    if not given:
-        return None, arguments
-    value = given[-1].removeprefix("step_s=")
-    try:
-        step_s = float(value)
-    except ValueError:
-        step_s = math.nan
-    if not 0 < step_s < math.inf:
-        raise ConfigError(f"step_s={value}: must be the seconds of one training step, e.g. step_s=0.05")
-    return step_s, [argument for argument in arguments if argument not in given]
-
-
-def main(arguments: list[str], budget_s: float = _BUDGET_S) -> None:
-    """Compose, measure, print."""
-    step_s, overrides = _given_step(arguments)
-    if any(argument.startswith("images=") for argument in overrides):
-        from adaecho.headroom.images import measure_images
-
-        lines = measure_images(overrides, budget_s, step_s)
-    else:
-        from adaecho.run import CONF
-
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
-        found = measure(config, budget_s, step_s)
-        lines = report(config.task.name, config.batch_size, config.data.num_workers, found)
-    for line in lines:
-        print(line, flush=True)
-
-
-def cli() -> None:
-    """``main`` with one message for what the user can mend."""
-    try:
-        main(sys.argv[1:])
-    except (UserError, HydraException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

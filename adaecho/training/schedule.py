@@ -19,6 +19,6 @@ def learning_rate(schedule: ScheduleConfig, peak: float, step: int) -> float:
         peak *= (step + 1) / schedule.warmup_steps
     if schedule.shape == "constant":
         return peak
-    assert schedule.decay_steps is not None  # config_checks.validate
+    assert schedule.decay_steps is not None  # schema.validate
     done = min(step / schedule.decay_steps, 1.0)
     return peak * (1.0 - done * (1.0 - 1.0 / schedule.decay_factor))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adaecho.config import schema
-from adaecho.config.checks import ECHO_VARIANTS
+from adaecho.config.schema import ECHO_VARIANTS
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
 from tests.conftest import Compose

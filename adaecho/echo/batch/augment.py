@@ -15,7 +15,7 @@ from adaecho.echo.batch.augment_process import AugmentProcess, one_by_one, seede
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Stack, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.threads.crew import CrewThread
+from adaecho.echo.threads.workers import CrewThread
 
 Origin = Callable[[int], str]
 

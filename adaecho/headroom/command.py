@@ -1,0 +1,51 @@
+"""The command ``python -m adaecho.headroom``: compose, measure, print."""
+
+import math
+import sys
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from adaecho.config import schema
+from adaecho.errors import ConfigError, UserError
+from adaecho.headroom.images import measure_images
+from adaecho.headroom.measure import BUDGET_S, measure, report
+from adaecho.run import CONF
+
+
+def _given_step(arguments: list[str]) -> tuple[float | None, list[str]]:
+    """The ``step_s=`` among the arguments, and the others."""
+    given = [argument for argument in arguments if argument.startswith("step_s=")]
+    if not given:
+        return None, arguments
+    value = given[-1].removeprefix("step_s=")
+    try:
+        step_s = float(value)
+    except ValueError:
+        step_s = math.nan
+    if not 0 < step_s < math.inf:
+        raise ConfigError(f"step_s={value}: must be the seconds of one training step, e.g. step_s=0.05")
+    return step_s, [argument for argument in arguments if argument not in given]
+
+
+def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
+    """Compose, measure, print."""
+    step_s, overrides = _given_step(arguments)
+    if any(argument.startswith("images=") for argument in overrides):
+        lines = measure_images(overrides, budget_s, step_s)
+    else:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
+        found = measure(config, budget_s, step_s)
+        lines = report(config.task.name, config.batch_size, config.data.num_workers, found)
+    for line in lines:
+        print(line, flush=True)
+
+
+def cli() -> None:
+    """``main`` with one message for what the user can mend."""
+    try:
+        main(sys.argv[1:])
+    except (UserError, HydraException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
