@@ -1,1 +1,1 @@
-"""Quasi-random search: a design by index, workers, Hydra's sweeper, Optuna's mirror."""
+"""Quasi-random search: a design by index, workers, Hydra's sweeper, an export for Optuna."""

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from adaecho.errors import UserError
 from adaecho.records.lock import is_held
+from adaecho.search.optuna_export import export
 from adaecho.search.progress import arm_table
 from adaecho.search.report import remarks, write_outcome
 from adaecho.search.state import SweepState
-from adaecho.search.study import mirror
 from adaecho.search.sweep import read_design
 
 
@@ -20,7 +20,7 @@ def status(folder: Path, console: Console) -> None:
     state = SweepState(read_design(folder), folder)
     running = [trial for trial in state.missing() if is_held(state.trial_folder(trial))]
     console.print(arm_table(state, running))
-    mirror(state)
+    export(state)
     for line in remarks(state):
         console.print(line, soft_wrap=True, highlight=False)
 

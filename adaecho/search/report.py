@@ -10,8 +10,8 @@ from adaecho.records.ends import COUNTS, ends, without_target
 from adaecho.records.files import write_json
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.search.design import Design, TrialId
+from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
-from adaecho.search.study import mirror
 
 Row = dict[str, Any]
 NARROW = 76  # columns of a terminal below which a table keeps to its main figures
@@ -25,7 +25,7 @@ def write_outcome(state: SweepState, console: Console) -> None:
     arms = ends(rows) if to_the_end else outcome(rows)
     write_json(state.folder / "trials.json", rows)
     write_json(state.folder / "outcome.json", arms)
-    mirror(state)
+    export(state)
     console.print()
     console.print(ends_table(arms) if to_the_end else outcome_table(arms, rows, console.width))
     about = "At the end of the budgets: means over the runs of each arm." if to_the_end else caption(state)

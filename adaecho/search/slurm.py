@@ -25,9 +25,9 @@ from adaecho.records.folder import RunFolder
 from adaecho.search.design import TrialId
 from adaecho.search.execute import MAX_ATTEMPTS, code_digest
 from adaecho.search.job import TrialsJob
+from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.progress import Progress
 from adaecho.search.state import FINISHED, SweepState
-from adaecho.search.study import Mirror
 from adaecho.search.sweep import record_failure
 from adaecho.search.worker import RUN_TRIAL
 
@@ -109,7 +109,7 @@ class SlurmSweep:
 
     def watch(self, progress: Progress) -> None:
         """Until nothing is queued and nothing is missing that could be submitted once more."""
-        mirror = Mirror(self._state)
+        exporter = OptunaExporter(self._state)
         started = time.monotonic()
         known = {trial for trial in self._all() if self._status(trial) in FINISHED}
         while True:
@@ -123,7 +123,7 @@ class SlurmSweep:
                     summary = self._state.search(trial).summaries[trial.index]
                     progress.ended(trial, summary.get("train_time_s", 0) + summary.get("eval_time_s", 0))
             progress.show(trial for trial in self._all() if self._status(trial) == "running")
-            mirror.update()
+            exporter.update()
             if not live and not self.submit():
                 self._give_up()
                 return

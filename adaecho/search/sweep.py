@@ -11,10 +11,10 @@ from adaecho.records.files import read_json, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.search.design import Design, TrialId
 from adaecho.search.execute import MAX_ATTEMPTS
+from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.pool import Ended, Pool
 from adaecho.search.progress import Progress
 from adaecho.search.state import FINISHED, SweepState
-from adaecho.search.study import Mirror
 
 _BUDGETS = ("trials", "repeats", "max_diverged")
 _MAX_LINES = 20
@@ -108,7 +108,7 @@ class LocalSweep:
     def __init__(self, state: SweepState, pool: Pool, progress: Progress, group: str) -> None:
         self._state, self._pool, self._progress, self._group = state, pool, progress, group
         self._arms = {arm.name: arm for arm in state.design.arms}
-        self._mirror = Mirror(state)
+        self._exporter = OptunaExporter(state)
         self._attempts: Counter[TrialId] = Counter()
         self._running: dict[TrialId, float] = {}
 
@@ -126,7 +126,7 @@ class LocalSweep:
             self._progress.show(self._running)
             for ended in self._pool.wait(_REFRESH_S):
                 self._record(ended)
-            self._mirror.update()
+            self._exporter.update()
 
     def _next_trials(self) -> list[TrialId]:
         if not self._pool.num_free:

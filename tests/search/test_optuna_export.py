@@ -1,6 +1,7 @@
-"""The Optuna mirror: complete, usable, and of no consequence."""
+"""The Optuna export: complete, usable, and of no consequence."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from adaecho.search.__main__ import main
+from adaecho.search.optuna_export import JOURNAL, export
 from adaecho.search.state import SweepState
-from adaecho.search.study import JOURNAL, mirror
 from adaecho.search.sweep import read_design
 from tests.search.conftest import Command
 
@@ -64,7 +66,7 @@ def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
 
 def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
     before = (sweep / JOURNAL).read_bytes()
-    mirror(_state(sweep))
+    export(_state(sweep))
     assert (sweep / JOURNAL).read_bytes().startswith(before)
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
@@ -74,7 +76,7 @@ def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
 def test_removing_it_loses_nothing(sweep: Path) -> None:
     before = {name: study.trials for name, study in _studies(sweep).items()}
     (sweep / JOURNAL).unlink()
-    mirror(_state(sweep))
+    export(_state(sweep))
     after = {name: study.trials for name, study in _studies(sweep).items()}
     assert {name: [(t.number, t.params, t.value) for t in trials] for name, trials in after.items()} == {
         name: [(t.number, t.params, t.value) for t in trials] for name, trials in before.items()
@@ -88,53 +90,63 @@ def test_a_trial_that_ended_otherwise_when_tried_again_is_mirrored_anew(sweep: P
     before = summary.read_text()
     summary.write_text(before.replace('"reached"', '"failed"'))
     (sweep / JOURNAL).unlink()
-    mirror(_state(sweep))
+    export(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.FAIL
     summary.write_text(before)
-    mirror(_state(sweep))
+    export(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.COMPLETE
 
 
-def test_a_journal_torn_in_mid_line_is_kept_and_written_anew(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("damage", ["torn in mid-line", "garbage in front", "empty"])
+def test_a_damaged_journal_is_written_anew(sweep: Path, damage: str) -> None:
     journal = sweep / JOURNAL
     whole = journal.read_bytes()
-    journal.write_bytes(whole[:-20])
-    mirror(_state(sweep))
-    assert "ends in mid-line; kept as optuna.journal.damaged-1" in capsys.readouterr().err
-    assert (sweep / "optuna.journal.damaged-1").read_bytes() == whole[:-20]
+    damaged = {
+        "torn in mid-line": whole[:-20],
+        "garbage in front": b"no journal at all\n" * 3 + whole,
+        "empty": b"",
+    }
+    journal.write_bytes(damaged[damage])
+    export(_state(sweep))
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
     )
+    assert [path.name for path in sweep.glob("*optuna*")] == [JOURNAL]
 
 
-def test_a_damaged_journal_is_kept_and_written_anew(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = sweep / JOURNAL
-    damaged = b"no journal at all\n" * 3 + journal.read_bytes()
-    journal.write_bytes(damaged)
-    mirror(_state(sweep))
-    assert "can't be read" in capsys.readouterr().err
-    assert damaged in [path.read_bytes() for path in sweep.glob(f"{JOURNAL}.damaged-*")]
-    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
-        json.loads((sweep / "trials.json").read_text())
-    )
+@pytest.mark.parametrize("target", ["/gone/optuna.journal", JOURNAL])
+def test_a_dead_lock_is_not_waited_for(sweep: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """A kill between Optuna's lock and its release leaves such a link, whose target may be gone."""
+
+    def sleep(_: float) -> None:
+        raise AssertionError("the export waits for a lock")
+
+    lock = sweep / f"{JOURNAL}.lock"
+    lock.symlink_to(target)
+    (sweep / JOURNAL).unlink()
+    monkeypatch.setattr(time, "sleep", sleep)
+    try:
+        export(_state(sweep))
+        assert main(["status", str(sweep)]) == 0
+    finally:
+        lock.unlink()
+    assert sorted(_studies(sweep)) == ["none/0", "none/1"]
 
 
 def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:
     ours = [trial.params for trial in _studies(sweep)["none/0"].trials]
     other = _state(sweep)
     other.design = replace(other.design, seed=1, _cache={})
-    mirror(other)
+    export(other)
     assert [trial.params for trial in _studies(sweep)["none/0"].trials] != ours
-    mirror(_state(sweep))
+    export(_state(sweep))
     assert [trial.params for trial in _studies(sweep)["none/0"].trials] == ours
 
 
 def test_a_mirror_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (sweep / JOURNAL).rename(sweep / "elsewhere")
     (sweep / JOURNAL).mkdir()
-    mirror(_state(sweep))
+    export(_state(sweep))
     assert "warning: " in capsys.readouterr().err
     (sweep / JOURNAL).rmdir()
     (sweep / "elsewhere").rename(sweep / JOURNAL)
