@@ -61,7 +61,7 @@ def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose,
         "target.value=0.5",
         "batch_size=8",
         "data.split_seed=1",
-        "precision=float32",
+        "precision=bfloat16",
     ],
 )
 def test_what_can_change_it_changes_the_name(compose_config: Compose, override: str) -> None:
