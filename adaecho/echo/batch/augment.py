@@ -13,7 +13,7 @@ import torch
 
 from adaecho.echo.batch.augment_process import AugmentProcess, one_by_one, seeded
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Stack, stack
+from adaecho.echo.memory.tree import Stack, obstacle, remedy, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.threads.workers import CrewThread
 
@@ -90,8 +90,16 @@ class Augmentation:
 
 
 def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Stack:
-    stacked = examples if isinstance(examples, Stack) else stack(examples)
+    if isinstance(examples, Stack):
+        return examples.with_tree(block(examples.tree(), drawn))
+    stacked = stack(examples)
     if stacked is None:
+        unfit = next((one for one in examples if obstacle(one) is not None), None)
+        if unfit is not None:
+            raise ValueError(
+                f"augment.block needs arrays, tensors and numbers, and an example holds {obstacle(unfit)}; "
+                f"{remedy(unfit)}, or give an augment(example, rng) without block"
+            )
         raise ValueError(
             "augment.block needs examples of one shape and numeric type, and these differ; "
             "make decode give them one shape, or give an augment(example, rng) without block"

@@ -132,7 +132,12 @@ class ExampleBatches:
         return self.move(batch)
 
     def _named(self, items: keyed.Items, examples: list[Any]) -> str:
-        """The two examples that don't go together, if it is that, else the first and last of all."""
+        """The one that can't be collated, or two that don't go together, else the first and the last."""
+        for place in range(len(examples) if self._collate is None else 0):
+            try:
+                collate([examples[place]])
+            except Exception:
+                return self._origin(int(items[place]) >> keyed.ECHO_BITS)
         for place in range(1, len(examples) if self._collate is None else 0):
             try:
                 collate([examples[0], examples[place]])

@@ -83,9 +83,9 @@ class _Packer:
             return "dict", tuple(value), tuple(self._layout(part) for part in value.values())
         if type(value) in (list, tuple):
             return type(value).__name__, tuple(self._layout(part) for part in value)
-        if isinstance(value, torch.Tensor):
+        if type(value) is torch.Tensor:
             return self._tensor(value)
-        if isinstance(value, np.ndarray | np.generic):
+        if type(value) in (np.ndarray, np.memmap) or isinstance(value, np.generic):
             return self._array(value)
         if value is None:
             return "value", None

@@ -1,7 +1,12 @@
-"""Examples one by one and stacked: fixed-shape examples move as arrays of many, ragged ones as lists."""
+"""Examples one by one and stacked: fixed-shape examples move as arrays of many, ragged ones as lists.
+
+Only what an array gives back exactly is stacked: plain tensors, arrays, numbers, and dicts, lists, tuples and
+named tuples of them. An example that holds anything else, e.g. a ``tv_tensors.Mask``, an ``OrderedDict`` or a
+masked array, travels whole, as it came.
+"""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +20,9 @@ from adaecho.echo.memory import recycle
 Rows = NDArray[np.int64]
 
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
+_NUMBERS = (bool, int, float)
+# A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
+_ARRAYS = (np.ndarray, np.memmap)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Form:
             return dict(zip(self.names, built, strict=True))
         if self.kind == "list":
             return built
-        return self.cls(*built) if self.cls is not None else tuple(built)
+        return tuple(built) if self.cls is None else self.cls._make(built)  # type: ignore[attr-defined]
 
 
 def flatten(example: Any) -> tuple[Form, list[NDArray[Any]]] | None:
@@ -49,17 +57,17 @@ def flatten(example: Any) -> tuple[Form, list[NDArray[Any]]] | None:
 
 
 def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
-    if isinstance(value, dict):
+    kind = type(value)
+    if kind is dict:
         parts = [_flatten(part, leaves) for part in value.values()]
         return None if None in parts else Form("dict", tuple(value), tuple(parts))  # type: ignore[arg-type]
-    if isinstance(value, tuple | list):
+    if kind is tuple or kind is list or _is_named_tuple(kind):
         parts = [_flatten(part, leaves) for part in value]
         if None in parts:
             return None
-        kind = "list" if isinstance(value, list) else "tuple"
-        named = type(value) if hasattr(value, "_fields") else None
-        return Form(kind, (), tuple(parts), named)  # type: ignore[arg-type]
-    if isinstance(value, torch.Tensor):
+        named = None if kind in (tuple, list) else kind
+        return Form("list" if kind is list else "tuple", (), tuple(parts), named)  # type: ignore[arg-type]
+    if kind is torch.Tensor:
         if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
             return None
         try:
@@ -67,15 +75,40 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
         except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
             return None
         return Form("tensor")
-    if isinstance(value, np.ndarray | np.generic | int | float):
+    if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
         array = np.asarray(value)
         if array.dtype.kind not in _STACKABLE:
             return None
         leaves.append(array)
-        if isinstance(value, np.ndarray):
+        if kind in _ARRAYS:
             return Form("array")
-        return Form("scalar" if isinstance(value, np.generic) else "number")
+        return Form("number" if kind in _NUMBERS else "scalar")
     return None
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether a class adds names to a tuple and nothing else: a subclass of such a class may hold more."""
+    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
+
+
+def obstacle(example: Any, name: str = "") -> str | None:
+    """What keeps an example from being stacked, e.g. "field ['x'], a PIL.Image.Image"; None if nothing."""
+    kind = type(example)
+    if flatten(example) is not None:
+        return None
+    fields: list[tuple[Any, Any]] = []
+    if kind is dict:
+        fields = list(example.items())
+    elif kind in (tuple, list) or _is_named_tuple(kind):
+        fields = list(enumerate(example))
+    for key, part in fields:
+        inner = obstacle(part, f"{name}[{key!r}]")
+        if inner is not None:
+            return inner
+    what = f"a {kind.__module__}.{kind.__qualname__}".replace("a builtins.", "a ")
+    if kind in _ARRAYS or kind is torch.Tensor:
+        what += f" of {example.dtype}"
+    return f"field {name}, {what}" if name else what
 
 
 @dataclass
@@ -196,17 +229,18 @@ def num_bytes(value: Any) -> int:
 
 def duplicate(value: Any) -> Any:
     """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
         return value.detach().clone() if value.requires_grad else value.clone()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.copy() if value.flags.writeable else value
-    if isinstance(value, str | bytes | int | float | None):
+    if kind in _ARRAYS and value.dtype != object:
+        return np.array(value)
+    if kind in (str, bytes, int, float, bool) or value is None:
         return value
-    if type(value) is dict:
+    if kind is dict:
         return {key: duplicate(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(duplicate(part) for part in value)
+    if kind in (list, tuple):
+        return kind(duplicate(part) for part in value)
     return copy.deepcopy(value)
 
 
@@ -236,24 +270,25 @@ def _can_join(batch: Any, first: Any) -> bool:
 
 
 def collate(examples: list[Any]) -> Any:
-    """Examples as one batch, with torch's rules for each leaf, keeping tuples tuples.
+    """Examples as one batch, as ``torch.utils.data.default_collate`` makes it, but tuples stay tuples.
+
+    So mappings, sequences and named tuples keep their class, and tensors of a subclass become what
+    ``torch.stack`` makes of them: of ``tv_tensors`` a plain tensor.
 
     Raises:
         ValueError: the examples have different shapes or kinds.
+        TypeError: of a kind that no batch can be made of.
     """
     stacked = stack(examples)
     if stacked is not None:
         return stacked.batch()
     first = examples[0]
-    if isinstance(first, dict):
-        return {key: collate([example[key] for example in examples]) for key in first}
-    if isinstance(first, tuple | list):
+    if isinstance(first, Mapping):
+        return _refilled(first, {key: collate([example[key] for example in examples]) for key in first})
+    if isinstance(first, Sequence) and not isinstance(first, str | bytes):
         if any(len(example) != len(first) for example in examples):
             raise ValueError("examples of one batch have different lengths; give collate= to pad them")
-        parts = [collate(list(column)) for column in zip(*examples, strict=True)]
-        if isinstance(first, list):
-            return parts
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        return _resequenced(first, [collate(list(column)) for column in zip(*examples, strict=True)])
     if isinstance(first, np.ndarray | torch.Tensor):
         shapes = sorted({tuple(example.shape) for example in examples})
         if len(shapes) > 1:
@@ -261,4 +296,56 @@ def collate(examples: list[Any]) -> Any:
                 f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; "
                 "make augment give them one shape, or give collate="
             )
-    return default_collate(examples)
+    try:
+        return default_collate(examples)
+    except TypeError as error:
+        error.add_note(f"no batch can be made of {obstacle(first)}: {remedy(first)}, or give collate=")
+        raise
+
+
+def _refilled(first: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
+    """Collated fields in a mapping of the class of an example, where it can be made."""
+    if type(first) is dict:
+        return fields
+    try:
+        if isinstance(first, MutableMapping):
+            filled = copy.copy(first)
+            filled.update(fields)
+            return filled
+        return type(first)(fields)  # type: ignore[call-arg]
+    except TypeError:
+        return fields
+
+
+def _resequenced(first: Sequence[Any], parts: list[Any]) -> Any:
+    """Collated parts in a sequence of the class of an example, where it can be made."""
+    if isinstance(first, tuple):
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    try:
+        if isinstance(first, MutableSequence):
+            filled = copy.copy(first)
+            for place, part in enumerate(parts):
+                filled[place] = part
+            return filled
+        return type(first)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts
+
+
+def remedy(value: Any) -> str:
+    """How to make something that can't be stacked into what can, e.g. in a message after ``obstacle``."""
+    if _holds_picture(value):
+        return (
+            "convert it in decode=, e.g. numpy.asarray(image), or in augment=; a Hugging Face dataset gives "
+            "arrays with dataset.with_format('numpy'), or encoded bytes for decode= with "
+            "dataset.cast_column(NAME, datasets.Image(decode=False))"
+        )
+    return "make decode= or augment= give arrays, tensors or numbers"
+
+
+def _holds_picture(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_picture, value.values()))
+    if isinstance(value, tuple | list):
+        return any(map(_holds_picture, value))
+    return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)

@@ -1,0 +1,211 @@
+"""Examples that hold more than plain arrays keep it, whatever they are chunked and stacked with."""
+
+import copy
+from collections import OrderedDict, namedtuple
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from adaecho import EchoLoader
+from adaecho.echo.memory.tree import collate, duplicate
+from tests.echo.sources import IDS, VARIANTS, Dataset
+
+tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+
+WIDTH = 8
+
+
+def detection(row: int, *, ragged: bool) -> dict[str, Any]:
+    """A picture whose columns count up, its mask, and boxes at the left; some rows have as many boxes."""
+    columns = torch.arange(WIDTH, dtype=torch.uint8).expand(6, WIDTH).clone()
+    count = 1 + (row // 8) % 3 if ragged else 2
+    return {
+        "image": tv_tensors.Image(columns.expand(3, 6, WIDTH).clone()),
+        "mask": tv_tensors.Mask(columns),
+        "boxes": tv_tensors.BoundingBoxes(
+            torch.tensor([[1, 1, 3, 4]] * count), format="XYXY", canvas_size=(6, WIDTH)
+        ),
+        "row": row,
+    }
+
+
+def ragged_detection(row: int) -> dict[str, Any]:
+    return detection(row, ragged=True)
+
+
+def even_detection(row: int) -> dict[str, Any]:
+    return detection(row, ragged=False)
+
+
+def flip_half(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    flipped: dict[str, Any] = v2.RandomHorizontalFlip(float(rng.random() < 0.5))(example)
+    return flipped
+
+
+def check_flips(examples: list[dict[str, Any]]) -> int:
+    """How many are flipped, after checking that all parts of each were, or none."""
+    flips = 0
+    for example in examples:
+        flipped = int(example["image"][0, 0, 0]) == WIDTH - 1
+        assert (int(example["mask"][0, 0]) == WIDTH - 1) == flipped
+        left = WIDTH - 3 if flipped else 1
+        assert example["boxes"][:, 0].tolist() == [left] * len(example["boxes"])
+        assert [type(example[name]) for name in ("image", "mask", "boxes")] == [
+            tv_tensors.Image, tv_tensors.Mask, tv_tensors.BoundingBoxes,
+        ]  # fmt: skip
+        flips += flipped
+    return flips
+
+
+@pytest.mark.parametrize("make", [ragged_detection, even_detection])
+@pytest.mark.parametrize("num_workers", [0, 2, 4])
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_a_flip_turns_pictures_masks_and_boxes_alike(
+    variant: dict[str, Any], num_workers: int, make: Any
+) -> None:
+    examples = []
+    with EchoLoader(
+        Dataset(64, make), 4, augment=flip_half, collate=list, shuffle_buffer=8, num_workers=num_workers,
+        **variant,
+    ) as loader:  # fmt: skip
+        for batch in islice(loader, 32):
+            examples += batch
+    assert 32 < check_flips(examples) < 96
+
+
+def test_a_composition_of_one_argument_in_processes_is_the_same() -> None:
+    rows = []
+    for num_workers in (0, 2):
+        with EchoLoader(
+            Dataset(64, ragged_detection), 4, augment=v2.RandomHorizontalFlip(0.5), collate=list,
+            echo="example_before_augmentation", factor=2, shuffle_buffer=8, num_workers=num_workers,
+        ) as loader:  # fmt: skip
+            examples = [example for batch in islice(loader, 16) for example in batch]
+        assert 12 < check_flips(examples) < 52
+        rows.append([(example["row"], int(example["image"][0, 0, 0])) for example in examples])
+    assert rows[0] == rows[1]
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+# An instance of a subclass holds more than its fields.
+class Noted(namedtuple("Noted", "x y")):
+    note = "none"
+
+
+class Bag(dict[str, Any]):
+    pass
+
+
+def noted(row: int) -> Any:
+    made = Noted(np.full(2, row), row)
+    made.note = f"row {row}"
+    return made
+
+
+EXAMPLES: dict[str, Any] = {
+    "ordered dict": lambda row: OrderedDict(x=np.full(2, row), y=row),
+    "subclass of dict": lambda row: Bag(x=np.full(2, row), y=row),
+    "named tuple": lambda row: Pair(np.full(2, row), row),
+    "subclass of a named tuple": noted,
+    "masked array": lambda row: {"x": np.ma.masked_equal([row, 3], 3), "y": row},
+    "array subclass": lambda row: {"x": np.full(2, row).view(np.recarray), "y": row},
+    "parameter": lambda row: {"x": torch.nn.Parameter(torch.full((2,), float(row))), "y": row},
+    "ordered dict within": lambda row: {"x": [OrderedDict(y=row)]},
+    "image": lambda row: {"x": tv_tensors.Image(torch.full((3, 2, 2), row))},
+}
+
+
+def types(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value), [types(part) for part in value.values()]
+    if isinstance(value, tuple | list):
+        return type(value), [types(part) for part in value]
+    return type(value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("variant", VARIANTS[::3], ids=IDS[::3])
+def test_augment_and_collate_get_what_the_dataset_gave(
+    variant: dict[str, Any], kind: str, num_workers: int
+) -> None:
+    seen = []
+
+    def augment(example: Any, rng: Any) -> Any:  # noqa: ARG001 (the loader gives it)
+        seen.append(types(example))
+        return example
+
+    source = Dataset(12, EXAMPLES[kind])
+    expected = types(EXAMPLES[kind](0))
+    with EchoLoader(
+        source, 3, augment=augment, collate=list, shuffle_buffer=4, num_workers=num_workers, **variant
+    ) as loader:
+        batches = list(islice(loader, 6))
+    assert all(one == expected for one in seen)
+    assert all(types(one) == expected for batch in batches for one in batch)
+    if kind == "subclass of a named tuple":
+        assert all(one.note == f"row {one.y}" for batch in batches for one in batch)
+    if kind == "masked array":
+        assert all(one["x"].mask.tolist() == [one["y"] == 3, True] for batch in batches for one in batch)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_the_default_batch_is_that_of_torch(kind: str) -> None:
+    examples = [EXAMPLES[kind](row) for row in range(4)]
+    expected, batch = default_collate(examples), collate(examples)
+    assert types(batch) == types(expected)
+
+    def leaves(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, tuple | list):
+            return [leaf for part in value for leaf in leaves(part)]
+        return [value.tolist()]
+
+    assert leaves(batch) == leaves(expected)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_copy_keeps_the_class(kind: str) -> None:
+    example = EXAMPLES[kind](3)
+    assert types(duplicate(example)) == types(copy.deepcopy(example)) == types(example)
+
+
+def test_a_snapshot_refuses_what_it_would_make_plain() -> None:
+    stream = [ragged_detection(row) for row in range(8)]
+    loader = EchoLoader(lambda: iter(stream), 2, collate=list, shuffle_buffer=4, restore="snapshot")
+    next(iter(loader))
+    with pytest.raises(ValueError, match=r"a Image can't be stored .* choose restore='replay'"):
+        loader.state_dict()
+
+
+def test_a_picture_in_a_batch_is_named_with_what_to_do() -> None:
+    image = pytest.importorskip("PIL.Image")
+    source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})
+    with pytest.raises(TypeError) as raised:
+        next(iter(EchoLoader(source, 2, order="stored")))
+    notes = "\n".join(raised.value.__notes__)
+    assert "cast_column(NAME, datasets.Image(decode=False))" in notes
+    assert "while collating example 0 of Dataset" in notes
+    assert "differ" not in notes
+
+
+class Block:
+    def block(self, arrays: Any, keys: Any) -> Any:  # noqa: ARG002 (the loader gives them)
+        return arrays
+
+
+def test_a_block_names_the_field_that_is_no_array() -> None:
+    image = pytest.importorskip("PIL.Image")
+    source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})
+    with pytest.raises(ValueError, match=r"field \['image'\], a PIL.Image.Image; convert it in decode="):
+        next(iter(EchoLoader(source, 2, augment=Block())))
