@@ -20,7 +20,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from adaecho import AdaScale
-from adaecho.models.resnet32 import resnet32
+from adaecho.models.cifar_resnet import cifar_resnet
 from benchmarks import record
 
 with contextlib.suppress(ImportError), warnings.catch_warnings():
@@ -30,7 +30,7 @@ with contextlib.suppress(ImportError), warnings.catch_warnings():
 ACCUMULATE = 2
 # name: model, images per micro-batch, their size, classes, rounds (the first is not counted)
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
-    "ResNet-32, CIFAR-10": (lambda: resnet32(10), 64, 32, 10, 61),
+    "ResNet-32, CIFAR-10": (lambda: cifar_resnet(), 64, 32, 10, 61),
     "ResNet-50, 192 pixels": (resnet50, 8, 192, 1000, 21),
 }
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.models.resnet32 import resnet32
 from adaecho.tasks.cifar10 import MEAN, STD
 from adaecho.tasks.images import mean_cross_entropy
 from adaecho.training.device import autocast
@@ -28,7 +28,7 @@ WARM_UP_STEPS = 1
 def make_step(precision: str, channels_last: bool, device: torch.device) -> Callable[[], None]:
     """One update on a fixed batch of noise, as the training loop does it."""
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(Normalise(MEAN, STD, channels_last=channels_last), resnet32())
+    model: nn.Module = nn.Sequential(Normalise(MEAN, STD, channels_last=channels_last), cifar_resnet())
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from adaecho import EchoLoader
+from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.models.resnet32 import resnet32
 from adaecho.tasks.images import PadCropFlip
 from benchmarks import record
 
@@ -47,7 +47,7 @@ def main() -> None:
         "image": rng.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8),
         "label": rng.integers(0, 10, 50_000),
     }
-    model = nn.Sequential(Normalise((125.0,) * 3, (64.0,) * 3, channels_last=True), resnet32(10)).to(device)
+    model = nn.Sequential(Normalise((125.0,) * 3, (64.0,) * 3, channels_last=True), cifar_resnet()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loaders = {
         echo: EchoLoader(

@@ -11,8 +11,8 @@ from adaecho.config.schema import Config
 from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.encoded_images import BadExamples
 from adaecho.datasets.split import hold_out
+from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.models.resnet32 import resnet32
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
@@ -45,7 +45,7 @@ def build(config: Config) -> Task:
 
     def build_model() -> nn.Module:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
-        return nn.Sequential(normalise, resnet32(storage.NUM_CLASSES))
+        return nn.Sequential(normalise, cifar_resnet(num_classes=storage.NUM_CLASSES))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         examples = validation if split == "validation" else read("test")

@@ -1,26 +1,39 @@
-"""ResNet-32 for CIFAR (He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2).
+"""ResNets for CIFAR (He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2).
 
-A 3x3 convolution, three stages of n = 5 blocks of two 3x3 convolutions (16, 32 and 64 filters on planes of
-32, 16 and 8 pixels), global average pooling, a linear layer: 6n + 2 = 32 weighted layers.
+A 3x3 convolution, three stages of n blocks of two 3x3 convolutions (16, 32 and 64 filters on planes of
+32, 16 and 8 pixels), global average pooling, a linear layer: 6n + 2 weighted layers.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-BLOCKS_PER_STAGE = 5
+from adaecho.errors import ConfigError
+
 STAGE_CHANNELS = (16, 32, 64)
 
 
-def resnet32(num_classes: int = 10) -> nn.Module:
-    """The net with shortcuts of option A and He initialisation; 464,154 parameters for 10 classes.
+def cifar_resnet(depth: int = 32, num_classes: int = 10) -> nn.Module:
+    """The net with shortcuts of option A and He initialisation; 464,154 parameters at depth 32, 10 classes.
 
     float [N, 3, 32, 32] to logits [N, num_classes].
+
+    Args:
+        depth: weighted layers, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
+        num_classes: logits of the last layer.
+
+    Raises:
+        ConfigError: there is no net of that depth.
     """
+    blocks_per_stage, rest = divmod(depth - 2, 6)
+    if rest or blocks_per_stage < 1:
+        raise ConfigError(
+            f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44, 56 or so"
+        )
     layers: list[nn.Module] = [_conv3x3(3, STAGE_CHANNELS[0]), nn.BatchNorm2d(STAGE_CHANNELS[0]), nn.ReLU()]
     in_channels = STAGE_CHANNELS[0]
     for channels in STAGE_CHANNELS:
-        for _ in range(BLOCKS_PER_STAGE):
+        for _ in range(blocks_per_stage):
             layers.append(BasicBlock(in_channels, channels))
             in_channels = channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)]

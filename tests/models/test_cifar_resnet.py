@@ -1,4 +1,4 @@
-"""ResNet-32 by the numbers of its paper, and block by block against a version in plain loops."""
+"""ResNets for CIFAR by the numbers of its paper, and block by block against a version in plain loops."""
 
 import math
 
@@ -6,22 +6,31 @@ import pytest
 import torch
 from torch import nn
 
-from adaecho.models.resnet32 import BasicBlock, resnet32
+from adaecho.errors import ConfigError
+from adaecho.models.cifar_resnet import BasicBlock, cifar_resnet
 
 
 def test_it_has_as_many_parameters_as_in_the_paper() -> None:
     # He et al., table 6, rounds it to 0.46 M.
-    assert sum(parameter.numel() for parameter in resnet32().parameters()) == 464_154
+    assert sum(parameter.numel() for parameter in cifar_resnet().parameters()) == 464_154
 
 
-def test_it_has_thirty_two_weighted_layers() -> None:
-    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in resnet32().modules()) == 32
+@pytest.mark.parametrize("depth", [8, 14, 32])
+def test_it_has_as_many_weighted_layers_as_its_depth(depth: int) -> None:
+    modules = cifar_resnet(depth).modules()
+    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in modules) == depth
+
+
+@pytest.mark.parametrize("depth", [2, 9, 31, -4])
+def test_a_depth_that_no_such_net_has_is_refused(depth: int) -> None:
+    with pytest.raises(ConfigError, match=f"depth={depth}: these nets have 6n"):
+        cifar_resnet(depth)
 
 
 def test_planes_halve_as_channels_double() -> None:
     x = torch.zeros(2, 3, 32, 32)
     shapes = []
-    for layer in resnet32(num_classes=7).eval():
+    for layer in cifar_resnet(num_classes=7).eval():
         x = layer(x)
         shapes.append(tuple(x.shape[1:]))
     assert [shapes[i] for i in (2, 7, 8, 12, 13, 17)] == [
@@ -78,7 +87,7 @@ def test_a_block_adds_its_branch_before_the_last_relu() -> None:
 
 def test_weights_have_variance_two_over_fan_in() -> None:
     torch.manual_seed(0)
-    widest = [m for m in resnet32().modules() if isinstance(m, nn.Conv2d) and m.in_channels == 64]
+    widest = [m for m in cifar_resnet().modules() if isinstance(m, nn.Conv2d) and m.in_channels == 64]
     weights = torch.cat([conv.weight.detach().flatten() for conv in widest])
     expected = math.sqrt(2 / (64 * 9))
     # The standard deviation of n normal numbers is known to within 1 / sqrt(2 n).
@@ -87,6 +96,6 @@ def test_weights_have_variance_two_over_fan_in() -> None:
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    model = resnet32()
+    model = cifar_resnet()
     model(torch.randn(4, 3, 32, 32)).square().mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -1,0 +1,163 @@
+"""Ghost batch norm against nn.BatchNorm2d run on each slice by itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from adaecho.errors import ConfigError
+from adaecho.models.ghost_batch_norm import GhostBatchNorm2d, check_ghost_size, use_ghost_batch_norm
+
+C, SIZE, SLICES = 5, 4, 3
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+def _rows(layout: torch.memory_format, index: int) -> slice:
+    if layout == torch.channels_last:
+        return slice(index * SIZE, (index + 1) * SIZE)
+    return slice(index, None, SLICES)
+
+
+def _batch(layout: torch.memory_format, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(SIZE * SLICES, C, 6, 7, generator=generator) * 3 + 1
+    return x.contiguous(memory_format=layout)
+
+
+def _norms(statistics: str) -> tuple[GhostBatchNorm2d, list[nn.BatchNorm2d]]:
+    torch.manual_seed(1)
+    ghost = GhostBatchNorm2d(C, SIZE, statistics=statistics, momentum=0.2, eps=1e-3)
+    nn.init.uniform_(ghost.weight)
+    nn.init.uniform_(ghost.bias)
+    plain = [nn.BatchNorm2d(C, momentum=0.2, eps=1e-3) for _ in range(SLICES)]
+    for norm in plain:
+        norm.load_state_dict(ghost.state_dict())
+    return ghost, plain
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(layout: torch.memory_format) -> None:
+    ghost, (plain, *_) = _norms("average")
+    x, weight = _batch(layout).requires_grad_(), _batch(layout, seed=2)
+    slow = x.detach().clone().requires_grad_()
+    out = ghost(x)
+    (out * weight).sum().backward()
+    expected = torch.empty_like(out)
+    for index in range(SLICES):
+        rows = _rows(layout, index)
+        expected[rows] = plain(slow[rows])
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(x.grad, slow.grad, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(ghost.weight.grad, plain.weight.grad, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(ghost.bias.grad, plain.bias.grad, rtol=1e-5, atol=1e-4)
+    assert out.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_averaged_statistics_are_the_mean_of_one_batch_norm_per_slice(layout: torch.memory_format) -> None:
+    ghost, plain = _norms("average")
+    for step in range(4):
+        x = _batch(layout, seed=step)
+        ghost(x)
+        for index, norm in enumerate(plain):
+            norm(x[_rows(layout, index)])
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack([getattr(norm, name) for norm in plain]).mean(0)
+        torch.testing.assert_close(getattr(ghost, name), mean, rtol=2e-6, atol=2e-6)
+    assert ghost.num_batches_tracked.item() == 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sequential_statistics_are_those_of_one_batch_norm_fed_slice_by_slice(
+    layout: torch.memory_format,
+) -> None:
+    ghost, (plain, *_) = _norms("sequential")
+    for step in range(4):
+        x = _batch(layout, seed=step)
+        ghost(x)
+        for index in range(SLICES):
+            plain(x[_rows(layout, index)])
+    torch.testing.assert_close(ghost.running_mean, plain.running_mean, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(ghost.running_var, plain.running_var, rtol=2e-6, atol=2e-6)
+
+
+def test_the_two_readings_differ() -> None:
+    average, sequential = _norms("average")[0], _norms("sequential")[0]
+    x = _batch(torch.contiguous_format)
+    average(x), sequential(x)
+    assert not torch.allclose(average.running_mean, sequential.running_mean, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("statistics", ["average", "sequential"])
+def test_a_batch_of_one_slice_is_plain_batch_norm(layout: torch.memory_format, statistics: str) -> None:
+    ghost, (plain, *_) = _norms(statistics)
+    x = _batch(layout)[:SIZE].contiguous(memory_format=layout)
+    torch.testing.assert_close(ghost(x), plain(x), rtol=0, atol=0)
+    torch.testing.assert_close(ghost.running_var, plain.running_var)
+
+
+def test_evaluation_uses_the_running_statistics_for_any_number_of_examples() -> None:
+    ghost, (plain, *_) = _norms("average")
+    ghost(_batch(torch.contiguous_format))
+    plain.load_state_dict(ghost.state_dict())
+    x = _batch(torch.contiguous_format, seed=5)[:3]
+    torch.testing.assert_close(ghost.eval()(x), plain.eval()(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_runs_under_bfloat16_autocast_with_statistics_in_float32(layout: torch.memory_format) -> None:
+    ghost, (plain, *_) = _norms("average")
+    x = _batch(layout).bfloat16()
+    out = ghost(x)
+    assert out.dtype == torch.bfloat16
+    assert ghost.running_mean.dtype == torch.float32
+    expected = torch.empty_like(out)
+    for index in range(SLICES):
+        expected[_rows(layout, index)] = plain(x[_rows(layout, index)])
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_nothing() -> None:
+    ghost, _ = _norms("average")
+    with pytest.raises(ValueError, match="batch of 11 examples is not made of slices of 4"):
+        ghost(_batch(torch.contiguous_format)[:11])
+    assert ghost.num_batches_tracked.item() == 0
+    assert ghost.running_mean.abs().sum().item() == 0
+
+
+@pytest.mark.parametrize(("size", "batch", "parts"), [(32, 100, 1), (32, 128, 8), (3, 10, 3), (0, 8, 1)])
+def test_sizes_that_do_not_divide_are_refused_from_the_config(size: int, batch: int, parts: int) -> None:
+    with pytest.raises(ConfigError, match=f"ghost_size={size}"):
+        check_ghost_size(size, batch, parts)
+
+
+def test_sizes_that_divide_pass() -> None:
+    check_ghost_size(32, 128, 4)
+    check_ghost_size(None, 7, 1)
+
+
+def test_a_model_keeps_its_weights_when_its_batch_norm_is_replaced() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, C, 3), nn.BatchNorm2d(C, eps=1e-3), nn.Sequential(nn.BatchNorm2d(C)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    use_ghost_batch_norm(model, SIZE, "sequential")
+    assert isinstance(model[1], GhostBatchNorm2d)
+    assert isinstance(model[2][0], GhostBatchNorm2d)
+    assert (model[1].eps, model[1].statistics) == (1e-3, "sequential")
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_models_without_plain_batch_norm_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has no batch norm"):
+        use_ghost_batch_norm(nn.Linear(2, 2), 4)
+    with pytest.raises(ConfigError, match="BatchNorm1d"):
+        use_ghost_batch_norm(nn.Sequential(nn.BatchNorm1d(3)), 4)
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="ghost_size=0"):
+        GhostBatchNorm2d(C, 0)
+    with pytest.raises(ValueError, match="statistics='mean'"):
+        GhostBatchNorm2d(C, 2, statistics="mean")
