@@ -106,8 +106,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:
-        """The arguments, for ``print(model)``."""
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, ghost_size={self.ghost_size}, statistics={self.statistics}"
+        """The main arguments, for ``print(model)``."""
+        return f"{self.num_features}, ghost_size={self.ghost_size}, statistics={self.statistics}"
 
 
 class _Successive(torch.autograd.Function):
