@@ -17,6 +17,8 @@ VARIANTS = {
     "example_after_augmentation": ("example echoing after augmentation", "#E69F00"),
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
 }
+# Of lines that stand for anything else: the same palette without its yellow, which is faint on white.
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
 WIDTH_INCHES = 7.2  # 1,080 pixels: a README's width on a dense screen
 _DPI = 150

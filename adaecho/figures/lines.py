@@ -1,0 +1,130 @@
+"""Cost to the target against a setting that was swept: the form of the paper's Figs. 4 to 7."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+
+from adaecho.figures.style import (
+    INK,
+    MUTED,
+    SERIES,
+    VARIANTS,
+    count_formatter,
+    count_scale,
+    figure,
+    variant_order,
+)
+
+Arm = dict[str, Any]
+COSTS = {"fresh_examples": "fresh examples", "train_time_s": "wall time (s)", "steps": "SGD steps"}
+SETTINGS = {
+    "echo_factor": "echoing factor e",
+    "batch_size": "batch size",
+    "shuffle_buffer": "shuffle buffer (examples)",
+    "batch_shuffle_buffer": "shuffle buffer (batches)",
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a figure shows.
+
+    Attributes:
+        x: the setting on the horizontal axis, a key of ``SETTINGS``.
+        lines: what a line stands for: "echo_variant", or a key of ``SETTINGS``.
+        costs: one panel each, keys of ``COSTS``.
+    """
+
+    x: str
+    lines: str = "echo_variant"
+    costs: tuple[str, ...] = ("fresh_examples",)
+
+
+def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep) -> None:
+    """Mean cost per arm with minimum and maximum over searches, one line per variant or setting.
+
+    Dashed, in the colour of its line: the arm's baseline divided by its factor, where it would lie if
+    repeated examples were as useful as fresh ones. Arms that never reached the target are named below.
+
+    Args:
+        arms: an outcome; see ``records.outcome``.
+        path: file to write; its suffix decides the format.
+        title: what was measured where.
+        sweep: what is drawn against what.
+    """
+    with figure(3.5, path) as drawing:
+        panels = drawing.subplots(1, len(sweep.costs), squeeze=False)[0]
+        for axes, cost in zip(panels, sweep.costs, strict=True):
+            _draw_panel(axes, arms, sweep, cost)
+        panels[0].legend(frameon=False, fontsize=8)
+        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
+        drawing.supxlabel(_caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
+
+
+def _caption(arms: Sequence[Arm]) -> str:
+    lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
+    missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
+    return (
+        "Mean of the best trial of each search; bars: minimum and maximum. Dashed: baseline / e, if repeats "
+        f"were as useful as fresh examples.{missed}"
+    )
+
+
+def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
+    shown = [arm for arm in arms if arm[cost]]
+    by_name = {arm["arm"]: arm for arm in arms}
+    for position, key in enumerate(_keys(shown, sweep.lines)):
+        line = sorted((arm for arm in shown if arm[sweep.lines] == key), key=lambda arm: float(arm[sweep.x]))
+        x = [float(arm[sweep.x]) for arm in line]
+        name, colour, marker = _look(sweep.lines, key, position)
+        means = [arm[cost]["mean"] for arm in line]
+        bars = [
+            [mean - arm[cost]["min"] for arm, mean in zip(line, means, strict=True)],
+            [arm[cost]["max"] - mean for arm, mean in zip(line, means, strict=True)],
+        ]
+        axes.errorbar(x, means, bars, color=colour, marker=marker, markersize=4.5, capsize=3, label=name)
+        ideal = [_ideal(arm, by_name.get(arm["baseline"]), cost) for arm in line]
+        if any(value is not None and value < mean for value, mean in zip(ideal, means, strict=True)):
+            heights = [math.nan if value is None else value for value in ideal]
+            axes.plot(x, heights, color=colour, linestyle=(0, (4, 2)), linewidth=1.1)
+    _label(axes, shown, sweep, cost)
+
+
+def _keys(arms: Sequence[Arm], of: str) -> list[Any]:
+    keys = {arm[of] for arm in arms}
+    return sorted(keys, key=variant_order) if of == "echo_variant" else sorted(keys)
+
+
+def _look(of: str, key: Any, position: int) -> tuple[str, str, str]:
+    """Name, colour and marker of a line; markers tell lines apart in grey."""
+    if of == "echo_variant":
+        return (*VARIANTS[key], "osD^"[position % 4])
+    return f"{SETTINGS[of]} {key:,}", SERIES[position % len(SERIES)], "osD^v"[position % 5]
+
+
+def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float | None:
+    if baseline is None or not baseline[cost] or cost == "steps":
+        return None
+    return float(baseline[cost]["mean"]) / float(arm["echo_factor"])
+
+
+def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
+    values = sorted({float(arm[sweep.x]) for arm in arms})
+    if values and values[0] > 0 and values[-1] / values[0] > 6:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(SETTINGS[sweep.x])
+    axes.set_ylim(0, None)
+    scale, unit = count_scale(axes.get_ylim()[1])
+    axes.set_ylabel(f"{COSTS[cost]}{unit}", color=INK)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(count_formatter(scale))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
