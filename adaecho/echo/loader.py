@@ -60,7 +60,10 @@ class EchoLoader(Gauges):
         order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
             for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
-            endless.
+            endless. Every rank makes equally many batches: where its passes can't be shared out evenly, up
+            to ``world_size - 1`` of their first examples come again at the end, as with DistributedSampler.
+        drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
+            can't be shared out evenly.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
             What is iterated is read by one of them at a time. Around something that works ahead in a way
             that can't be seen (no ``num_workers`` of its own above 0), R needs 1 thread to be right.
@@ -94,6 +97,7 @@ class EchoLoader(Gauges):
         restore: str = "replay",
         order: str = "permutation",
         epochs: int | None = None,
+        drop_last: bool = False,
         num_workers: int = 0,
         prefetch: int = 2,
         seed: int = 0,
@@ -107,7 +111,7 @@ class EchoLoader(Gauges):
         rank, world_size = share(rank, world_size)
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
-            world_size, max_factor, max_bad_examples,
+            world_size, max_factor, max_bad_examples, drop_last,
         )  # fmt: skip
         num_workers, prefetch = whole("num_workers", num_workers, 0), whole("prefetch", prefetch, 0)
         check_place(place, decode, self.settings)
@@ -127,6 +131,7 @@ class EchoLoader(Gauges):
         self._failed: BaseException | None = None
         self._closed = False
         self._iterators_made = 0
+        self._iterating = False
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
         self._finalizer = weakref.finalize(self, self._pipeline.close)
         if epochs is None:
@@ -140,6 +145,7 @@ class EchoLoader(Gauges):
             self._begin()
         position.restored = False
         self._iterators_made += 1
+        self._iterating = True
         return EchoIterator(self, self._iterators_made)
 
     def _begin(self) -> None:
@@ -163,6 +169,11 @@ class EchoLoader(Gauges):
         if self._pipeline.echoed is not None:
             self._pipeline.echoed.begin(position.next_number)
             position.batch_output = self._pipeline.echoed.emitted
+
+    def _abandoned(self) -> None:
+        """The newest iterator is gone."""
+        self._iterating = False
+        self.stop()
 
     def _next(self) -> Any:
         if not self._look_ahead():
@@ -208,13 +219,13 @@ class EchoLoader(Gauges):
         return ready is not None
 
     def __len__(self) -> int:
-        """Batches of one iteration: of the one in progress, else of the next.
+        """Batches of one iteration: of the one in progress, else, or once it is given up, of the next.
 
         Raises:
             TypeError: it is endless, or not known.
         """
         position = self._position
-        if position.in_pass:
+        if position.in_pass and (self._iterating or position.restored):
             return self._stages.num_batches(self.settings, position.iteration, position.first_number)
         return self._stages.num_batches(self.settings, position.iteration + 1, position.next_number)
 
@@ -310,4 +321,4 @@ class EchoIterator:
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
         if self._number == self._loader._iterators_made:
-            self._loader.stop()
+            self._loader._abandoned()

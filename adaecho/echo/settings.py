@@ -43,6 +43,7 @@ class Settings:
     world_size: int
     max_factor: float
     max_bad_examples: int
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         one_of("echo", self.echo, VARIANTS)
@@ -53,6 +54,8 @@ class Settings:
         if self.batch_size is None:
             self._check_whole_batches()
         self._check_factor()
+        self._check_drop_last()
+        self._check_even_ranks()
         if self.batch_shuffle_buffer and self.echo != "batch":
             raise ValueError(
                 f"batch_shuffle_buffer={self.batch_shuffle_buffer}: only echo='batch' repeats batches"
@@ -92,6 +95,41 @@ class Settings:
             raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
         self._set("factor", _plain_number(factor))
 
+    def _check_drop_last(self) -> None:
+        if not isinstance(self.drop_last, bool | np.bool_):
+            raise ValueError(f"drop_last={self.drop_last!r}: must be True or False")
+        self._set("drop_last", bool(self.drop_last))
+        if self.drop_last and self.batch_size is None:
+            raise ValueError("drop_last=True with batch_size=None: give it to the maker of the whole batches")
+
+    def _check_even_ranks(self) -> None:
+        """In passes of their own length ranks would leave each other waiting for gradients."""
+        if self.epochs is None or self.world_size == 1:
+            return
+        passes = f"epochs={self.epochs} and world_size={self.world_size}"
+        if self.factor == "auto":
+            raise ValueError(
+                f"factor='auto' with {passes}: each rank follows its own R, and would make another number of "
+                "batches; give a number, or leave out epochs= and count steps: islice(loader, num_steps)"
+            )
+        if self.max_bad_examples:
+            raise ValueError(
+                f"max_bad_examples={self.max_bad_examples} with {passes}: a rank that skips one would make "
+                "fewer batches than the others; let decode give a stand-in for a bad example, or leave out "
+                "epochs= and count steps: islice(loader, num_steps)"
+            )
+
+    def check_ranks_can_iterate(self, name: str) -> None:
+        """Raises ValueError where ranks would make unequal numbers of batches of an iterable."""
+        if self.epochs is None or self.world_size == 1 or self.batch_size is None:
+            return
+        raise ValueError(
+            f"epochs={self.epochs} with world_size={self.world_size}: {name} can only be iterated, how many "
+            "examples of it a rank gets is not known, and ranks with unequal numbers of batches wait "
+            "for each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give "
+            "a source with a length, or share it out yourself, with rank=0, world_size=1"
+        )
+
     @property
     def first_factor(self) -> float:
         """The factor before anything has been measured."""
@@ -103,10 +141,11 @@ class Settings:
 
     def check_same(self, saved: dict[str, Any]) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others."""
+        before = {"drop_last": False, **saved}  # states written before it was an argument
         for name, value in self.plain().items():
-            if name != "max_bad_examples" and saved.get(name) != value:
+            if name != "max_bad_examples" and before.get(name) != value:
                 raise ValueError(
-                    f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
+                    f"load_state_dict: {name} was {before.get(name)!r} and is {value!r} now; "
                     "give the loader the arguments it was saved with"
                 )
 

@@ -64,6 +64,8 @@ class Stages:
     ) -> None:
         if settings.batch_size is None and isinstance(source, ArraySource):
             raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
+        if isinstance(source, IterableSource):
+            settings.check_ranks_can_iterate(source.name)
         _check_buffers(source, settings, decode)
         origin = _origin_of(source, settings)
         augmentation = _augmentation(augment, settings, origin, num_workers)
@@ -100,7 +102,7 @@ class Stages:
             self.examples = ExampleBatches(
                 self._example_stage(settings, settings.batch_size, pool), settings.batch_size,
                 None if before else stage, collate, group, Recent() if self.snapshots else None, device.move,
-                origin,
+                origin, drop_last=settings.drop_last,
             )  # fmt: skip
         self.pipeline = self._pipeline(settings, num_workers, prefetch, group, reads_inline=resident or whole)
 
@@ -147,7 +149,6 @@ class Stages:
             seed=settings.seed,
             factor=settings.first_factor if settings.echo.startswith("example") else 1.0,
             buffer=settings.shuffle_buffer,
-            rank=self.rank,
             world=self.world,
             block=max(batch_size, _LEAST_BLOCK),
             pool=pool,
@@ -170,12 +171,14 @@ class Stages:
         """
         if not isinstance(self.reader, RandomReader) or settings.epochs is None or settings.factor == "auto":
             raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
-        serials = self.reader.serials_of(iteration, settings.epochs)
+        serials = self.reader.serials_of(iteration)
         if self.examples is None or settings.batch_size is None:
             batches = len(serials)
         else:
             items = int(self.examples.stage.factor.repeats(serials).sum())
-            batches = math.ceil(items / settings.batch_size)
+            batches = items // settings.batch_size
+            if items % settings.batch_size and not settings.drop_last:
+                batches += 1
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
@@ -211,8 +214,11 @@ def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permuta
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
-    order = "stored" if settings.batch_size is None else settings.order
-    return Permutation(source.length, order, settings.seed, shard_lengths)
+    whole = settings.batch_size is None
+    return Permutation(
+        source.length, "stored" if whole else settings.order, settings.seed, shard_lengths,
+        passes=settings.epochs, world=1 if whole else settings.world_size, drop_last=settings.drop_last,
+    )  # fmt: skip
 
 
 def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Origin:

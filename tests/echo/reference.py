@@ -3,6 +3,7 @@
 It shares no code with the loader: the hash is on Python integers, the buffer is a list, the echo a loop.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -40,15 +41,26 @@ def repeats(seed: int, serial: int, factor: float) -> int:
     return whole + (uniform(key(seed, serial, 0), REPEATS) < factor - whole)
 
 
-def fresh_serials(rank: int, world: int, start: int, end: int | None) -> Iterator[int]:
-    serial = start + (rank - start) % world
-    while end is None or serial < end:
-        yield serial
-        serial += world
+def fresh_serials(
+    rank: int, world: int, length: int, first_pass: int, passes: int | None
+) -> Iterator[tuple[int, int]]:
+    """The serials of a rank, each with its pass and position, as length * pass + position.
+
+    Of an iteration of some passes every rank has equally many: its first examples come again at its end.
+    """
+    if passes is None:
+        yield from ((serial, serial) for serial in itertools.count(rank, world))
+        return
+    examples = range(first_pass * length, (first_pass + passes) * length)
+    of_each = math.ceil(len(examples) / world)
+    start = first_pass // passes * of_each
+    for number in range(of_each):
+        serial = (start + number) * world + rank
+        yield serial, examples[(number * world + rank) % len(examples)]
 
 
-def row_of(serial: int, length: int, seed: int, order: str) -> int:
-    number, position = divmod(serial, length)
+def row_of(place: int, length: int, seed: int, order: str) -> int:
+    number, position = divmod(place, length)
     return position if order == "stored" else permutation(length, seed, number)[position]
 
 
@@ -59,9 +71,11 @@ def permutation(length: int, seed: int, number: int) -> list[int]:
     return rows
 
 
-def echoed(things: Iterator[tuple[int, Any]], seed: int, factor: float) -> Iterator[tuple[int, int, Any]]:
+def echoed(
+    things: Iterator[tuple[int, Any]], seed: int, factor: float, world: int
+) -> Iterator[tuple[int, int, Any]]:
     for serial, thing in things:
-        for echo in range(repeats(seed, serial, factor)):
+        for echo in range(repeats(seed, serial // world, factor)):
             yield serial, echo, thing
 
 
@@ -102,10 +116,9 @@ def batches(
     def read() -> Iterator[tuple[int, Any]]:
         nonlocal reads
         length = len(examples)
-        end = None if passes is None else (first_pass + passes) * length
-        for serial in fresh_serials(rank, world, first_pass * length, end):
+        for serial, place in fresh_serials(rank, world, length, first_pass, passes):
             reads += 1
-            example = examples[row_of(serial, length, seed, order)]
+            example = examples[row_of(place, length, seed, order)]
             if echo == "example_after_augmentation":
                 example = augment(example, key(seed, serial, 0))
             yield serial, example
@@ -123,10 +136,10 @@ def batches(
             yield made
 
     example_factor = factor if echo.startswith("example") else 1.0
-    made = batch(shuffled(echoed(read(), seed, example_factor), seed, shuffle_buffer))
+    made = batch(shuffled(echoed(read(), seed, example_factor, world), seed, shuffle_buffer))
     if echo == "batch":
         numbered = ((rank + world * number, one) for number, one in enumerate(made))
-        repeated = shuffled(echoed(numbered, seed + 1, factor), seed + 1, batch_shuffle_buffer)
+        repeated = shuffled(echoed(numbered, seed + 1, factor, world), seed + 1, batch_shuffle_buffer)
         made = (one for _, _, one in repeated)
     for one in made:
         yield one, reads

@@ -88,7 +88,7 @@ class EchoedBatches:
         world: int,
         recent: Recent | None,
     ) -> None:
-        self.factor = Factor(seed, factor, rank=rank, world=world)
+        self.factor = Factor(seed, factor, world=world)
         self.recent = recent
         self.emitted = 0
         self._batches, self._seed, self._size = batches, seed, buffer

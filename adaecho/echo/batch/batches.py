@@ -58,6 +58,7 @@ class ExampleBatches:
         recent: remembers outputs, where states hold contents.
         move: takes a batch to its device.
         origin: what to call the example of a serial in a message.
+        drop_last: leave out a short batch at the end of a pass.
     """
 
     def __init__(
@@ -70,12 +71,15 @@ class ExampleBatches:
         recent: Recent | None = None,
         move: Callable[[Any], Any] = lambda batch: batch,
         origin: Origin = "example {}".format,
+        *,
+        drop_last: bool = False,
     ) -> None:
         self.stage = stage
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group, self.move, self._origin = group, move, origin
+        self._drop_last = drop_last
 
     def begin(self, index: int, skipped: int) -> None:
         """Start with an empty buffer at a local number, having passed over so many unread."""
@@ -100,7 +104,8 @@ class ExampleBatches:
         examples = self.augmented(items, joined([examples for _, examples in parts]))
         first = parts[0][0].start
         made = []
-        for start in range(0, len(items), self._batch_size):
+        short = len(items) % self._batch_size if self._drop_last else 0
+        for start in range(0, len(items) - short, self._batch_size):
             end = min(start + self._batch_size, len(items))
             batch = self.collated(
                 items[start:end], examples if end - start == len(items) else examples[start:end]

@@ -29,7 +29,7 @@ class EchoStage:
         seed: of the draws of this stage.
         factor: repeats of each fresh thing on average, at least 1.
         buffer: slots; 0 passes everything on in order.
-        rank, world: the serial of local number i is ``i * world + rank``.
+        world: the local number of a serial is ``serial // world``.
         block: items that enter at once, at most.
         pool: where things lie; None chooses by their form when the first arrive.
         lookahead: fresh things to ask for at once, at least; more than 1 only where reading is free.
@@ -46,14 +46,13 @@ class EchoStage:
         seed: int,
         factor: float,
         buffer: int,
-        rank: int = 0,
         world: int = 1,
         block: int = 1024,
         pool: Pool | None = None,
         lookahead: int = 1,
         check_memory: Callable[[int], None] | None = None,
     ) -> None:
-        self.factor = Factor(seed, factor, rank=rank, world=world)
+        self.factor = Factor(seed, factor, world=world)
         self._upstream, self._lookahead = upstream, lookahead
         self._world, self._block = world, block
         self._pool, self._check_memory = pool, check_memory

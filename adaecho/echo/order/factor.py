@@ -10,15 +10,15 @@ from adaecho.echo.order import keyed
 REPEATS = keyed.STAGE_PURPOSES
 
 
-def repeats(seed: int, serials: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     """How often each fresh thing leaves the echo stage: floor or ceil of the factor, right in expectation.
 
     Paper, section 2: a factor that is not whole is reached by repeating probabilistically, here per item.
     """
     whole = math.floor(factor)
-    counts = np.full(len(serials), whole, dtype=np.int64)
+    counts = np.full(len(numbers), whole, dtype=np.int64)
     if factor > whole:
-        drawn = keyed.uniform(keyed.item_keys(seed, serials << keyed.ECHO_BITS), REPEATS)
+        drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)
         counts += drawn < factor - whole
     return counts
 
@@ -27,24 +27,25 @@ class Factor:
     """The echoing factor of a stage and its history.
 
     Args:
-        seed: of the draws where a factor is not whole.
+        seed: of the draws where a factor is not whole. They are keyed by local number, not by serial, so that
+            ranks that read equally many things put out equally many items.
         first: the factor until it is changed.
-        rank, world: the serial of local number i is ``i * world + rank``.
+        world: the local number of a serial is ``serial // world``.
 
     Attributes:
         value: in force for the next fresh thing.
         changes: local number of the first fresh thing under each other factor since, and that factor.
     """
 
-    def __init__(self, seed: int, first: float, *, rank: int, world: int) -> None:
+    def __init__(self, seed: int, first: float, *, world: int) -> None:
         self.value = self._first = first
         self.changes: list[tuple[int, float]] = []
         self._asked_for: float | None = None
-        self._seed, self._rank, self._world = seed, rank, world
+        self._seed, self._world = seed, world
 
     def repeats(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
         """How often each of these leaves the stage."""
-        return repeats(self._seed, serials, self.value)
+        return repeats(self._seed, serials // self._world, self.value)
 
     def repeats_of(self, serial: int) -> int:
         """How often this one leaves the stage."""
@@ -57,9 +58,8 @@ class Factor:
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
             return most
-        first = next_index * self._world + self._rank
-        serials = first + self._world * np.arange(most, dtype=np.int64)
-        return int(np.searchsorted(np.cumsum(self.repeats(serials)), items)) + 1
+        numbers = next_index + np.arange(most, dtype=np.int64)
+        return int(np.searchsorted(np.cumsum(repeats(self._seed, numbers, self.value)), items)) + 1
 
     def change(self, value: float) -> None:
         """Ask for another factor for what has not reached the stage yet; any thread may."""

@@ -15,11 +15,29 @@ class Permutation:
             and reads each through; "stored" keeps the source's.
         seed: of the permutations.
         shard_lengths: examples of each shard, for "shards".
+        passes: of each iteration; None where they follow one another without end.
+        world: ranks that share out an iteration evenly: where that leaves a remainder, its first examples
+            come again at its end until every rank has as many.
+        drop_last: leave the remainder out instead.
+
+    Attributes:
+        iteration_length: serials of one iteration, of all ranks; 0 where there is no end.
     """
 
     def __init__(
-        self, length: int, order: str, seed: int, shard_lengths: NDArray[np.int64] | None = None
+        self,
+        length: int,
+        order: str,
+        seed: int,
+        shard_lengths: NDArray[np.int64] | None = None,
+        *,
+        passes: int | None = None,
+        world: int = 1,
+        drop_last: bool = False,
     ) -> None:
+        self._stored = length * (passes or 0)  # examples of one iteration
+        of_each = self._stored // world if drop_last else -(-self._stored // world)
+        self.iteration_length = of_each * world
         self.length = length
         self._lengths = shard_lengths
         self._order, self._seed = order, seed
@@ -28,12 +46,15 @@ class Permutation:
 
     def rows(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of each serial."""
+        if self.iteration_length != self._stored:
+            iterations, positions = np.divmod(serials, self.iteration_length)
+            serials = iterations * self._stored + positions % self._stored
         if self._order == "stored":
             return serials % self.length
         passes, positions = np.divmod(serials, self.length)
         if not len(passes):
             return positions
-        if passes[0] == passes[-1]:  # serials rise
+        if (passes == passes[0]).all():
             return self._pass(int(passes[0]))[positions].astype(np.int64)
         rows = np.empty(len(serials), dtype=np.int64)
         for number in np.unique(passes):

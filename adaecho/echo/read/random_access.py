@@ -1,6 +1,5 @@
 """Fresh examples from a source with random access."""
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -45,18 +44,17 @@ class RandomReader:
         passes: int | None,
         abandoned_at: int | None = None,  # noqa: ARG002 (where passes begin is known)
     ) -> int:
-        self._index = 0 if passes is None else self._first_index((iteration - 1) * passes)
-        self._limit = sys.maxsize if passes is None else self._first_index(iteration * passes)
+        self._index, self._limit = 0, sys.maxsize
+        if passes is not None:
+            of_each = self._permutation.iteration_length // self._world
+            self._index, self._limit = (iteration - 1) * of_each, iteration * of_each
         return self._index
 
-    def _first_index(self, passes: int) -> int:
-        """How many of the serials of the first passes are this rank's."""
-        return max(0, math.ceil((self._source.length * passes - self._rank) / self._world))
-
-    def serials_of(self, iteration: int, passes: int) -> Serials:
-        """All serials of this rank in one iteration of so many passes."""
-        first, last = self._first_index((iteration - 1) * passes), self._first_index(iteration * passes)
-        return np.arange(first, last, dtype=np.int64) * self._world + self._rank
+    def serials_of(self, iteration: int) -> Serials:
+        """All serials of this rank in one iteration."""
+        of_each = self._permutation.iteration_length // self._world
+        numbers = np.arange((iteration - 1) * of_each, iteration * of_each, dtype=np.int64)
+        return numbers * self._world + self._rank
 
     def claim(self, count: int) -> tuple[Serials, Any, int] | None:
         end = min(self._index + count, self._limit)

@@ -171,23 +171,24 @@ def test_a_shuffled_batch_mixes_its_source() -> None:
 def test_ranks_share_the_examples(variant: dict[str, Any], world: int, kind: str) -> None:
     make, augment, by_reference, extra = SOURCES[kind]
     common: dict[str, Any] = {"batch_size": 4, "shuffle_buffer": 5, "seed": 1, **variant, **extra}
-    seen, fresh = [], 0
+    passes = 1 if kind == "map" else None  # ranks can't make passes of what is iterated
     for rank in range(world):
         loader = EchoLoader(
-            make(17), augment=augment, rank=rank, world_size=world, epochs=1, num_workers=rank, **common
+            make(17), augment=augment, rank=rank, world_size=world, epochs=passes, num_workers=rank, **common
         )
         expected = reference.batches(
-            reference_examples(kind, 17), augment=by_reference, rank=rank, world=world, passes=1, **common
+            reference_examples(kind, 17),
+            augment=by_reference,
+            rank=rank,
+            world=world,
+            passes=passes,
+            **common,
         )
-        labels: set[int] = set()
-        for batch, (one, _) in zip(loader, expected, strict=True):
+        count = len(loader) if passes else 20
+        for batch, (one, fresh) in zip(islice(loader, count), islice(expected, count), strict=True):
             assert_same(batch, one)
-            labels |= set(batch["label"].tolist())
-        seen.append(labels)
-        fresh += loader.fresh_examples
-    assert set().union(*seen) == set(range(17))
-    assert sum(map(len, seen)) == 17
-    assert fresh == 17
+            assert loader.fresh_examples == fresh
+        loader.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
