@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -39,12 +39,15 @@ def _explain(path: Path, error: OSError) -> str:
 
 
 @contextmanager
-def atomic_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+def atomic_file(
+    path: Path, *, durable: bool = True, ready: Callable[[], None] | None = None
+) -> Iterator[IO[bytes]]:
     """A binary file that becomes ``path`` when the block ends without an error, else leaves no trace.
 
     Args:
         path: the file to write or replace; its folder must exist.
         durable: also survive a power cut (two fsyncs). A kill of the process never needs it.
+        ready: called when the bytes are written, right before the rename; an error there calls it off.
 
     Raises:
         FolderError: the disk is full or the folder can't be written; the old file is as it was.
@@ -57,16 +60,18 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
+            if ready is not None:
+                ready()
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system can (some network ones refuse)."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -76,15 +81,19 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+def write_text(
+    path: Path, text: str, *, durable: bool = True, ready: Callable[[], None] | None = None
+) -> None:
     """Replace ``path`` by ``text`` atomically; see ``atomic_file``."""
-    with atomic_file(path, durable=durable) as file:
+    with atomic_file(path, durable=durable, ready=ready) as file:
         file.write(text.encode())
 
 
-def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+def write_json(
+    path: Path, value: Any, *, durable: bool = True, ready: Callable[[], None] | None = None
+) -> None:
     """Replace ``path`` by indented JSON atomically; see ``atomic_file`` and ``dumps``."""
-    write_text(path, dumps(value, indent=2) + "\n", durable=durable)
+    write_text(path, dumps(value, indent=2) + "\n", durable=durable, ready=ready)
 
 
 def read_json(path: Path) -> Any:
@@ -94,17 +103,23 @@ def read_json(path: Path) -> Any:
         FolderError: it can't be read or is no JSON.
     """
     with folder_errors(path):
-        text = path.read_text()
+        data = path.read_bytes()
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(data)
+    except ValueError as error:  # UnicodeDecodeError is one
         raise FolderError(
             f"{path}: damaged, no JSON ({error}). Restore it, or start anew with fresh=true"
         ) from error
 
 
-def append(path: Path, text: str) -> None:
+def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) -> None:
     """Add ``text`` to the end of ``path`` with one write; if that fails the file keeps its old length.
+
+    Args:
+        path: the file; made if it is missing.
+        text: what to add.
+        ready: called when the file is open, right before the write; an error there calls it off. A folder
+            that is renamed meanwhile takes the open file along.
 
     Raises:
         FolderError: the disk is full or the file can't be written.
@@ -113,6 +128,8 @@ def append(path: Path, text: str) -> None:
     with folder_errors(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
+            if ready is not None:
+                ready()
             length = os.fstat(descriptor).st_size
             try:
                 if os.write(descriptor, data) != len(data):  # a disk that fills takes a part

@@ -6,13 +6,19 @@
     environment.json   where it ran; see ``records.environment``
     metrics.jsonl      one JSON object per evaluation, flat but for ``echo_factor_changes``
     summary.json       status and outcome; the one file that sweeps and figures read
-    checkpoint/        what a resumed run continues from
+    checkpoint/        what a resumed run continues from; see ``records.checkpoints``
+    model/             weights at the end and at the best evaluation, as safetensors
     traceback.txt      of each crash
-    lock               who is writing; absent when nobody is
+    lock               who is writing; absent when no process is
+
+Against a power cut the order of what reaches the disk counts: config.yaml first, then the lines of
+metrics.jsonl that a checkpoint relies on, the checkpoint, the summary that tells of it.
 """
 
+import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +27,21 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from adaecho.config.schema import COUNTED_BUDGETS, identity
+from adaecho.config.schema import COUNTED_BUDGETS, identity, run_id
 from adaecho.errors import FolderError
+from adaecho.records import checkpoints
 from adaecho.records.compare import differences, smaller_budgets
-from adaecho.records.files import append, dumps, folder_errors, read_json, whole_lines, write_json, write_text
+from adaecho.records.files import (
+    append,
+    atomic_file,
+    dumps,
+    folder_errors,
+    read_json,
+    sync_folder,
+    whole_lines,
+    write_json,
+    write_text,
+)
 from adaecho.records.lock import FolderLock
 
 # The parser and emitter in C where PyYAML has them: a trial may last a second.
@@ -38,12 +55,18 @@ class RunFolder:
     """Reads a run's records, and writes them while ``lock`` is held.
 
     Every writing method raises ``FolderError`` if this process does not hold the lock, the disk is full or
-    the folder can't be written; what was there before is then unchanged.
+    the folder can't be written; what was there before is then unchanged. The lock is looked at again right
+    before each rename and append: a process that slept for minutes may have lost it in between.
+
+    Attributes:
+        moved_to: where ``start`` put the run that the folder held before, if it did.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.moved_to: Path | None = None
         self._lock = FolderLock(self.path)
+        self._identity = ""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -87,40 +110,100 @@ class RunFolder:
             FolderError: the folder holds another run (with a diff), a larger budget, or no config.
         """
         self._check_writer()
+        self._identity = run_id(config)
         if fresh and self._has_records():
             self._move_aside()
-        recorded = self.read_config()
-        if recorded is None and self._has_records():
+        elif self._has_lost_its_config():
+            self._move_aside()
+            self._say(
+                f"{self._config} is empty, and nothing says which run the folder's records belong to: they "
+                f"were moved to {self.moved_to}, and the run begins anew"
+            )
+        recorded = None if self._is_blank(self._config) else self.read_config()
+        has_records = self._has_records()
+        if recorded is None and has_records and not self._config.exists():
             raise FolderError(
-                f"{self.path}: holds records but no config.yaml, so nobody can say which run they belong to. "
-                "Choose another folder, or fresh=true to start anew and keep these beside it"
+                f"{self.path}: holds records but no config.yaml, so it can't be said which run they belong "
+                "to. Choose another folder, or fresh=true to start anew and keep these beside it"
             )
         if recorded is not None:
             _check_same_run(self.path, recorded, config)
         self._prepare(config, overrides, environment or {})
-        return recorded is not None
+        return has_records
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``."""
         self._check_writer()
-        append(self._metrics, dumps(metrics) + "\n")
+        append(self._metrics, dumps(metrics) + "\n", ready=self._check_writer)
 
-    def truncate_metrics(self, num_lines: int) -> None:
+    def digest_metrics(self) -> str:
+        """SHA-256 of the whole lines so far, for ``truncate_metrics``."""
+        return hashlib.sha256(b"".join(whole_lines(self._metrics))).hexdigest()
+
+    def truncate_metrics(self, num_lines: int, sha256: str | None = None) -> None:
         """Keep the first ``num_lines`` lines: those a checkpoint knows of. A torn last line goes too.
 
         Raises:
-            FolderError: the file has fewer whole lines.
+            FolderError: the file has fewer whole lines, or they are not those that ``sha256`` is of.
         """
         self._check_writer()
         lines = whole_lines(self._metrics)
+        kept = b"".join(lines[:num_lines])
         if len(lines) < num_lines:
             raise FolderError(
-                f"{self._metrics}: {len(lines)} lines, but the checkpoint was written after {num_lines}. "
-                "Restore the file, or start anew with fresh=true"
+                f"{self._metrics}: {len(lines)} lines, but the checkpoint was written after {num_lines}"
+            )
+        if sha256 is not None and hashlib.sha256(kept).hexdigest() != sha256:
+            raise FolderError(
+                f"{self._metrics}: the first {num_lines} lines are not those that the checkpoint was written "
+                f"after{_first_bad_line(lines)}"
             )
         if self._metrics.exists():
             with folder_errors(self._metrics):
-                os.truncate(self._metrics, sum(map(len, lines[:num_lines])))
+                os.truncate(self._metrics, len(kept))
+
+    def save_checkpoint(self, archive: memoryview) -> None:
+        """Keep a ZIP archive as the last checkpoint; see ``records.checkpoints.save``."""
+        self._check_writer()
+        with folder_errors(self.checkpoint_dir):
+            self.checkpoint_dir.mkdir(exist_ok=True)
+        self.sync_metrics()
+        checkpoints.save(self.checkpoint_dir, archive, self._identity, self._check_writer)
+
+    def checkpoints(self) -> list[Path]:
+        """Those there are, the last one first; ``check_checkpoint`` says which are good."""
+        paths = [self.checkpoint_dir / name for name in (checkpoints.LAST, checkpoints.PREVIOUS)]
+        return [path for path in paths if path.exists()]
+
+    def check_checkpoint(self, path: Path) -> None:
+        """Check a checkpoint's bytes, and that it belongs to the run that ``start`` was given.
+
+        Raises:
+            FolderError: it is damaged or of another run; says which.
+        """
+        with folder_errors(path):
+            try:
+                found = checkpoints.identity_of(path)
+            except ValueError as error:
+                raise FolderError(f"{path}: {error}") from error
+        if found != self._identity:
+            raise FolderError(f"{path}: of another run ({found}, this one is {self._identity})")
+
+    def set_aside(self, path: Path) -> None:
+        """Rename a file that can't be used to ``<name>.damaged``, so that nothing writes over it."""
+        self._check_writer()
+        with folder_errors(path):
+            path.replace(path.with_name(f"{path.name}.damaged"))
+
+    def write_model(self, name: str, data: bytes) -> Path:
+        """Keep the weights ``model/<name>``; returns the path in the folder."""
+        self._check_writer()
+        path = self.path / "model" / name
+        with folder_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        with atomic_file(path, ready=self._check_writer) as file:
+            file.write(data)
+        return path.relative_to(self.path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far, without a torn last line.
@@ -141,14 +224,13 @@ class RunFolder:
         if self._metrics.exists():
             with folder_errors(self._metrics), self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
+            sync_folder(self.path)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Replace ``summary.json`` atomically; a final one also survives a power cut."""
+        """Replace ``summary.json`` atomically; it and the metrics so far also survive a power cut."""
         self._check_writer()
-        final = summary.get("status") != "running"
-        if final:
-            self.sync_metrics()
-        write_json(self._summary, summary, durable=final)
+        self.sync_metrics()
+        write_json(self._summary, summary, ready=self._check_writer)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary, or None before the first.
@@ -171,30 +253,36 @@ class RunFolder:
         Raises:
             FolderError: the file is damaged.
         """
-        path = self.path / "config.yaml"
+        path = self._config
         if not path.exists():
             return None
-        with folder_errors(path):
-            text = path.read_text()
         try:
-            return dict(yaml.load(text, _Loader))
-        except (yaml.YAMLError, TypeError, ValueError) as error:
+            with folder_errors(path):
+                config = dict(yaml.load(path.read_text("utf-8"), _Loader))
+            identity(config)
+        except (yaml.YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise FolderError(
-                f"{path}: damaged ({error}). Restore it, or start anew with fresh=true"
+                f"{path}: damaged ({type(error).__name__}: {error}). Restore it, or start anew with "
+                "fresh=true"
             ) from error
+        return config
 
     def read_overrides(self) -> list[str]:
         """What was typed for the run, from the first line of ``config.yaml``."""
-        path = self.path / "config.yaml"
-        with folder_errors(path):
-            first = path.read_text().splitlines()[0]
+        with folder_errors(self._config):
+            first = self._config.read_text("utf-8", errors="replace").partition("\n")[0]
         return list(json.loads(first.removeprefix(_OVERRIDES))) if first.startswith(_OVERRIDES) else []
 
     def write_traceback(self, traceback: str) -> None:
         """Add a crash to ``traceback.txt``; those of earlier attempts stay."""
         self._check_writer()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        append(self.path / "traceback.txt", f"--- {stamp} ---\n{traceback.rstrip()}\n")
+        text = f"--- {stamp} ---\n{traceback.rstrip()}\n"
+        append(self.path / "traceback.txt", text, ready=self._check_writer)
+
+    @property
+    def _config(self) -> Path:
+        return self.path / "config.yaml"
 
     @property
     def _metrics(self) -> Path:
@@ -217,14 +305,42 @@ class RunFolder:
             return True
         return self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir())
 
+    def _has_lost_its_config(self) -> bool:
+        """Whether config.yaml is empty and no checkpoint says that the records belong to this run.
+
+        A file system may leave an empty file, or one of zeros, where the power was cut. Alone, or beside a
+        checkpoint of this run, it is written anew.
+        """
+        if not self._is_blank(self._config):
+            return False
+        for path in self.checkpoints():
+            try:
+                self.check_checkpoint(path)
+            except FolderError:
+                continue
+            return False
+        others = (self._metrics.exists(), self._summary.exists(), bool(self.checkpoints()))
+        return any(others)
+
+    @staticmethod
+    def _is_blank(path: Path) -> bool:
+        with folder_errors(path):
+            return path.exists() and not path.read_bytes().strip(b"\0 \n")
+
+    def _say(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
     def _move_aside(self) -> None:
         """Rename the whole folder, which no kill can leave half done, and take a new one in its place."""
         number = 1
         while (old := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1
         with folder_errors(self.path):
+            self._check_writer()
             self.path.rename(old)
             (old / "lock").unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+        self.moved_to = old
         self._lock.release()
         self._lock.acquire()
 
@@ -234,15 +350,24 @@ class RunFolder:
             for folder in (self.path, self.checkpoint_dir):
                 for leftover in folder.glob(".*.tmp"):
                     leftover.unlink(missing_ok=True)
+        header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"
+        text = header + yaml.dump(config, Dumper=_Dumper, sort_keys=False)
+        write_text(self._config, text, ready=self._check_writer)
+        sync_folder(self.path.parent)  # the run folder itself
+        self._write_environment(environment)
+
+    def _write_environment(self, environment: dict[str, Any]) -> None:
+        """Where this piece runs, and before it the earlier ones; nothing depends on it."""
         path = self.path / "environment.json"
-        if path.exists():
-            last = read_json(path)
+        try:
+            last = dict(read_json(path)) if path.exists() else None
+        except (FolderError, TypeError, ValueError):
+            self._say(f"{path} is damaged: where earlier pieces of the run were made is lost")
+            last = None
+        if last is not None:
             earlier = last.pop("earlier", [])
             environment = {**environment, "earlier": earlier if environment == last else [*earlier, last]}
-        write_json(path, environment, durable=False)
-        header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"
-        text = yaml.dump(config, Dumper=_Dumper, sort_keys=False)
-        write_text(self.path / "config.yaml", header + text, durable=False)
+        write_json(path, environment, ready=self._check_writer)
 
 
 def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]) -> None:
@@ -256,3 +381,17 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
             + "\nSet these back, choose another folder (hydra.run.dir=...), or start anew with fresh=true "
             "(the old folder is kept beside the new one)"
         )
+
+
+def _first_bad_line(lines: list[bytes]) -> str:
+    """Where a file of metrics is damaged, as far as that shows."""
+    seen: set[bytes] = set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            json.loads(line)
+        except ValueError:
+            return f"; line {number} is no JSON"
+        if line in seen:
+            return f"; line {number} repeats an earlier one"
+        seen.add(line)
+    return ""

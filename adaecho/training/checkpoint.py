@@ -1,66 +1,45 @@
-"""Checkpoints: written atomically, the last good one kept, read without executing pickled code."""
+"""Training states in the run folder's checkpoints, read without executing pickled code."""
 
 import io
-import os
 import pickle
-import sys
+import struct
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from adaecho.errors import FolderError
-from adaecho.records.files import folder_errors
+from adaecho.records.folder import RunFolder
 
-LAST, PREVIOUS, PARTIAL = "last.pt", "previous.pt", "partial.pt"
+_UNREADABLE = (
+    OSError, RuntimeError, EOFError, pickle.UnpicklingError, struct.error, LookupError, ValueError, TypeError,
+    AttributeError,
+)  # fmt: skip
 
 
-def save(folder: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` as the last checkpoint; the one before it stays as the previous.
-
-    A kill at any instant leaves at least one of the two whole: the new file gets its name only when its bytes
-    are on disk.
+def save(run: RunFolder, state: dict[str, Any]) -> None:
+    """Keep ``state`` as the last checkpoint, and with it which lines of metrics.jsonl came before.
 
     Raises:
-        FolderError: the disk is full or read-only; earlier checkpoints are untouched.
+        FolderError: the disk is full or read-only, or another process has the folder; earlier checkpoints
+            are untouched.
     """
-    partial = folder / PARTIAL
     whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
-    torch.save(state, whole)
-    with folder_errors(partial):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(whole.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            if (folder / LAST).exists():
-                os.replace(folder / LAST, folder / PREVIOUS)
-            os.replace(partial, folder / LAST)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+    torch.save({**state, "metrics_sha256": run.digest_metrics()}, whole)
+    run.save_checkpoint(whole.getbuffer())
 
 
-def load(folder: Path) -> dict[str, Any] | None:
-    """The last checkpoint that can be read, or None where there is none.
+def load(run: RunFolder, path: Path) -> dict[str, Any]:
+    """The state in one of the folder's checkpoints.
 
     Raises:
-        FolderError: checkpoints exist and none of them can be read.
+        FolderError: it is damaged, of another run, or holds no training state; says which.
     """
-    broken = []
-    for name in (LAST, PREVIOUS):
-        path = folder / name
-        if not path.exists():
-            continue
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(state, dict):
-                raise ValueError("holds no training state")
-            return state
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-            broken.append(f"{path}: {type(error).__name__} {str(error).partition(chr(10))[0]}")
-            print(f"warning: checkpoint {path} can't be read, trying an older one", file=sys.stderr)
-    if broken:
-        raise FolderError("no checkpoint can be read: " + "; ".join(broken) + "; fresh=true starts anew")
-    return None
+    run.check_checkpoint(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        raise FolderError(f"{path}: {type(error).__name__} {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(state, dict) or "progress" not in state:
+        raise FolderError(f"{path}: holds no training state")
+    return state

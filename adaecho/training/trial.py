@@ -1,5 +1,6 @@
 """One run from config to summary, in one folder, from wherever the folder stands."""
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -121,22 +122,47 @@ class _Trial:
         return summary
 
     def _resume(self, trainer: Trainer) -> None:
-        state = checkpoint.load(self.run_folder.checkpoint_dir)
-        if state is not None:
-            for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
-                if state.get(key, now) != now:
-                    raise FolderError(
-                        f"{self.run_folder.path}: begun with {key}={state[key]}, here it would go on with "
-                        f"{now}; continue on the same kind of machine, set {key}={state[key]}, or fresh=true"
-                    )
+        """Continue from the last checkpoint that is whole and fits the folder's metrics, else begin."""
+        refused: dict[Path, FolderError] = {}
+        for path in self.run_folder.checkpoints():
             try:
-                trainer.load_state_dict(state)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                self._continue_from(path, trainer)
+            except FolderError as error:
+                refused[path] = error
+                continue
+            for bad, reason in refused.items():
+                print(f"warning: {reason}; continuing from {path.name}", file=sys.stderr, flush=True)
+                if bad.exists():
+                    self.run_folder.set_aside(bad)
+            return
+        if refused or self._has_lost_its_checkpoint():
+            reasons = "".join(f"\n  {reason}" for reason in refused.values()) or " it is gone"
+            raise FolderError(
+                f"{self.run_folder.path}: no checkpoint can be continued from:{reasons}\nPut a good "
+                "copy back, or start anew with fresh=true (the old folder is kept beside the new one)"
+            )
+        self.run_folder.truncate_metrics(0)
+
+    def _continue_from(self, path: Path, trainer: Trainer) -> None:
+        state = checkpoint.load(self.run_folder, path)
+        for key, now in (("device", trainer.device.type), ("precision", trainer.precision)):
+            if state.get(key, now) != now:
                 raise FolderError(
-                    f"{self.run_folder.checkpoint_dir}: not a checkpoint of this run "
-                    f"({str(error).splitlines()[0]}); put the right one back, or start anew with fresh=true"
-                ) from error
-        self.run_folder.truncate_metrics(trainer.progress.evaluations)
+                    f"{path}: begun with {key}={state[key]}, here it would go on with {now}; continue on the "
+                    f"same kind of machine or set {key}={state[key]}"
+                )
+        try:
+            trainer.load_state_dict(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FolderError(
+                f"{path}: not a checkpoint of this run ({str(error).splitlines()[0]})"
+            ) from error
+        self.run_folder.truncate_metrics(trainer.progress.evaluations, state["metrics_sha256"])
+
+    def _has_lost_its_checkpoint(self) -> bool:
+        """Whether the summary tells of steps: it is written after the checkpoint that holds them."""
+        summary = self.run_folder.read_summary()
+        return summary is not None and summary.get("steps", 0) > 0
 
     def checkpoint_if_due(self, trainer: Trainer) -> None:
         if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
@@ -145,7 +171,7 @@ class _Trial:
                 self.run_folder.write_summary(self._summary(trainer, "running"))
 
     def _checkpoint(self, trainer: Trainer) -> None:
-        checkpoint.save(self.run_folder.checkpoint_dir, trainer.state_dict())
+        checkpoint.save(self.run_folder, trainer.state_dict())
         self.last_checkpoint = time.monotonic()
 
     def record(self, line: Line) -> None:

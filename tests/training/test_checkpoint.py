@@ -1,42 +1,95 @@
+"""Checkpoints: sealed, checked, one before kept; what is damaged is never resumed."""
+
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from adaecho.config.schema import to_plain
 from adaecho.errors import FolderError
+from adaecho.records.checkpoints import LAST, PREVIOUS
+from adaecho.records.folder import RunFolder
 from adaecho.training import checkpoint
+from tests.conftest import Compose
 
 
-def test_nothing_written_is_nothing_loaded(tmp_path: Path) -> None:
-    assert checkpoint.load(tmp_path) is None
+@pytest.fixture
+def run(compose_config: Compose, tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        folder.start(to_plain(compose_config()))
+        yield folder
 
 
-def test_the_last_one_written_is_loaded(tmp_path: Path) -> None:
+def _states(run: RunFolder) -> list[dict[str, Any]]:
+    return [checkpoint.load(run, path) for path in run.checkpoints()]
+
+
+def _save(run: RunFolder, steps: int, **more: Any) -> None:
+    for step in range(steps):
+        checkpoint.save(run, {"progress": {"steps": step}, **more})
+
+
+def test_the_last_two_are_kept_the_last_one_first(run: RunFolder) -> None:
+    assert run.checkpoints() == []
     for step in range(3):
-        checkpoint.save(tmp_path, {"step": step, "weights": torch.full((2,), float(step))})
-    state = checkpoint.load(tmp_path)
-    assert state is not None
-    assert state["step"] == 2
-    assert torch.equal(state["weights"], torch.full((2,), 2.0))
+        checkpoint.save(run, {"progress": step, "weights": torch.full((2,), float(step))})
+    assert [state["progress"] for state in _states(run)] == [2, 1]
+    assert torch.equal(_states(run)[0]["weights"], torch.full((2,), 2.0))
+    assert sorted(path.name for path in run.checkpoint_dir.iterdir()) == [LAST, PREVIOUS]
+    # The seal is the comment of an archive that torch reads without us.
+    assert torch.load(run.checkpoint_dir / LAST, weights_only=True)["progress"] == 2
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 10, 500])
-def test_a_truncated_last_one_gives_way_to_the_one_before(tmp_path: Path, keep_bytes: int) -> None:
-    for step in range(2):
-        checkpoint.save(tmp_path, {"step": step})
-    last = tmp_path / checkpoint.LAST
-    last.write_bytes(last.read_bytes()[:keep_bytes])
-    state = checkpoint.load(tmp_path)
-    assert state is not None
-    assert state["step"] == 0
+def test_every_flipped_bit_is_found(run: RunFolder) -> None:
+    _save(run, 1, weights=torch.arange(40.0))
+    path = run.checkpoint_dir / LAST
+    whole = path.read_bytes()
+    for position in range(0, len(whole) * 8, 13):  # each of the eight bits of a byte has its turn
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(FolderError, match=r"last\.pt: (damaged|of another run)"):
+            checkpoint.load(run, path)
+    path.write_bytes(whole)
+    assert checkpoint.load(run, path)["progress"] == {"steps": 0}
 
 
-def test_none_that_can_be_read_is_an_error_and_not_a_new_start(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.LAST).write_bytes(b"no checkpoint")
-    with pytest.raises(FolderError, match="fresh=true"):
-        checkpoint.load(tmp_path)
+def test_every_zeroed_sector_and_every_cut_is_found(run: RunFolder) -> None:
+    _save(run, 1, weights=torch.arange(2000.0))
+    path = run.checkpoint_dir / LAST
+    whole = path.read_bytes()
+    assert len(whole) > 8000
+    for start in range(0, len(whole), 512):
+        sector = whole[start : start + 512]
+        for damaged in (whole[:start] + bytes(len(sector)) + whole[start + 512 :], whole[:start]):
+            if damaged == whole:  # a sector of zeros
+                continue
+            path.write_bytes(damaged)
+            with pytest.raises(FolderError, match=r"last\.pt: damaged"):
+                checkpoint.load(run, path)
+
+
+@pytest.mark.parametrize("garbage", [b"no checkpoint", b"PK\3\4" + bytes(100), b"\x80\2}q\0.", bytes(4096)])
+def test_garbage_is_named_and_not_run(run: RunFolder, garbage: bytes) -> None:
+    path = run.checkpoint_dir / LAST
+    path.write_bytes(garbage)
+    with pytest.raises(FolderError, match=r"last\.pt: damaged"):
+        checkpoint.load(run, path)
+
+
+def test_a_checkpoint_of_another_run_is_refused(run: RunFolder, compose_config: Compose) -> None:
+    _save(run, 1)
+    other = RunFolder(run.path.with_name("other"))
+    with other.lock():
+        other.start(to_plain(compose_config("seed=1")))
+        path = other.checkpoint_dir / LAST
+        path.write_bytes((run.checkpoint_dir / LAST).read_bytes())
+        with pytest.raises(FolderError, match=r"last\.pt: of another run"):
+            checkpoint.load(other, path)
 
 
 class _Payload:
@@ -44,21 +97,45 @@ class _Payload:
         return os.mkdir, ("executed",)
 
 
-def test_pickled_code_is_never_executed(tmp_path: Path) -> None:
-    torch.save({"step": _Payload()}, tmp_path / checkpoint.LAST)
-    with pytest.raises(FolderError):
-        checkpoint.load(tmp_path)
+def test_pickled_code_is_never_executed(run: RunFolder) -> None:
+    checkpoint.save(run, {"progress": _Payload()})
+    with pytest.raises(FolderError, match="UnpicklingError"):
+        checkpoint.load(run, run.checkpoint_dir / LAST)
     assert not Path("executed").exists()
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.save(tmp_path, {"step": 0})
+def test_a_full_disk_leaves_the_earlier_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(run, {"progress": 0})
 
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(FolderError, match="the disk is full"):
-        checkpoint.save(tmp_path, {"step": 1})
-    assert checkpoint.load(tmp_path) == {"step": 0}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.LAST]
+        checkpoint.save(run, {"progress": 1})
+    assert [state["progress"] for state in _states(run)] == [0]
+    assert [path.name for path in run.checkpoint_dir.iterdir()] == [LAST]
+
+
+def test_what_a_checkpoint_relies_on_reaches_the_disk_before_it(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.append_metrics({"fresh_examples": 160})
+    synced: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def rename(self: Path, target: Path) -> Path:
+        synced.append(f"rename {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(Path, "replace", rename)
+    _save(run, 1)
+    metrics, archive = synced.index("metrics.jsonl"), synced.index(f"rename {LAST}")
+    assert metrics < archive
+    assert synced[archive - 1].startswith(f".{LAST}.")
+    assert synced[archive + 1] == "checkpoint", "the rename itself is made durable"
