@@ -1,10 +1,14 @@
 """Tar shards with random access: an index of where each example lies, and range requests."""
 
 import os
+import threading
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +35,7 @@ class IndexedTarShards:
         retries: of network reads.
 
     Raises:
-        ValueError: an archive is damaged, or ``index`` is of other shards.
+        ValueError: an archive is damaged, or ``index`` is, or is of other shards.
         TransferError: an archive could not be read, or is another one than when it was indexed.
     """
 
@@ -54,8 +58,15 @@ class IndexedTarShards:
         self._first = np.concatenate([[0], np.cumsum(self.shard_lengths)])
 
     def _make(self) -> None:
-        with ThreadPoolExecutor(_INDEXED_AT_ONCE, "adaecho-index") as pool:
-            found = list(pool.map(self._index_of, self.urls))
+        stopping = threading.Event()
+        with ThreadPoolExecutor(
+            _INDEXED_AT_ONCE, "adaecho-index", initializer=_stop_with, initargs=(stopping,)
+        ) as pool:
+            try:
+                found = list(pool.map(self._index_of, self.urls))
+            except BaseException:
+                stopping.set()  # Ctrl-C does not wait for a transfer that drips or is to be tried again
+                raise
         self.shard_lengths = np.array([len(spans) for spans, _ in found], dtype=np.int64)
         self._spans = np.concatenate([spans for spans, _ in found])
         self._versions = [version for _, version in found]
@@ -66,7 +77,7 @@ class IndexedTarShards:
             spans = [(group.start, group.end) for group in groups(transfer, read=False)]
         finally:
             transfer.close()
-        return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version or Version(None)
+        return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version
 
     def _save(self, path: Path) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -76,20 +87,26 @@ class IndexedTarShards:
                 urls=np.array(self.urls),
                 shard_lengths=self.shard_lengths,
                 spans=self._spans,
-                lengths=np.array([-1 if one.length is None else one.length for one in self._versions]),
-                tags=np.array([one.tag for one in self._versions]),
+                versions=np.array(
+                    [astuple(one.lasting(url)) for url, one in zip(self.urls, self._versions, strict=True)]
+                ),
             )
         temporary.replace(path)
 
     def _load(self, path: Path) -> None:
-        with np.load(path, allow_pickle=False) as saved:
-            if saved["urls"].tolist() != self.urls:
-                raise ValueError(
-                    f"index={str(path)!r}: it is of other shards; delete it, or name another file"
-                )
-            self.shard_lengths, self._spans = saved["shard_lengths"], saved["spans"]
-            pairs = zip(saved["lengths"].tolist(), saved["tags"].tolist(), strict=True)
-            self._versions = [Version(None if length < 0 else length, tag) for length, tag in pairs]
+        try:
+            # The archive that NumPy writes has a checksum of each array.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                urls = saved["urls"].tolist()
+                self.shard_lengths, self._spans = saved["shard_lengths"], saved["spans"]
+                self._versions = [Version(*one) for one in saved["versions"].tolist()]
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"index={str(path)!r}: it is damaged, or no index of this version ({type(error).__name__}: "
+                f"{error}); delete it, and it is made anew"
+            ) from error
+        if urls != self.urls:
+            raise ValueError(f"index={str(path)!r}: it is of other shards; delete it, or name another file")
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -134,3 +151,17 @@ class IndexedTarShards:
         """What to call an example in a message."""
         shard = int(np.searchsorted(self._first, row, "right")) - 1
         return f"example {row - self._first[shard]} of {self.urls[shard]} (byte {self._spans[row, 0]})"
+
+
+class _StoppedError(BaseException):
+    """The index is not needed any more."""
+
+
+def _stop_with(stopping: threading.Event) -> None:
+    """Give this thread the ``rest`` that ends it once it is to stop (see ``remote.rest``)."""
+
+    def rest(seconds: float) -> None:
+        if stopping.wait(seconds):
+            raise _StoppedError
+
+    threading.current_thread().rest = rest  # type: ignore[attr-defined]

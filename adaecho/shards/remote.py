@@ -1,5 +1,6 @@
 """Bytes of files: local, over http(s), or on any store that fsspec reaches; broken transfers are resumed."""
 
+import hashlib
 import http.client
 import io
 import os
@@ -9,10 +10,12 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any, Protocol
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
 _SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
+_SLOW_BYTES, _SLOW_S = 1 << 20, 1.0  # a transfer slower than this can be stopped within an example
 _NEVER_BETTER = (
     FileNotFoundError, PermissionError, IsADirectoryError, ssl.SSLCertVerificationError,
     http.client.InvalidURL, ValueError,
@@ -53,18 +56,40 @@ class TransferError(ConnectionError):
 
 @dataclass(frozen=True)
 class Version:
-    """What tells a file from the one that lay there before; None and "" where it isn't known."""
+    """What tells a file from the one that lay there before.
 
-    length: int | None
-    tag: str = ""
+    Attributes:
+        length: in bytes; -1 where it isn't known.
+        tag: ``digest_of`` an ETag; 0 where there is none.
+        modified: ``digest_of`` a time of modification, for where there is no ETag; 0 where it isn't known.
+    """
+
+    length: int = -1
+    tag: int = 0
+    modified: int = 0
 
     def __str__(self) -> str:
-        return f"{self.length} bytes (ETag {self.tag or 'unknown'})"
+        parts = ["of unknown length" if self.length < 0 else f"{self.length} bytes long"]
+        parts += [f"ETag digest {self.tag:x}"] if self.tag else []
+        parts += [f"modification digest {self.modified:x}"] if self.modified else []
+        return ", ".join(parts)
 
     def differs(self, other: "Version") -> bool:
         """Whether these can't be of the same file."""
-        lengths_differ = None not in (self.length, other.length) and self.length != other.length
-        return lengths_differ or bool(self.tag and other.tag and self.tag != other.tag)
+        if min(self.length, other.length) >= 0 and self.length != other.length:
+            return True
+        if self.tag and other.tag:
+            return self.tag != other.tag
+        return bool(self.modified and other.modified) and self.modified != other.modified
+
+    def lasting(self, url: str) -> "Version":
+        """What of it may be kept beyond this process: copies of a local file have new times."""
+        return self if is_remote(url) else Version(self.length)
+
+
+def digest_of(text: str) -> int:
+    """48 bits of a text, which any format of a state can hold; 0 for none."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") if text else 0
 
 
 class Stream(Protocol):
@@ -88,7 +113,10 @@ class Transfer:
         url: a path, or ``http://``, ``https://``, or a protocol of fsspec (``s3://``, ``gs://``, ...).
         start, end: bytes; None reads to the end of the file.
         retries: when to give up.
-        version: what the file must be; None takes it as it is found.
+        version: what the file must be, as far as it is known.
+
+    Attributes:
+        version: what the file is, once it has been opened.
 
     Raises:
         TransferError: from ``read`` and ``skip``; names url, byte and cause.
@@ -106,9 +134,15 @@ class Transfer:
         version: Version | None = None,
     ) -> None:
         self.url, self.offset = url, start
-        self.version = version
+        self.version = version or Version()
         self._asked_end, self._retries = end, retries
         self._stream: Stream | None = None
+        self._slow_s, self._slow_bytes = 0.0, 0
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it was asked to end at a byte."""
+        return self._asked_end is not None
 
     @property
     def _end(self) -> int | None:
@@ -117,7 +151,7 @@ class Transfer:
     @property
     def length(self) -> int | None:
         """Bytes of the whole file; None where nothing has been read or the server doesn't say."""
-        return None if self.version is None else self.version.length
+        return None if self.version.length < 0 else self.version.length
 
     def read(self, size: int) -> bytes:
         """So many bytes; fewer only at the end."""
@@ -170,20 +204,38 @@ class Transfer:
             self._stream = self._open()
         if self._end is not None:
             size = min(size, self._end - self.offset)
-        piece = self._stream.read1(size) if size > 0 else b""
+        piece = self._read_once(self._stream, size) if size > 0 else b""
         self.offset += len(piece)
         if not piece and self._end is not None and self.offset < self._end:
             raise _EndedError(f"it ended {self._end - self.offset} bytes early")
         return piece
 
+    def _read_once(self, stream: Stream, size: int) -> bytes:
+        """What there is. Where bytes drip, a thread that is to stop does so here, not after its example."""
+        begun = time.monotonic()
+        piece = stream.read1(size)
+        self._slow_s += time.monotonic() - begun
+        self._slow_bytes += len(piece)
+        if self._slow_bytes >= _SLOW_BYTES:
+            self._slow_s, self._slow_bytes = 0.0, 0
+        elif self._slow_s > _SLOW_S:
+            rest(0)
+        return piece
+
     def _open(self) -> Stream:
         stream, found, offset = open_stream(self.url, self.offset, self._asked_end, self._retries.timeout_s)
         try:
-            if self.version is not None and self.version.differs(found):
-                raise _ChangedError(f"the file has changed: it was {self.version} and is {found}")
-            self.version = self.version or found
+            if self.version.differs(found):
+                raise _ChangedError(
+                    f"the file has changed: it was {self.version}, and is {found}. Put back the one that was "
+                    "there, or begin anew, with a new index= if there is one"
+                )
+            if self.version == Version():
+                self.version = found
+            if 0 <= found.length < self.offset:
+                raise ValueError(f"the file is {found.length} bytes long")
             while offset < self.offset:  # the server has ignored the range
-                passed = len(stream.read1(min(self.offset - offset, _PIECE)))
+                passed = len(self._read_once(stream, min(self.offset - offset, _PIECE)))
                 if not passed:
                     raise _EndedError(f"it ended at byte {offset}")
                 offset += passed
@@ -229,7 +281,8 @@ def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tupl
         return _open_fsspec(url, start, end)
     stream = open(url.removeprefix("file://"), "rb")  # noqa: SIM115 (the Transfer closes it)
     stream.seek(start)
-    return stream, Version(os.fstat(stream.fileno()).st_size), start
+    about = os.fstat(stream.fileno())
+    return stream, Version(about.st_size, modified=digest_of(str(about.st_mtime_ns))), start
 
 
 def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Stream, Version, int]:
@@ -241,21 +294,24 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
-        # Content-Range: bytes */1234: nothing is left of so many (RFC 9110, 15.5.17).
-        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
-            return io.BytesIO(), Version(start, error.headers.get("ETag", "")), start
+        # Content-Range: bytes */1234: nothing is left of so many, or there are fewer (RFC 9110, 15.5.17).
+        length = error.headers.get("Content-Range", "").removeprefix("bytes */")
+        if error.code == 416 and length.isdigit():
+            return io.BytesIO(), _http_version(int(length), error.headers), start
         raise
-    tag = response.headers.get("ETag", "")
     if response.status != 206:
-        length = response.headers.get("Content-Length")
-        return response, Version(None if length is None else int(length), tag), 0
+        return response, _http_version(int(response.headers.get("Content-Length", -1)), response.headers), 0
     # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
     span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
     if first != str(start):
         response.close()
         raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
-    return response, Version(int(length) if length.isdigit() else None, tag), start
+    return response, _http_version(int(length) if length.isdigit() else -1, response.headers), start
+
+
+def _http_version(length: int, headers: Message) -> Version:
+    return Version(length, digest_of(headers.get("ETag", "")), digest_of(headers.get("Last-Modified", "")))
 
 
 def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Stream, Version, int]:
@@ -270,12 +326,14 @@ def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Stream, Version
             f"(for s3:// pip install fsspec s3fs, for gs:// pip install fsspec gcsfs): {error}"
         ) from error
     if end is not None:  # a file opened would read megabytes ahead
-        return io.BytesIO(filesystem.cat_file(path, start=start, end=end)), Version(None), start
+        return io.BytesIO(filesystem.cat_file(path, start=start, end=end)), Version(), start
     about: dict[str, Any] = filesystem.info(path)
     file = filesystem.open(path, "rb")
     file.seek(start)
     tag = str(about.get("ETag") or about.get("etag") or "")
-    return _OfFsspec(file), Version(about.get("size"), tag), start
+    modified = str(about.get("LastModified") or about.get("mtime") or "")
+    size = about.get("size")
+    return _OfFsspec(file), Version(-1 if size is None else size, digest_of(tag), digest_of(modified)), start
 
 
 class _OfFsspec:

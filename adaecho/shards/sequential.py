@@ -3,11 +3,12 @@
 import glob
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
-from adaecho.shards.remote import Retries, Transfer, is_remote
+from adaecho.shards.remote import Retries, Transfer, Version, is_remote
 from adaecho.shards.tar import Group, groups
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -74,6 +75,7 @@ class TarShards:
         self.urls = shard_urls(shards)
         self._order, self._seed, self._retries = order, seed, retries or Retries()
         self._epoch, self._rank, self._world = 0, 0, 1
+        self._versions: dict[str, Version] = {}  # of what has been opened: each must stay what it was
 
     def set_epoch(self, epoch: int) -> None:
         """The pass that the next ``iter()`` gives."""
@@ -94,8 +96,9 @@ class TarShards:
             order = np.random.Generator(np.random.Philox(key=key)).permutation(len(urls))
             urls = [urls[index] for index in order]
         if len(urls) < self._world:
-            return TarPass(urls, position, self._retries, self._rank, self._world)
-        return TarPass(urls[self._rank :: self._world], position, self._retries, 0, 1)
+            return TarPass(urls, position, self._retries, self._versions, self._rank, self._world)
+        urls = urls[self._rank :: self._world]
+        return TarPass(urls, position, self._retries, self._versions, 0, 1)
 
 
 class TarPass:
@@ -105,38 +108,61 @@ class TarPass:
         urls: of the archives, in their order.
         position: where to begin.
         retries: of network reads.
+        versions: what the archives were when they were first opened, by url; added to.
         rank, world: which examples to keep, by their number within the pass.
     """
 
     def __init__(
-        self, urls: list[str], position: Sequence[int], retries: Retries, rank: int, world: int
+        self,
+        urls: list[str],
+        position: Sequence[int],
+        retries: Retries,
+        versions: dict[str, Version],
+        rank: int,
+        world: int,
     ) -> None:
-        self._urls, self._retries, self._rank, self._world = urls, retries, rank, world
-        self._shard, self._byte, self._count = position or (0, 0, 0)
+        self._urls, self._retries, self._versions = urls, retries, versions
+        self._rank, self._world = rank, world
+        self._shard, self._byte, self._count, *version = position or (0, 0, 0)
+        self._continued = Version(*version)  # the archive in which this pass begins
         self._transfer: Transfer | None = None
         self._groups: Iterator[Group] = iter(())
 
     @property
     def position(self) -> list[int]:
-        """Where the next example begins: number of the archive, byte, examples passed over so far."""
-        return [self._shard, self._byte, self._count]
+        """Where the next example begins: number of the archive, byte, examples passed over so far.
+
+        Within an archive also its version, so that a state is never continued in another one.
+        """
+        at = [self._shard, self._byte, self._count]
+        if not self._byte:
+            return at
+        url = self._urls[self._shard]
+        return [*at, *astuple(self._expected(url).lasting(url))]
+
+    def _expected(self, url: str) -> Version:
+        """What the archive at hand was: as first opened, unless this pass continues in another one."""
+        known = self._versions.get(url, self._continued)
+        return self._continued if known.differs(self._continued) else known
 
     def __iter__(self) -> "TarPass":
         return self
 
     def __next__(self) -> dict[str, Any]:
         while self._shard < len(self._urls):
+            url = self._urls[self._shard]
             if self._transfer is None:
-                self._transfer = Transfer(self._urls[self._shard], self._byte, retries=self._retries)
+                self._transfer = Transfer(url, self._byte, retries=self._retries, version=self._expected(url))
                 self._groups = groups(self._transfer, read=True)
             try:
                 group = next(self._groups, None)
             except BaseException:
-                self.close()  # whoever asks again begins where this example does
+                self.close()  # the next call begins where this example does
                 raise
+            self._versions[url] = self._transfer.version
             if group is None:
                 self.close()
-                self._shard, self._byte = self._shard + 1, 0
+                self._shard, self._byte, self._continued = self._shard + 1, 0, Version()
                 continue
             self._byte = group.end
             self._count += 1

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from adaecho.shards.remote import Transfer
 
 _BLOCK = 512
+_REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 
 
 @dataclass(frozen=True)
 class Member:
-    """A regular file: name, byte at which its headers begin, length in bytes."""
+    """A regular file: name, bytes at which its headers begin and the next member may, length in bytes."""
 
     name: str
     start: int
+    end: int
     size: int
 
 
@@ -28,7 +30,7 @@ class Group:
 
     Attributes:
         key: their name up to the extension.
-        start, end: bytes of the archive from its first header to the header of the next example.
+        start, end: bytes of the archive from its first header to the end of its last member's blocks.
         contents: by extension, in lower case; nothing where they were passed over.
     """
 
@@ -46,12 +48,15 @@ class Group:
 def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
     """The examples of an archive from where a transfer stands, which must be at a header.
 
+    A transfer to the end of the file must meet the archive's end: two blocks of zeros (POSIX.1-2001, ustar)
+    and nothing but zeros after them. Only that tells a whole archive from one that was cut between two files.
+
     Args:
         transfer: of the archive.
         read: give contents too; otherwise they are passed over.
 
     Raises:
-        ValueError: it is no tar archive, or a damaged one; the message names url and byte.
+        ValueError: it is no tar archive, or a damaged one, or its end is missing; names url and byte.
     """
     group: Group | None = None
     for member in _members(transfer):
@@ -62,41 +67,42 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         key = f"{folder}{slash}{stem}"
         if group is None or group.key != key:
             if group is not None:
-                group.end = member.start
                 yield group
             group = Group(key, member.start)
+        group.end = member.end
         extension = extension.lower()
         if extension in group.contents:
             raise ValueError(f"{transfer.url}: two files are called {member.name} (byte {member.start})")
         group.contents[extension] = _exactly(transfer, member.size) if read else b""
     if group is not None:
-        group.end = transfer.offset
         yield group
 
 
 def _members(transfer: Transfer) -> Iterator[Member]:
-    """Regular files; whoever takes one may read its content before asking for the next."""
+    """Regular files; the content of each may be read before the next is asked for."""
     start, renamed = transfer.offset, ""
     sized: int | None = None
     while True:
         offset = transfer.offset
         header = transfer.read(_BLOCK)
-        if not header or not any(header):  # the end: blocks of zeros, which some writers leave out
+        if not header and transfer.is_part:
+            return
+        if not any(header):
+            _check_end(transfer, offset, header)
             return
         found = _header(header, transfer.url, offset)
         content = transfer.offset
         if found.type == tarfile.GNUTYPE_LONGNAME:
             renamed = _text(_exactly(transfer, found.size).rstrip(b"\0"))
         elif found.type == tarfile.XHDTYPE:
-            records = _pax_records(_exactly(transfer, found.size))
-            renamed = records.get("path", renamed)
-            sized = int(records["size"]) if "size" in records else None
+            renamed_by_pax, sized = _pax_name_and_size(_exactly(transfer, found.size), transfer.url, offset)
+            renamed = renamed_by_pax or renamed
         else:
             size = found.size if sized is None else sized
             if transfer.length is not None and content + size > transfer.length:
                 raise _ends_within(transfer, transfer.length, content, size)
             if found.type in tarfile.REGULAR_TYPES:
-                yield Member(renamed or found.name, start, size)
+                yield Member(renamed or found.name, start, _padded(content + size, offset), size)
             elif found.type in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
                 size = 0
             content, renamed, sized = content + size, "", None
@@ -104,6 +110,40 @@ def _members(transfer: Transfer) -> Iterator[Member]:
             start = transfer.offset
             continue
         transfer.skip(_padded(transfer.offset, offset) - transfer.offset)
+
+
+def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
+    """Read to the end of the file, which must be that of its archive.
+
+    Args:
+        transfer: of the archive.
+        offset: where the last member ended.
+        block: what was read there: zeros, or nothing.
+
+    Raises:
+        ValueError: there are no two blocks of zeros, or something else follows them.
+    """
+    if not block and not offset:
+        raise ValueError(
+            f"{transfer.url}: the file is empty; not even an empty tar archive is. Write it again"
+        )
+    second = transfer.read(_BLOCK)
+    if len(block) < _BLOCK or (len(second) < _BLOCK and not any(second)):
+        raise ValueError(
+            f"{transfer.url}: the archive ends at byte {transfer.offset} without its two blocks of zeros, so "
+            "it may have been cut there. Write it again; if it is whole and its writer left them out, append "
+            "1024 bytes of zeros"
+        )
+    after = offset + _BLOCK
+    while second:
+        if any(second):
+            raise ValueError(
+                f"{transfer.url}: zeros from byte {offset} on, where an archive ends, and something else "
+                f"within the {len(second)} bytes from {after} on: it is damaged, or several archives in one "
+                "file (tar --ignore-zeros reads those). Write it again"
+            )
+        after = transfer.offset
+        second = transfer.read(_REST)
 
 
 def _padded(end: int, header: int) -> int:
@@ -133,15 +173,21 @@ def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ValueEr
     )
 
 
-def _pax_records(content: bytes) -> dict[str, str]:
-    """Extended header records, each ``length key=value`` and a newline (POSIX.1-2001, pax)."""
+def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str, int | None]:
+    """Of the file that follows, where extended header records tell: ``length key=value`` and a newline each
+    (POSIX.1-2001, pax)."""
     records = {}
-    while content:
-        length = int(content.partition(b" ")[0])
-        key, _, value = content[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
-        records[_text(key)] = _text(value)
-        content = content[length:]
-    return records
+    try:
+        while content:
+            length = int(content.partition(b" ")[0])
+            if not 0 < length <= len(content):
+                raise ValueError(f"a record of {length} bytes where {len(content)} are left")
+            key, _, value = content[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
+            records[_text(key)] = _text(value)
+            content = content[length:]
+        return records.get("path", ""), int(records["size"]) if "size" in records else None
+    except ValueError as error:
+        raise ValueError(f"{url}: damaged extended header at byte {offset}: {error}") from error
 
 
 def _text(name: bytes) -> str:

@@ -89,7 +89,8 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     Attributes:
         faults: for each connection to come: ``("cut", n)`` closes it after n bytes of content,
-            ``("reset", n)`` resets it, ``("stall", n)`` says no more. Later ones are passed on whole.
+            ``("reset", n)`` resets it, ``("stall", n)`` says no more, ``("drip", n)`` goes on with 20 bytes a
+            second. Later ones are passed on whole.
         ranges: the Range header of each request so far.
     """
 
@@ -102,6 +103,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.faults: list[tuple[str, int]] = []
         self.ranges: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None
+        self.dripped = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/"
 
     def __enter__(self) -> "Proxy":
@@ -130,6 +132,8 @@ class _Connection(socketserver.BaseRequestHandler):
             # The fault counts bytes of content: the answer's own head goes through.
             limit += self._pass_head(upstream)
             self._pass(upstream, limit)
+            if fault == "drip":
+                self._drip(upstream)
         if fault == "stall":
             self.request.settimeout(20)
             self.request.recv(1)  # until the client gives up
@@ -157,8 +161,20 @@ class _Connection(socketserver.BaseRequestHandler):
         try:
             while piece and limit > 0:
                 self.request.sendall(piece[:limit])
+                self._left = piece[limit:]
                 limit -= len(piece)
                 if limit > 0:
                     piece = upstream.recv(1 << 16)
+        except OSError:
+            pass  # the client has gone
+
+    def _drip(self, upstream: socket.socket) -> None:
+        try:
+            while piece := self._left or upstream.recv(1 << 16):
+                self._left = b""
+                for byte in piece:
+                    self.request.sendall(bytes([byte]))
+                    self.server.dripped.set()
+                    time.sleep(0.05)
         except OSError:
             pass  # the client has gone

@@ -3,6 +3,7 @@
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,71 @@ def test_damaged_archives_name_file_and_byte(tmp_path: Path) -> None:
         read(tmp_path / "a.tar.gz")
 
 
-def test_an_archive_without_its_end_marks_is_whole(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [1])
-    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
-    (group,) = groups(transfer, read=True)
+ZEROS = bytes(512)
+
+
+def body(path: Path, numbers: list[int]) -> bytes:
+    """An archive of these examples without its end."""
+    write_shard(path, numbers)
+    transfer = Transfer(str(path), retries=Retries())
+    *_, last = groups(transfer, read=False)
     transfer.close()
+    return path.read_bytes()[: last.end]
+
+
+@pytest.mark.parametrize("padding", [0, 1, 18, 4000], ids=lambda blocks: f"{blocks} blocks")
+def test_an_archive_ends_with_two_blocks_of_zeros_or_more(tmp_path: Path, padding: int) -> None:
+    content = body(tmp_path / "a.tar", [1, 2, 3]) + 2 * ZEROS + padding * ZEROS
+    (tmp_path / "a.tar").write_bytes(content)
+    assert [number_of(example) for example in read(tmp_path / "a.tar")] == [1, 2, 3]
+    (tmp_path / "none.tar").write_bytes(20 * ZEROS)
+    assert read(tmp_path / "none.tar") == []
+
+
+@pytest.mark.parametrize("contents", [True, False], ids=["read", "indexed"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda one, two: b"", "the file is empty"),  # noqa: ARG005
+        (lambda one, two: one + two, "ends at byte {end} without its two blocks of zeros"),
+        (lambda one, two: one + two + ZEROS, "ends at byte {end} without its two blocks of zeros"),
+        (lambda one, two: one + two + ZEROS + ZEROS[:9], "ends at byte {end} without its two blocks"),
+        (lambda one, two: one + two[:100], "no tar header at byte {one}: truncated header"),
+        (lambda one, two: one + ZEROS + two + 2 * ZEROS, "zeros from byte {one} on, .* and something else"),
+        (lambda one, two: one + 2 * ZEROS + two + 2 * ZEROS, "zeros from byte {one} on, .* several archives"),
+        (lambda one, two: one + 300 * ZEROS + two + 2 * ZEROS, "zeros from byte {one} on"),
+        (lambda one, two: ZEROS + one + two + 2 * ZEROS, "zeros from byte 0 on"),
+        (lambda one, two: one + two + 2 * ZEROS + b"\0\0x", "zeros from byte {both} on"),
+    ],
+    ids=[
+        "empty", "cut between examples", "one block", "within the second", "within a header", "one within",
+        "two within", "many within", "one before", "something after",
+    ],
+)  # fmt: skip
+def test_an_archive_that_is_not_whole_is_an_error(
+    tmp_path: Path, damage: Any, message: str, contents: bool
+) -> None:
+    one, two = body(tmp_path / "a.tar", [1, 2]), body(tmp_path / "b.tar", [3, 4, 5])
+    content = damage(one, two)
+    path = tmp_path / "damaged.tar"
+    path.write_bytes(content)
+    message = message.format(one=len(one), both=len(one + two), end=len(content))
+    transfer = Transfer(str(path), retries=Retries())
+    found = groups(transfer, read=contents)
+    seen = []
+    with pytest.raises(ValueError, match=rf"damaged\.tar: .*{message}"):
+        seen.extend(group.example for group in found)
+    transfer.close()
+    if contents:
+        assert [number_of(example) for example in seen] == list(range(1, len(seen) + 1))
+
+
+def test_a_damaged_extended_header_names_file_and_byte(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [1], format=tarfile.PAX_FORMAT, prefix="name/" * 60)
     content = (tmp_path / "a.tar").read_bytes()
-    (tmp_path / "b.tar").write_bytes(content[: content.rstrip(b"\0").__len__() // 512 * 512 + 512])
-    assert read(tmp_path / "b.tar") == [group.example]
+    for wrong in (b"nonsense path=", b"0 path=", b"999999 path="):
+        at = content.index(b" path=") - 3
+        damaged = content[:at] + wrong + content[at + len(wrong) :]
+        (tmp_path / "b.tar").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"b\.tar: damaged extended header at byte 0: "):
+            read(tmp_path / "b.tar")

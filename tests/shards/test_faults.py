@@ -1,0 +1,276 @@
+"""Servers and files that fail: every example is as stored, or an error names the shard; none is lost.
+
+The short form of a longer campaign: seeded, and bounded in number and time.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader, IndexedTarShards, Retries, TarShards
+from adaecho.shards import TransferError
+from adaecho.shards.remote import Transfer
+from adaecho.shards.tar import groups
+from tests.echo.threads.test_workers import assert_no_threads_soon
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
+from tests.shards.nginx import Proxy, needs_nginx, nginx
+
+KINDS = ["tar", "indexed"]
+PATIENT = Retries(tries=8, delay_s=0.001, timeout_s=1)
+
+
+@pytest.fixture
+def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    monkeypatch.setenv("no_proxy", "*")
+    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
+        yield started
+
+
+def in_order(kind: str, place: str, retries: Retries = QUICK) -> TarShards | IndexedTarShards:
+    urls = f"{place.rstrip('/')}/shard-{{000..003}}.tar"
+    if kind == "tar":
+        return TarShards(urls, order="stored", retries=retries)
+    return IndexedTarShards(urls, retries=retries)
+
+
+def loader_of(kind: str, place: str, **options: Any) -> EchoLoader:
+    return EchoLoader(in_order(kind, place), 1, order="stored", decode=label_alone, **options)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put another file in the place of one; its time differs, as that of a later write does."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    os.utime(new, (1_000_000_000, 1_000_000_000))
+    new.replace(path)
+
+
+def ends_of_examples(path: Path) -> list[int]:
+    transfer = Transfer(str(path), retries=QUICK)
+    ends = [group.end for group in groups(transfer, read=False)]
+    transfer.close()
+    return ends
+
+
+def other_of_equal_length(path: Path) -> bytes:
+    """A whole archive of the same length with other labels: what nothing but its version can tell."""
+    content = path.read_bytes()
+    write_shard(path.with_suffix(".other"), list(range(50, 50 + 40)))
+    other = path.with_suffix(".other").read_bytes()
+    return (content[:1024] + other[1024:])[: len(content)].ljust(len(content), b"\0")
+
+
+@needs_nginx
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_fails_at_random_loses_no_example(
+    proxy: Proxy, folder: Path, kind: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    source = in_order(kind, proxy.url, PATIENT)
+    faults = rng.choice(["cut", "reset", "stall"], size=12, p=[0.5, 0.4, 0.1]).tolist()
+    proxy.faults = [(fault, int(rng.integers(0, 8000))) for fault in faults]
+    victim = folder / f"shard-{rng.integers(4):03d}.tar"
+    content, cut = victim.read_bytes(), int(rng.choice(ends_of_examples(victim)))
+    changed = [
+        content,
+        b"",
+        content[:cut],
+        content[: cut - 700],
+        content[:cut] + bytes(512) + content[cut:],
+        other_of_equal_length(victim),
+    ][seed % 6]
+    change_at = int(rng.integers(NUM_EXAMPLES))
+    seen: list[int] = []
+    message = ""
+    try:
+        with EchoLoader(
+            source, 1, order="stored", decode=label_alone, epochs=1, num_workers=seed % 3
+        ) as loader:
+            for batch in loader:
+                seen += labels([batch])
+                if len(seen) == change_at and changed != content:
+                    replace(victim, changed)
+                    loader.stop()
+    except (TransferError, ValueError) as error:
+        message = str(error)
+    if message:
+        assert changed != content  # connections alone are never the end
+        assert victim.name in message
+    assert seen == list(range(len(seen) if message else NUM_EXAMPLES))
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_answer_is_no_empty_archive(proxy: Proxy, folder: Path, kind: str) -> None:
+    replace(folder / "shard-002.tar", b"")
+    with pytest.raises(ValueError, match=r"shard-002\.tar: the file is empty"):
+        list(islice(loader_of(kind, proxy.url), NUM_EXAMPLES))
+
+
+@needs_nginx
+@pytest.mark.parametrize("length", ["equal", "longer", "shorter"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shard_that_changed_after_stop_is_refused(
+    proxy: Proxy, folder: Path, kind: str, length: str
+) -> None:
+    with loader_of(kind, proxy.url) as loader:
+        iterator = iter(loader)
+        assert labels(islice(iterator, 2)) == [0, 1]
+        loader.stop()
+        change(folder / "shard-000.tar", length)
+        with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed: it was \d+ bytes"):
+            list(islice(loader, NUM_EXAMPLES))
+
+
+def change(path: Path, length: str) -> None:
+    content = path.read_bytes()
+    if length == "equal":
+        replace(path, other_of_equal_length(path))
+    elif length == "longer":
+        replace(path, content + bytes(10240))
+    else:
+        replace(path, content[:1024] + bytes(1024))
+
+
+def refuse(loader: EchoLoader, state: dict[str, Any]) -> None:
+    def go_on() -> None:
+        loader.load_state_dict(state)
+        next(iter(loader))
+
+    with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed"):
+        go_on()
+
+
+@needs_nginx
+@pytest.mark.parametrize("length", ["equal", "longer", "shorter"])
+def test_a_shard_that_changed_before_a_resume_is_refused(proxy: Proxy, folder: Path, length: str) -> None:
+    with loader_of("tar", proxy.url) as first:
+        assert labels(islice(first, 2)) == [0, 1]
+        state = first.state_dict()
+    with loader_of("tar", proxy.url) as unchanged:
+        unchanged.load_state_dict(state)
+        assert labels(islice(unchanged, 2)) == [2, 3]
+    change(folder / "shard-000.tar", length)
+    with loader_of("tar", proxy.url) as restored:
+        refuse(restored, state)
+    write_shard(folder / "shard-000.tar", [0, 1, 2])
+    with loader_of("tar", proxy.url) as anew:  # a new source takes the file as it is
+        assert labels(islice(anew, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_local_shard_that_changed_is_refused(folder: Path, kind: str) -> None:
+    with loader_of(kind, str(folder)) as loader:
+        assert labels(islice(loader, 2)) == [0, 1]
+        state = loader.state_dict()
+        change(folder / "shard-000.tar", "equal")
+        loader.stop()
+        with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed"):
+            list(islice(loader, NUM_EXAMPLES))
+    if kind == "tar":
+        change(folder / "shard-000.tar", "longer")
+        with loader_of(kind, str(folder)) as restored:
+            refuse(restored, state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_a_local_shard_is_the_same_shard(folder: Path, tmp_path: Path, kind: str) -> None:
+    index = {} if kind == "tar" else {"index": tmp_path / "index.npz"}
+
+    def loader() -> EchoLoader:
+        urls = f"{folder}/shard-{{000..003}}.tar"
+        source = TarShards(urls, order="stored") if kind == "tar" else IndexedTarShards(urls, **index)
+        return EchoLoader(source, 1, order="stored", decode=label_alone)
+
+    with loader() as first:
+        assert labels(islice(first, 2)) == [0, 1]
+        state = first.state_dict()
+    for path in folder.glob("*.tar"):
+        replace(path, path.read_bytes())  # another time, as a copy to a node's own disk has
+    with loader() as restored:
+        restored.load_state_dict(state)
+        assert labels(islice(restored, 3)) == [2, 3, 4]
+
+
+@needs_nginx
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopping_does_not_wait_for_a_server_that_drips(proxy: Proxy, kind: str) -> None:
+    """The examples in hand would take many minutes."""
+    source = in_order(kind, proxy.url)
+    with EchoLoader(source, 4, order="stored", decode=label_alone, num_workers=2) as loader:
+        iterator = iter(loader)
+        seen = labels(islice(iterator, 1))
+        loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
+        proxy.faults = 100 * [("drip", 100)]
+
+        def ask() -> None:
+            with pytest.raises(RuntimeError, match="asking again goes on"):
+                next(iterator)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert proxy.dripped.wait(20)
+        loader.stop()
+        asking.join(30)
+        assert not asking.is_alive()
+        assert_no_threads_soon()
+        proxy.faults.clear()
+        seen += labels(islice(loader, 3))
+    assert seen == list(range(16))
+
+
+_INDEX = """
+import sys
+from adaecho import IndexedTarShards
+print("begun", flush=True)
+try:
+    IndexedTarShards(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@needs_nginx
+def test_ctrl_c_ends_the_making_of_an_index_from_a_server_that_drips(proxy: Proxy) -> None:
+    proxy.faults = 100 * [("drip", 0)]
+    urls = f"{proxy.url}shard-{{000..003}}.tar"
+    process = subprocess.Popen([sys.executable, "-c", _INDEX, urls], stdout=subprocess.PIPE, text=True)
+    try:
+        assert proxy.dripped.wait(60)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert output.splitlines() == ["begun", "interrupted"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_index_is_refused_with_the_remedy(folder: Path, tmp_path: Path, seed: int) -> None:
+    rng, index = np.random.default_rng(seed), tmp_path / "index.npz"
+    urls = f"{folder}/shard-{{000..003}}.tar"
+    kept = IndexedTarShards(urls, index=index)
+    whole = index.read_bytes()
+    assert kept[3] == IndexedTarShards(urls, index=index)[3]
+    at = int(rng.integers(len(whole)))
+    arrays = dict(np.load(index))
+    index.write_bytes(
+        [b"", whole[:at], b"not an index at all", whole[:60] + bytes(60) + whole[120:]][seed % 4]
+    )
+    if seed >= 4:  # sound archives that are no index
+        np.savez(index, **{name: array for name, array in arrays.items() if name != list(arrays)[seed - 4]})
+    with pytest.raises(ValueError, match=r"index\.npz.*: it is damaged, or no index of this version.*delete"):
+        IndexedTarShards(urls, index=index)
+    index.unlink()
+    assert [number_of(example) for example in IndexedTarShards(urls, index=index)] == list(
+        range(NUM_EXAMPLES)
+    )
