@@ -131,7 +131,7 @@ class SearchConfig:
     workers: int = 2  # local processes
     # Stop a trial that has read more fresh examples than the best complete one of its search. It can
     # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
-    stop_hopeless: bool = False
+    prune: bool = False
     needs_every_trial: bool = False
     allow_changed_code: bool = False  # let a queued job run although the code has changed since
     # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1))

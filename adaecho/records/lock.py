@@ -23,6 +23,10 @@ STALE_AFTER_S = 120.0
 _UNNAMED_AFTER_S = 2.0
 
 
+class FolderInUseError(FolderError):
+    """A live process is writing the folder."""
+
+
 class FolderLock:
     """The right to write into a folder, held by a file ``lock`` in it.
 
@@ -41,7 +45,8 @@ class FolderLock:
         """Take the lock, also from a holder that is gone.
 
         Raises:
-            FolderError: a live process holds it (named by host and pid), or the folder can't be written.
+            FolderInUseError: a live process holds it (named by host and pid).
+            FolderError: the folder can't be written.
         """
         with folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +75,7 @@ class FolderLock:
                     if self._age_s() < _UNNAMED_AFTER_S:
                         return False
                 elif self._is_alive(holder):
-                    raise FolderError(self._refusal(holder))
+                    raise FolderInUseError(self._refusal(holder))
                 self.path.unlink(missing_ok=True)
             token = uuid.uuid4().hex
             try:

@@ -16,6 +16,8 @@ from statistics import fmean
 from typing import Any
 
 Row = dict[str, Any]
+# What a run ends with; one that failed, was preempted or is running is still to be done.
+FINISHED = frozenset({"reached", "budget_spent", "diverged", "pruned"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
 
 

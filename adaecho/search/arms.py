@@ -89,7 +89,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         search = search or from_plain(base).search
         for name, extra in (base["search"]["arms"] or {"": []}).items():
             arm = _build_arm(name, typed, combination, extra, compose)
-            arms.setdefault(stable_hash(arm.to_plain()), arm)
+            arms.setdefault(stable_hash(arm.to_dict()), arm)
     assert search is not None
     _check_search(list(arms.values()), search)
     _check_corners(list(arms.values()))
@@ -142,15 +142,15 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
     """One search for all: no arm has trials, seeds or a way of stopping of its own."""
     for arm in arms:
         own = from_plain(arm.config).search
-        for name in ("seed", "trials", "repeats", "max_diverged", "stop_hopeless"):
+        for name in ("seed", "trials", "repeats", "max_diverged", "prune"):
             if getattr(own, name) != getattr(shared, name):
                 raise ConfigError(
                     f"search.{name}: {getattr(own, name)} in arm {arm.name}, {getattr(shared, name)} in the "
                     "sweep; a sweep has one search: set it once, or run one command per value"
                 )
-        if own.stop_hopeless and own.needs_every_trial:
+        if own.prune and own.needs_every_trial:
             raise ConfigError(
-                f"search.stop_hopeless=true: arm {arm.name} is of an experiment that compares how many "
+                f"search.prune=true: arm {arm.name} is of an experiment that compares how many "
                 "trials diverge or miss the target, and stopping trials early would change that; drop it"
             )
 

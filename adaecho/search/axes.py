@@ -61,7 +61,7 @@ class Axis:
             return math.log((1 - value) / (1 - self.low)) / math.log((1 - self.high) / (1 - self.low))
         return (value - self.low) / (self.high - self.low)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For ``design.json``."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 

@@ -38,13 +38,13 @@ class Arm:
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "path"}
         for axis in self.axes:
             kept = with_value(kept, axis.key, None)
-        return {"config": kept, "axes": {axis.key: axis.to_plain() for axis in self.axes}}
+        return {"config": kept, "axes": {axis.key: axis.to_dict() for axis in self.axes}}
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What the arm computes: two arms that agree in this are one."""
         return {
-            "config": {**identity(self.config), **{key: self.config[key] for key in BUDGETS}},
-            "axes": {axis.key: axis.to_plain() for axis in self.axes},
+            "config": {**identity(self.config), **{key: self.config.get(key) for key in BUDGETS}},
+            "axes": {axis.key: axis.to_dict() for axis in self.axes},
         }
 
 
@@ -75,7 +75,7 @@ class Design:
         trials: non-divergent trials of each search.
         repeats: independent searches of each arm.
         max_diverged: how many diverged trials of a search are replaced by further points.
-        stop_hopeless: whether a trial ends that can't be its search's best any more.
+        prune: whether a trial ends that can't be its search's best any more.
         experiment: its name, if it has one.
     """
 
@@ -84,7 +84,7 @@ class Design:
     trials: int
     repeats: int
     max_diverged: int
-    stop_hopeless: bool = False
+    prune: bool = False
     experiment: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -96,13 +96,14 @@ class Design:
         """The hyper-parameters of a trial: config key to value."""
         if not arm.axes:
             return {}
-        key, rows = (arm.name, repeat), self._cache.get((arm.name, repeat), ())
-        if index >= len(rows):
-            wanted = max(index + 1, self.trials, 2 * len(rows))
-            rows = self._cache[key] = sobol(
-                stable_hash(self.seed, arm.content(), repeat), len(arm.axes), wanted
+        points = self._cache.get((arm.name, repeat), [])
+        if index >= len(points):
+            rows = sobol(
+                stable_hash(self.seed, arm.content(), repeat), len(arm.axes), max(index + 1, self.trials)
             )
-        return {axis.key: axis.value(u) for axis, u in zip(arm.axes, rows[index], strict=True)}
+            points = [[axis.value(u) for axis, u in zip(arm.axes, row, strict=True)] for row in rows]
+            self._cache[arm.name, repeat] = points
+        return {axis.key: value for axis, value in zip(arm.axes, points[index], strict=True)}
 
     def trial_config(self, arm: Arm, repeat: int, index: int) -> dict[str, Any]:
         """The plain config of a trial: the arm's, with its point and its seed."""
@@ -116,8 +117,8 @@ class Design:
         point = [f"{key}={value!r}" for key, value in self.point(arm, repeat, index).items()]
         return [*arm.overrides, *point, f"seed={trial_seed(self.seed, repeat, index)}"]
 
-    def to_plain(self) -> dict[str, Any]:
-        """The record ``design.json``: what must stay equal when the sweep is continued, and the points."""
+    def to_dict(self) -> dict[str, Any]:
+        """The record ``design.json``: all that a worker needs, the points included."""
         return {
             "experiment": self.experiment,
             "search": {
@@ -125,14 +126,14 @@ class Design:
                 "trials": self.trials,
                 "repeats": self.repeats,
                 "max_diverged": self.max_diverged,
-                "stop_hopeless": self.stop_hopeless,
+                "prune": self.prune,
             },
-            "arms": {arm.name: self._arm_to_plain(arm) for arm in self.arms},
+            "arms": {arm.name: self._arm_to_dict(arm) for arm in self.arms},
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "Design":
-        """The design of a ``design.json``, whose configs hold what is compared: enough to read a sweep.
+    def from_dict(cls, plain: dict[str, Any]) -> "Design":
+        """The design of a ``design.json``.
 
         Raises:
             KeyError, TypeError, AttributeError: it is no design.
@@ -146,24 +147,31 @@ class Design:
             )
             for name, arm in plain["arms"].items()
         ]
-        return cls(tuple(arms), experiment=plain["experiment"], **plain["search"])
+        points = {
+            (name, repeat): rows
+            for name, arm in plain["arms"].items()
+            for repeat, rows in enumerate(arm["points"])
+        }
+        return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
-    def _arm_to_plain(self, arm: Arm) -> dict[str, Any]:
-        points = [
-            [list(self.point(arm, repeat, index).values()) for index in range(self.trials)]
-            for repeat in range(self.repeats)
-        ]
-        return {"overrides": list(arm.overrides), **arm.to_plain(), "points": points if arm.axes else []}
+    def _arm_to_dict(self, arm: Arm) -> dict[str, Any]:
+        points = []
+        for repeat in range(self.repeats if arm.axes else 0):
+            self.point(arm, repeat, self.trials - 1)
+            points.append(self._cache[arm.name, repeat])
+        return {**arm.to_dict(), "overrides": list(arm.overrides), "config": arm.config, "points": points}
 
 
 def sobol(seed: int, dimensions: int, count: int) -> list[list[float]]:
-    """The first ``count`` points in [0, 1)^dimensions of the scrambled Sobol sequence of this seed."""
+    """At least ``count`` points in [0, 1)^dimensions of the scrambled Sobol sequence of this seed.
+
+    A whole power of two, because that is how the sequence is balanced; a prefix of it is the same sequence.
+    """
     from scipy.stats import qmc  # takes a second or two: the workers start meanwhile
 
     engine = qmc.Sobol(dimensions, scramble=True, rng=seed)
-    # A whole power of two, because that is how the sequence is balanced; a prefix of it is the same sequence.
     rows: list[list[float]] = engine.random_base2(max(count - 1, 0).bit_length()).tolist()
-    return rows[:count]
+    return rows
 
 
 def trial_seed(search_seed: int, repeat: int, index: int) -> int:

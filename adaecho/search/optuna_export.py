@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from adaecho.records.outcome import FINISHED
 from adaecho.search.axes import Axis
-from adaecho.search.state import FINISHED, Search, SweepState
+from adaecho.search.state import Search, SweepState
 
 JOURNAL = "optuna.journal"
 _EVERY_S = 60.0

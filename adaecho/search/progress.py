@@ -1,4 +1,7 @@
-"""What a sweep shows while it works: a live table on a terminal, one line per trial elsewhere."""
+"""What a sweep shows while it works: a live table on a terminal, one line per trial elsewhere.
+
+It is read from the run folders, so it does not matter where the trials run.
+"""
 
 import time
 from collections.abc import Iterable
@@ -9,12 +12,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from adaecho.records.outcome import FINISHED
 from adaecho.search.design import TrialId
+from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.state import Search, SweepState
 
+_LOOK_EVERY_S = 0.5
+_TOLD = FINISHED | {"failed"}
 
-class Progress:
-    """Follows a sweep; ``show`` as often as wanted, ``ended`` once per trial.
+
+class SweepProgress:
+    """Follows a sweep; ``update`` as often as wanted: it reads the folders about twice a second at most.
 
     Args:
         state: of the sweep; read again at each call.
@@ -27,11 +35,14 @@ class Progress:
         self._console = console or Console()
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
+        self._exporter = OptunaExporter(state)
+        self._known = {trial: status for trial in state.wanted() if (status := state.status(trial)) in _TOLD}
+        self._next_look = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SweepProgress":
         if self._live is not None:
             self._live.start()
         return self
@@ -43,6 +54,24 @@ class Progress:
             self.show([])
             self._live.stop()
 
+    def update(self, *, at_once: bool = False) -> None:
+        """Take over what the folders say, tell what has ended since, and keep the Optuna study up to date."""
+        begin = time.monotonic()
+        if begin < self._next_look and not at_once:
+            return
+        self._state.refresh()
+        trials = self._state.wanted()
+        for trial in trials:
+            status = self._state.status(trial)
+            if status in _TOLD and self._known.get(trial) != status:
+                self._known[trial] = status
+                summary = self._state.search(trial).summaries[trial.index]
+                self.ended(trial, summary.get("train_time_s", 0) + summary.get("eval_time_s", 0))
+        self.show(trial for trial in trials if self._state.status(trial) == "running")
+        self._exporter.update()
+        # A look at thousands of folders takes a while: it may take a twentieth of the time.
+        self._next_look = begin + max(_LOOK_EVERY_S, 20 * (time.monotonic() - begin))
+
     def show(self, running: Iterable[TrialId]) -> None:
         """Redraw the live table; as many as are running now are assumed to run until the end."""
         self._running = list(running)
@@ -52,14 +81,14 @@ class Progress:
             table = arm_table(self._state, self._running, max_arms=max(1, self._console.height - 4))
             self._live.update(Group(table, footer), refresh=True)
 
-    def ended(self, trial: TrialId, duration_s: float, note: str = "") -> None:
+    def ended(self, trial: TrialId, duration_s: float) -> None:
         """A trial has ended as the state now says, ``duration_s`` after its start."""
         self._durations_s.setdefault(trial.arm, []).append(duration_s)
         if self._live is None:
             searches = self._state.searches.values()
             total = sum(search.num_wanted() for search in searches)
             done = sum(search.num_finished() for search in searches)
-            outcome = note or describe(self._state.search(trial), trial.index)
+            outcome = describe(self._state.search(trial), trial.index)
             self._console.print(
                 f"{done}/{total}  {trial}: {outcome}; {self._time_left()}", soft_wrap=True, highlight=False
             )
@@ -111,7 +140,9 @@ def describe(search: Search, index: int) -> str:
     status = str(summary.get("status", "not begun"))
     if status == "reached":
         return f"reached after {summary['to_target']['fresh_examples']:,} fresh examples"
-    if status in ("budget_spent", "stopped_hopeless"):
+    if status == "failed":
+        return f"failed ({summary.get('error', 'without a word')})"
+    if status in ("budget_spent", "pruned"):
         best = summary.get("best")
         text = (
             f"missed the target ({status})" if summary.get("target", {}).get("value") is not None else status

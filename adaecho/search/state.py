@@ -1,6 +1,7 @@
 """Where a sweep stands, read from its run folders alone: what is finished, and which trials come next."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -8,9 +9,8 @@ from typing import Any
 
 from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
-from adaecho.search.design import Arm, Design, TrialId, trial_seed
-
-FINISHED = frozenset({"reached", "budget_spent", "diverged", "stopped_hopeless"})
+from adaecho.records.outcome import FINISHED
+from adaecho.search.design import Arm, Design, TrialId
 
 
 @dataclass
@@ -87,10 +87,22 @@ class SweepState:
 
     def reread(self, trial: TrialId) -> dict[str, Any]:
         """Take over what the trial's folder says now; its summary, empty before it began."""
-        summary = RunFolder(self.trial_folder(trial)).read_summary()
+        summary = _read_summary(self.trial_folder(trial))
         if summary is not None:
             self.search(trial).summaries[trial.index] = summary
         return summary or {}
+
+    def status(self, trial: TrialId) -> str | None:
+        """Of a trial; None before it began."""
+        return self.search(trial).status(trial.index)
+
+    def wanted(self) -> list[TrialId]:
+        """Every trial that is needed as far as is known, ended ones among them."""
+        return [
+            TrialId(name, repeat, index)
+            for (name, repeat), search in self.searches.items()
+            for index in range(search.num_wanted())
+        ]
 
     def refresh(self) -> None:
         """Take over what the folders of all trials that had not ended say now."""
@@ -117,15 +129,30 @@ class SweepState:
         )
         root = self.folder / arm.name / str(repeat)
         for folder in root.iterdir() if root.is_dir() else ():
-            if folder.name.isdigit() and (summary := RunFolder(folder).read_summary()) is not None:
-                self._check_own(folder, summary, trial_seed(self.design.seed, repeat, int(folder.name)))
+            if folder.name.isdigit() and (summary := _read_summary(folder)) is not None:
+                _check_own(folder, summary, self.design.trial_config(arm, repeat, int(folder.name)))
                 search.summaries[int(folder.name)] = summary
         return search
 
-    @staticmethod
-    def _check_own(folder: Path, summary: dict[str, Any], seed: int) -> None:
-        if summary.get("seed", seed) != seed:
+
+def _read_summary(folder: Path) -> dict[str, Any] | None:
+    """None too where a power cut left an empty file: the worker that takes the trial sees to it."""
+    with suppress(FolderError):
+        return RunFolder(folder).read_summary()
+    return None
+
+
+def _check_own(folder: Path, summary: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuse a trial of another sweep or arm, as far as its summary tells."""
+    recorded: dict[str, Any] = {"seed": summary.get("seed"), "task.name": summary.get("task")}
+    recorded |= {f"echo.{key}": value for key, value in summary.get("echo", {}).items()}
+    recorded |= {"adascale.enabled": summary.get("adascale"), **summary.get("hyperparameters", {})}
+    for key, theirs in recorded.items():
+        ours: Any = config
+        for name in key.split("."):
+            ours = ours.get(name) if isinstance(ours, dict) else None
+        if theirs is not None and theirs != ours:
             raise FolderError(
-                f"{folder}: a trial of another sweep (its seed is {summary['seed']}, here it is {seed}); "
+                f"{folder}: a trial of another sweep or arm (its {key} is {theirs}, here it is {ours}); "
                 "move it away, or start anew with fresh=true"
             )

@@ -1,24 +1,22 @@
-"""A sweep from design to outcome on this machine; the same command finishes what an earlier one left."""
+"""A sweep's folder: the record of its design, what its workers refused, and trials that failed."""
 
-import time
-from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import FolderError, UserError
+from adaecho.errors import FolderError
 from adaecho.records.compare import differences, smaller_budgets
+from adaecho.records.environment import environment
 from adaecho.records.files import read_json, write_json
 from adaecho.records.folder import RunFolder
-from adaecho.search.design import Design, TrialId
-from adaecho.search.execute import MAX_ATTEMPTS
-from adaecho.search.optuna_export import OptunaExporter
-from adaecho.search.pool import Ended, Pool
-from adaecho.search.progress import Progress
-from adaecho.search.state import FINISHED, SweepState
+from adaecho.records.outcome import FINISHED
+from adaecho.search.axes import Axis
+from adaecho.search.design import Arm, Design, TrialId
+from adaecho.search.state import SweepState
 
+REFUSAL = "refusal.json"
 _BUDGETS = ("trials", "repeats", "max_diverged")
-_MAX_LINES = 20
-_REFRESH_S = 0.5
+_MAX_LINES = 8
 
 
 def record_design(design: Design, folder: Path) -> None:
@@ -28,22 +26,24 @@ def record_design(design: Design, folder: Path) -> None:
         FolderError: the folder holds another design (with a diff).
     """
     path = folder / "design.json"
-    new = design.to_plain()
+    new = design.to_dict()
     if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
         raise FolderError(
-            f"{folder}: holds trials but no design.json, so nobody knows of which sweep; choose another "
+            f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
             "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
         )
     if path.exists():
         read_design(folder)
-        old = read_json(path)
-        refused = smaller_budgets(old["search"], new["search"], _BUDGETS)
-        refused += differences(_comparable(old), _comparable(new))
+        refused = _differences(read_json(path), new)
         if refused:
-            shown = "\n".join(f"  {line}" for line in refused[:_MAX_LINES])
+            shown = refused[:_MAX_LINES]
+            if len(refused) > _MAX_LINES:
+                shown.append(f"and {len(refused) - _MAX_LINES} more")
             raise FolderError(
-                f"{folder}: holds another design:\n{shown}\nRun that design again, choose another "
-                "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
+                f"{folder}: holds another design:\n  "
+                + "\n  ".join(shown)
+                + "\nRun that design again, choose "
+                "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
             )
     write_json(path, new)
 
@@ -58,7 +58,7 @@ def read_design(folder: Path) -> Design:
     if not path.exists():
         raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
     try:
-        return Design.from_plain(read_json(path))
+        return Design.from_dict(read_json(path))
     except (KeyError, TypeError, AttributeError) as error:
         raise FolderError(
             f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
@@ -66,113 +66,70 @@ def read_design(folder: Path) -> Design:
         ) from error
 
 
-def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
-    """What may not change: all but budgets, spelling, and the points that a longer design has more of."""
-    return {
-        "search.seed": plain["search"]["seed"],
-        "search.stop_hopeless": plain["search"].get("stop_hopeless", False),
-        "arms": sorted(plain["arms"]),
-        **{
-            name: {
-                "config": arm["config"],
-                "axes": arm["axes"],
-                "first point": next((points[0] for points in arm["points"]), None),
-            }
-            for name, arm in plain["arms"].items()
-        },
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What may not change, as lines: all but budgets, spelling, and points that a longer design has more of.
+
+    What differs in every arm is told once.
+    """
+    lines = smaller_budgets(old["search"], new["search"], _BUDGETS)
+    for name in ("seed", "prune"):
+        lines += differences({f"search.{name}": old["search"][name]}, {f"search.{name}": new["search"][name]})
+    names = [set(plain["arms"]) for plain in (old, new)]
+    if names[0] != names[1]:
+        gone, added = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        lines.append(f"arms: {gone} in the folder, {added} now")
+    common = sorted(names[0] & names[1])
+    by_arm = {
+        name: differences(_compared(name, old["arms"][name]), _compared(name, new["arms"][name]))
+        for name in common
     }
+    everywhere: list[str] = []
+    if len(common) > 1:
+        everywhere = [line for line in by_arm[common[0]] if all(line in by_arm[name] for name in common)]
+    lines += [f"every arm's {line}" for line in everywhere]
+    return lines + [f"{name}.{line}" for name in common for line in by_arm[name] if line not in everywhere]
 
 
-def move_aside(folder: Path) -> None:
-    """Rename a sweep's folder to ``<name>.old-<n>``, so that a new one can start in its place.
+def _compared(name: str, plain: dict[str, Any]) -> dict[str, Any]:
+    axes = tuple(Axis(key, **axis) for key, axis in plain["axes"].items())
+    first = next((points[0] for points in plain["points"]), None)
+    return {**Arm(name, (), plain["config"], axes).to_dict(), "first point": first}
 
-    The caller holds the folder's lock, which does not move along.
+
+def move_aside(folder: Path) -> Path:
+    """Rename a folder to ``<name>.old-<n>``, so that a new one can start in its place; where it now is.
+
+    A lock does not move along; its holder, if there is one, is the caller.
     """
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     folder.rename(old)
     (old / "lock").unlink(missing_ok=True)
+    return old
 
 
-class LocalSweep:
-    """Runs the missing trials of a sweep on a pool of local workers.
+def read_refusal(folder: Path, launch: str) -> str | None:
+    """Why a worker of this launch ended, where only the user can mend it."""
+    with suppress(FolderError, KeyError):
+        refusal = read_json(folder / REFUSAL)
+        return str(refusal["error"]) if refusal["launch"] == launch else None
+    return None
 
-    Args:
-        state: of the sweep.
-        pool: of workers.
-        progress: told about every trial.
-        group: the tracker's name for the sweep.
+
+def record_failure(state: SweepState, trial: TrialId, error: str) -> None:
+    """See that a failed trial's summary says so, also where its process died without a word.
+
+    Raises:
+        FolderInUseError: another process is at the trial.
     """
-
-    def __init__(self, state: SweepState, pool: Pool, progress: Progress, group: str) -> None:
-        self._state, self._pool, self._progress, self._group = state, pool, progress, group
-        self._arms = {arm.name: arm for arm in state.design.arms}
-        self._exporter = OptunaExporter(state)
-        self._attempts: Counter[TrialId] = Counter()
-        self._running: dict[TrialId, float] = {}
-
-    def run(self) -> None:
-        """Until nothing is missing that could still be run.
-
-        Raises:
-            UserError: a trial met something that only the user can mend; running ones are checkpointed.
-        """
-        while True:
-            for trial in self._next_trials():
-                self._submit(trial)
-            if not self._running:
-                return
-            self._progress.show(self._running)
-            for ended in self._pool.wait(_REFRESH_S):
-                self._record(ended)
-            self._exporter.update()
-
-    def _next_trials(self) -> list[TrialId]:
-        if not self._pool.num_free:
-            return []
-        waiting = [
-            trial
-            for trial in self._state.missing()
-            if trial not in self._running and self._attempts[trial] < MAX_ATTEMPTS
-        ]
-        return waiting[: self._pool.num_free]
-
-    def _submit(self, trial: TrialId) -> None:
-        arm, design = self._arms[trial.arm], self._state.design
-        self._running[trial] = time.monotonic()
-        self._pool.submit(
-            {
-                "trial": [trial.arm, trial.repeat, trial.index],
-                "folder": str(self._state.trial_folder(trial)),
-                "config": design.trial_config(arm, trial.repeat, trial.index),
-                "overrides": design.trial_overrides(arm, trial.repeat, trial.index),
-                "group": self._group,
-            }
-        )
-
-    def _record(self, ended: Ended) -> None:
-        trial = TrialId(*ended.job["trial"])
-        duration_s = time.monotonic() - self._running.pop(trial)
-        if ended.users:
-            raise UserError(f"trial {trial}: {ended.error}")
-        note = ""
-        if ended.error is not None:
-            self._attempts[trial] += 1
-            note = f"failed, attempt {self._attempts[trial]} of {MAX_ATTEMPTS} ({ended.error})"
-            if self._attempts[trial] == MAX_ATTEMPTS:
-                record_failure(self._state.trial_folder(trial), ended.error)
-        elif ended.status == "preempted":
-            raise KeyboardInterrupt
-        self._state.reread(trial)
-        self._progress.ended(trial, duration_s, note)
-
-
-def record_failure(folder: Path, error: str) -> None:
-    """See that a failed trial's summary says so, also where its process died without a word."""
-    run = RunFolder(folder)
+    run = RunFolder(state.trial_folder(trial))
     with run.lock():
         summary = run.read_summary() or {"to_target": None, "best": None}
-        # A folder with records but no config could not be continued.
-        if run.read_config() is not None and summary.get("status") not in FINISHED | {"failed"}:
-            run.write_summary({**summary, "status": "failed", "error": error})
+        if summary.get("status") in FINISHED | {"failed"}:
+            return
+        if run.read_config() is None:  # a folder with records but no config could not be continued
+            arm, point = state.search(trial).arm, (trial.repeat, trial.index)
+            config, typed = state.design.trial_config(arm, *point), state.design.trial_overrides(arm, *point)
+            run.start(config, typed, environment())
+        run.write_summary({**summary, "status": "failed", "error": error})

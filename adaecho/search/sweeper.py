@@ -15,12 +15,12 @@ from adaecho.records.lock import FolderLock
 from adaecho.records.tracking import mirror_sweep
 from adaecho.search.arms import build_arms, composer, parse_typed
 from adaecho.search.design import Design
-from adaecho.search.pool import Pool
-from adaecho.search.progress import Progress
+from adaecho.search.local import LocalWorkers, affordable
+from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
-from adaecho.search.slurm import SlurmSettings, SlurmSweep, job_name
+from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import LocalSweep, move_aside, record_design
+from adaecho.search.sweep import move_aside, record_design
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -43,14 +43,12 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         lock.acquire()
         stack.callback(lock.release)
 
-        def start_pool() -> Pool:
-            return stack.enter_context(
-                Pool(config.search.workers, threads=config.threads, log_folder=folder / "workers")
-            )
-
-        # Workers take seconds to import torch, which a new sweep needs for sure: meanwhile arms are composed.
         is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
-        pool = start_pool() if launcher == "basic" and is_new else None
+        local = stack.enter_context(LocalWorkers(folder, threads=config.threads))
+        workers, too_many = affordable(config.search.workers)
+        if launcher == "basic" and is_new:
+            # They take seconds to import torch; meanwhile arms are composed. One arm at least is for sure.
+            local.start(min(workers, config.search.trials * config.search.repeats))
         design = build_design(config, config_loader, arguments)
         if config.fresh and not is_new:
             move_aside(folder)
@@ -63,10 +61,12 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         if state.missing() and launcher == "slurm":
             if not run_on_slurm(state, config, console):
                 return
-        elif state.missing():
-            pool = pool or start_pool()
-            with Progress(state, console) as progress:
-                LocalSweep(state, pool, progress, group=str(folder)).run()
+        elif launcher == "basic":
+            if too_many and len(state.missing()) > workers:
+                console.print(too_many, highlight=False, soft_wrap=True)
+            local.start(min(workers, len(state.missing())))
+            with SweepProgress(state, console) as progress:
+                local.watch(progress)
         write_outcome(state, console)
         mirror_sweep(config.tracking, folder)
         if unfinished(state) or remarks(state):
@@ -78,16 +78,16 @@ def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> boo
     settings = SlurmSettings(
         **{key: config.hydra.launcher[key] for key in SlurmSettings.__dataclass_fields__}
     )
-    slurm = SlurmSweep(state, settings, str(state.folder), config.search.allow_changed_code)
+    slurm = SlurmWorkers(state, settings, config.search.allow_changed_code)
     jobs = slurm.submit()
-    console.print(f"{_count(jobs, 'job')} submitted as {job_name(state.folder)}", highlight=False)
+    console.print(f"{_count(jobs, 'worker')} submitted as {job_name(state.folder)}", highlight=False)
     if not settings.wait:
         for command in ("status", "collect"):
             console.print(
                 f"  python -m adaecho.search {command} {state.folder}", highlight=False, soft_wrap=True
             )
         return False
-    with Progress(state, console) as progress:
+    with SweepProgress(state, console) as progress:
         slurm.watch(progress)
     return True
 
@@ -109,7 +109,7 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
         trials=search.trials,
         repeats=search.repeats,
         max_diverged=2 * search.trials if search.max_diverged is None else search.max_diverged,
-        stop_hopeless=search.stop_hopeless,
+        prune=search.prune,
         experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
     )
 

@@ -1,75 +1,282 @@
-"""A worker process: imports torch once, then runs one trial after the other.
+"""One worker of a sweep: it takes the next missing trial whose lock is free, until none is left.
 
-It reads jobs as JSON lines from stdin and answers on what was stdout; whatever a trial prints goes to its
-log. When its launcher is gone, stdin ends and the worker takes its whole process group with it, in mid-trial
-if need be: a run folder is safe to kill at any instant, and a trial left behind would hold its lock.
+::
+
+    python -m adaecho.search.worker SWEEP_FOLDER
+
+The folder is the truth: ``design.json`` says what the trials are, the run folders how far each has come, and
+their locks who is at work. So workers need not know of each other. Any number may run, on every host that
+shares the folder; one that is killed leaves a trial that another continues.
 """
 
-import importlib
-import json
+import argparse
+import hashlib
 import os
-import queue
 import signal
 import sys
 import threading
+import time
 import traceback
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import UserError
-from adaecho.search.execute import execute
+import adaecho
+from adaecho.config.schema import from_plain
+from adaecho.errors import ConfigError, FolderError, UserError
+from adaecho.records.files import append, write_json
+from adaecho.records.folder import RunFolder
+from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
+from adaecho.records.outcome import FINISHED
+from adaecho.search.design import TrialId
+from adaecho.search.pruning import Pruner
+from adaecho.search.state import SweepState
+from adaecho.search.sweep import REFUSAL, move_aside, read_design, record_failure
 
-Job = dict[str, Any]
 RUN_TRIAL = "adaecho.training.trial:run_trial"
+MAX_ATTEMPTS = 3  # a failed trial is tried again twice
+BEGUN = ": begun"  # a worker's log says so of each trial
+# A trial whose host died looks alive until its lock is stale; meanwhile there may be nothing else to do.
+_PATIENCE_S = STALE_AFTER_S + 30
+_POLL_S = (0.1, 10.0)
 
 
-def main(runner: str, worker: int) -> None:
-    """Serve jobs until told to stop.
+@dataclass
+class Worker:
+    """A callable that submitit can pickle; it holds where the work is, and never how far it got.
 
-    Args:
-        runner: ``module:function`` with the signature of ``run_trial``.
-        worker: its number among its siblings; spreads them over the GPUs of this host.
+    Attributes:
+        folder: of the sweep.
+        number: of this worker among ``num_workers``, from 0: each begins at another trial, so that hundreds
+            of them don't contend for the first one.
+        launch: names the command that started it; trials are tried ``MAX_ATTEMPTS`` times in each.
+        group: the tracker's name for the sweep; by default its folder.
+        code: digest of the code at submission; None runs with whatever is there.
+        runner: ``module:function`` that runs a trial.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
-    module, _, function = runner.partition(":")
-    run_trial = getattr(importlib.import_module(module), function)
-    _choose_gpu(worker)
-    answers.write(json.dumps({"ready": True}) + "\n")
-    while (job := jobs.get()) is not None:
-        answers.write(json.dumps(_answer(run_trial, job)) + "\n")
 
+    folder: str
+    number: int = 0
+    num_workers: int = 1
+    launch: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    group: str | None = None
+    code: str | None = None
+    runner: str = RUN_TRIAL
 
-def _answer(run_trial: Any, job: Job) -> dict[str, Any]:
-    try:
-        summary = execute(run_trial, job["config"], Path(job["folder"]), job["overrides"], job["group"])
-    except UserError as error:
-        return {"error": str(error), "users": True}
-    except Exception as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}", "users": False}
-    return {"status": summary["status"]}
+    def __call__(self) -> None:
+        """Work until nothing is missing that this launch could still run.
 
+        Raises:
+            ConfigError: the code changed since submission.
+            UserError: a trial met what only the user can mend; it is also in the sweep's ``refusal.json``.
+        """
+        try:
+            self._check_code()
+            self._work(SweepState(read_design(Path(self.folder)), Path(self.folder)))
+        except UserError as error:
+            with suppress(FolderError):  # e.g. of the full disk that is being reported
+                write_json(Path(self.folder) / REFUSAL, {"launch": self.launch, "error": str(error)})
+            raise
 
-def _read_jobs(jobs: "queue.SimpleQueue[Job | None]") -> None:
-    for line in sys.stdin:
-        job = json.loads(line)
-        jobs.put(job)
-        if job is None:
+    def checkpoint(self) -> Any:
+        """What submitit submits again at a time-out or preemption: the same worker."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _check_code(self) -> None:
+        now = code_digest()
+        if self.code not in (None, now):
+            raise ConfigError(
+                f"the code has changed since this job was submitted (was {self.code}, is {now}); cancel "
+                "it and submit again, or submit with search.allow_changed_code=true"
+            )
+
+    def _work(self, state: SweepState) -> None:
+        given_up: set[TrialId] = set()
+        idle_since: float | None = None
+        while left := [trial for trial in self._in_my_order(state) if trial not in given_up]:
+            if any(self._take(state, trial, given_up) for trial in left):
+                idle_since = None
+                continue
+            # All that is left is in other hands. It may yet diverge and call for more, or be abandoned.
+            idle_s = time.monotonic() - (idle_since := idle_since or time.monotonic())
+            if idle_s > _PATIENCE_S:
+                return
+            time.sleep(min(max(_POLL_S[0], idle_s / 5), _POLL_S[1]))
+
+    def _in_my_order(self, state: SweepState) -> list[TrialId]:
+        """What is missing: first every ``num_workers``-th, then the next worker's share, and so on."""
+        places = {arm.name: place for place, arm in enumerate(state.design.arms)}
+
+        def distance(trial: TrialId) -> int:
+            place = (trial.repeat * state.design.trials + trial.index) * len(places) + places[trial.arm]
+            return (place - self.number) % self.num_workers
+
+        return sorted(state.missing(), key=distance)
+
+    def _take(self, state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
+        """Run a trial unless another worker is at it; whether the state has changed."""
+        folder = state.trial_folder(trial)
+        if is_held(folder):
+            return False
+        if state.reread(trial).get("status") in FINISHED:
+            return True
+        attempts = Attempts(folder, self.launch)
+        try:
+            if attempts.count() < MAX_ATTEMPTS:
+                self._run(state, trial, attempts)
+            if attempts.count() >= MAX_ATTEMPTS:
+                given_up.add(trial)
+                logs = state.folder / ("slurm" if "SLURM_JOB_ID" in os.environ else "workers")
+                record_failure(state, trial, f"its process died (often for want of memory); see {logs}")
+        except FolderInUseError:
+            return False
+        state.reread(trial)
+        return True
+
+    def _run(self, state: SweepState, trial: TrialId, attempts: "Attempts") -> None:
+        arm = next(arm for arm in state.design.arms if arm.name == trial.arm)
+        folder = state.trial_folder(trial)
+        _set_damaged_aside(folder)
+        config = from_plain(state.design.trial_config(arm, trial.repeat, trial.index))
+        overrides = state.design.trial_overrides(arm, trial.repeat, trial.index)
+        pruner = Pruner(folder) if config.search.prune else None
+        attempts.begin()
+        print(f"{trial}{BEGUN}", flush=True)
+        try:
+            summary = load_runner(self.runner)(
+                config, folder, overrides, group=self.group or self.folder, prune=pruner
+            )
+        except FolderInUseError:
+            attempts.take_back()
+            raise
+        except UserError as error:
+            attempts.take_back()
+            raise UserError(f"trial {trial}: {error}") from error
+        except Exception as error:
+            traceback.print_exc()
+            if attempts.count() >= MAX_ATTEMPTS:
+                record_failure(state, trial, f"{type(error).__name__}: {error}")
             return
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+        attempts.forget()
+        print(f"{trial}: {summary['status']}", flush=True)
+        if summary["status"] == "preempted":
+            _leave(summary.get("signal"))
 
 
-def _choose_gpu(worker: int) -> None:
+class Attempts:
+    """How often a trial was begun in a launch and neither ended nor was interrupted.
+
+    A line per begin in the trial's folder, written before the trial's process can be killed.
+    """
+
+    def __init__(self, folder: Path, launch: str) -> None:
+        self._path, self._launch = folder / "attempts.log", launch
+
+    def count(self) -> int:
+        if not self._path.exists():
+            return 0
+        lines = self._path.read_text(errors="replace").splitlines()
+        return lines.count(self._launch) - lines.count(f"-{self._launch}")
+
+    def begin(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        append(self._path, f"{self._launch}\n")
+
+    def take_back(self) -> None:
+        """It was no attempt."""
+        with suppress(FolderError):  # of a full disk
+            append(self._path, f"-{self._launch}\n")
+
+    def forget(self) -> None:
+        """The trial has ended, or goes on later."""
+        self._path.unlink(missing_ok=True)
+
+
+def load_runner(runner: str) -> Callable[..., dict[str, Any]]:
+    """The function that ``module:function`` names."""
+    module, _, function = runner.partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
+
+
+def code_digest() -> str:
+    """Names the code: a hash over every Python file of the package."""
+    package = Path(adaecho.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _set_damaged_aside(folder: Path) -> None:
+    """Move a trial's folder aside whose config or summary a power cut left empty: the trial starts anew."""
+    run = RunFolder(folder)
+    try:
+        run.read_config()
+        run.read_summary()
+    except FolderError as error:
+        print(f"warning: {error}\nkept as {move_aside(folder)}; the trial starts anew", flush=True)
+
+
+def _leave(name: str | None) -> None:
+    """End after the trial has written a checkpoint.
+
+    At a time-out (USR2) submitit's own handler, which the trial had set aside, asks for the requeue. TERM
+    comes from scancel, or from a requeue that is under way already: asking for one would revive a
+    cancelled job.
+    """
+    if name == "SIGUSR2":
+        os.kill(os.getpid(), signal.SIGUSR2)
+    sys.exit(128 + signal.Signals[name or "SIGTERM"])
+
+
+def _end_with(launcher: int) -> None:
+    """Take this process and its children along when the launcher is gone, in mid-trial if need be.
+
+    A run folder is safe to kill at any instant, and a trial left behind would hold its lock.
+    """
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _choose_gpu(number: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        torch.cuda.set_device(worker % torch.cuda.device_count())
+        torch.cuda.set_device(number % torch.cuda.device_count())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
+    parser.add_argument("folder", help="of the sweep, which a -m command has begun")
+    parser.add_argument("--number", type=int, default=0, help="of this worker, from 0")
+    parser.add_argument("--num-workers", type=int, default=1, help="how many there are")
+    parser.add_argument("--launch", default=uuid.uuid4().hex[:8], help=argparse.SUPPRESS)
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)  # process to end with
+    parser.add_argument("--runner", default=RUN_TRIAL, help=argparse.SUPPRESS)
+    typed = parser.parse_args(arguments)
+    launcher = typed.launcher
+    if launcher is not None:
+        threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    try:
+        load_runner(typed.runner)
+        _choose_gpu(typed.number)
+        # A launcher starts its workers first: torch is imported while it composes the design.
+        while launcher is not None and not (Path(typed.folder) / "design.json").exists():
+            time.sleep(0.05)
+        Worker(typed.folder, typed.number, typed.num_workers, launch=typed.launch, runner=typed.runner)()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    sys.exit(main())

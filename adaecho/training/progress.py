@@ -4,9 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adaecho.config.schema import BUDGETS, Config
+from adaecho.records.outcome import FINISHED
 from adaecho.tasks.base import Direction
-
-FINISHED = ("reached", "diverged", "budget_spent", "stopped_hopeless")
 
 
 @dataclass

@@ -32,8 +32,8 @@ class Trainer:
         record: called with the metrics of each evaluation.
         interrupted: asked between steps; true ends the loop as ``preempted``.
         checkpoint: called between steps, and decides itself whether it is time.
-        is_hopeless: asked with the fresh examples so far after each evaluation that missed the target; true
-            ends the loop as ``stopped_hopeless``.
+        prune: asked with the fresh examples so far after each evaluation that missed the target; true
+            ends the loop as ``pruned``.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Trainer:
         record: Callable[[Line], None],
         interrupted: Callable[[], bool],
         checkpoint: Callable[["Trainer"], None],
-        is_hopeless: Callable[[int], bool] | None = None,
+        prune: Callable[[int], bool] | None = None,
     ) -> None:
         self.config, self.task = config, task
-        self._is_hopeless = is_hopeless
+        self._prune = prune
         self._record, self._interrupted, self._checkpoint = record, interrupted, checkpoint
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
@@ -196,8 +196,8 @@ class Trainer:
         self._record(line)
         if self.progress.to_target is not None:
             return "reached"
-        hopeless = self._is_hopeless is not None and self._is_hopeless(self.loader.fresh_examples)
-        return "stopped_hopeless" if hopeless else None
+        prune = self._prune is not None and self._prune(self.loader.fresh_examples)
+        return "pruned" if prune else None
 
     def factor_changes(self) -> list[list[float]]:
         """What ``echo.factor=auto`` changed: the first fresh example (or batch) under it, and the factor."""

@@ -28,7 +28,7 @@ def run_trial(
     *,
     group: str | None = None,
     report: Report | None = None,
-    is_hopeless: Callable[[int], bool] | None = None,
+    prune: Callable[[int], bool] | None = None,
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
 
@@ -41,7 +41,7 @@ def run_trial(
         overrides: what was typed, for the record.
         group: the tracker's name for runs that belong together.
         report: called with the metrics of each evaluation, e.g. to print them.
-        is_hopeless: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
+        prune: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
 
     Raises:
         UserError: config, data or folder can't be used as they are.
@@ -57,7 +57,7 @@ def run_trial(
             return summary
         with open_tracker(config.tracking, folder, group=group) as tracker:
             try:
-                return _Trial(config, run, tracker, report, is_hopeless).run()
+                return _Trial(config, run, tracker, report, prune).run()
             except (Exception, KeyboardInterrupt) as error:
                 _record_failure(run, config, error)
                 raise
@@ -85,10 +85,10 @@ class _Trial:
         run: RunFolder,
         tracker: Tracker,
         report: Report | None,
-        is_hopeless: Callable[[int], bool] | None,
+        prune: Callable[[int], bool] | None,
     ) -> None:
         self.config, self.run_folder, self.report = config, run, report
-        self.tracker, self.is_hopeless = tracker, is_hopeless
+        self.tracker, self.prune = tracker, prune
         self.last_checkpoint = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _Trial:
                 record=self.record,
                 interrupted=interrupt,
                 checkpoint=self.checkpoint_if_due,
-                is_hopeless=self.is_hopeless,
+                prune=self.prune,
             )
             with trainer.loader:
                 return self._train(trainer, interrupt)

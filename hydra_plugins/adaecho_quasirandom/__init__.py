@@ -36,8 +36,8 @@ class SlurmConf:
     cpus_per_task: int = 1
     mem_gb: float = 2.0
     gpus_per_node: int | None = None
-    trials_per_job: int = 1  # of one search, one after the other: packs short trials
-    array_parallelism: int = 256  # jobs at once
+    trials_per_job: int = 1  # one job is submitted for so many: packs short trials
+    array_parallelism: int = 256  # jobs at most
     max_num_timeout: int = 20  # how often a job may be requeued after its time was up
     signal_delay_s: int = 120  # time to end a step and write a checkpoint before the limit
     setup: list[str] = field(default_factory=list)  # shell lines before the job, e.g. module load

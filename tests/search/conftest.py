@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from adaecho.run import CONF
 from adaecho.search import sweeper
 from adaecho.search.design import Arm, Design
-from adaecho.search.pool import Pool
+from adaecho.search.local import LocalWorkers
 from tests.search.stub import RUNNER
 
 Command = Callable[..., Path]
@@ -55,14 +55,14 @@ def arms_of() -> BuildArms:
 
 def launch(overrides: Sequence[str]) -> None:
     """Run a sweep with stub trials in ``./sweep``."""
-    sweeper.Pool = functools.partial(Pool, runner=RUNNER)  # type: ignore[assignment,misc]
+    sweeper.LocalWorkers = functools.partial(LocalWorkers, runner=RUNNER)  # type: ignore[assignment,misc]
     _composed([*_with_axes(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
 
 
 @pytest.fixture
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder."""
-    monkeypatch.setattr(sweeper, "Pool", functools.partial(Pool, runner=RUNNER))
+    monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
 
     def run(*overrides: str, folder: str = "sweep") -> Path:
         _composed([*_with_axes(overrides), f"hydra.sweep.dir={folder}"], sweeper.sweep)

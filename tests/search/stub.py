@@ -13,7 +13,7 @@ from typing import Any
 from adaecho.config.schema import Config, to_plain
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
-from adaecho.search.state import FINISHED
+from adaecho.records.outcome import FINISHED
 
 RUNNER = "tests.search.stub:run_trial"
 DIVERGES_ABOVE = 0.3
@@ -25,7 +25,7 @@ def run_trial(
     overrides: Sequence[str] = (),
     *,
     group: str | None = None,
-    is_hopeless: Any = None,  # noqa: ARG001
+    prune: Any = None,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
     run = RunFolder(folder)

@@ -94,7 +94,7 @@ def test_a_trial_is_the_arm_with_its_point_and_seed(design: Design) -> None:
 def test_without_axes_a_point_is_empty(design: Design) -> None:
     fixed = replace(design.arms[0], axes=())
     assert design.point(fixed, 0, 0) == {}
-    assert replace(design, arms=(fixed,)).to_plain()["arms"][fixed.name]["points"] == []
+    assert replace(design, arms=(fixed,)).to_dict()["arms"][fixed.name]["points"] == []
 
 
 def test_with_value_copies_only_what_it_changes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from adaecho.search.design import Design, TrialId
-from adaecho.search.progress import Progress, arm_table
+from adaecho.search.progress import SweepProgress, arm_table
 from adaecho.search.state import SweepState
 
 NAME = "example_before_augmentation_e4"
@@ -25,7 +25,7 @@ def _state(design: Design, folder: Path) -> SweepState:
         "target": {"value": 0.97},
         "best": {"metric": "accuracy", "value": 0.93},
     }
-    state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed"}}
+    state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed", "error": "boom"}}
     return state
 
 
@@ -50,7 +50,7 @@ def test_the_table_fits_80_columns_and_counts(design: Design, tmp_path: Path) ->
 def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_path: Path) -> None:
     console = _console(terminal=True)
     state = _state(design, tmp_path)
-    with Progress(state, console=console) as progress:
+    with SweepProgress(state, console=console) as progress:
         progress.show([])
         progress.ended(TrialId("baseline", 0, 0), duration_s=10.0)
         progress.show([TrialId("baseline", 0, 2), TrialId(NAME, 0, 0)])
@@ -62,16 +62,16 @@ def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_pat
 
 def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
     console = _console(terminal=False)
-    with Progress(_state(design, tmp_path), console=console) as progress:
+    with SweepProgress(_state(design, tmp_path), console=console) as progress:
         progress.show([TrialId("baseline", 0, 0), TrialId("baseline", 0, 1)])
         progress.ended(TrialId("baseline", 0, 0), duration_s=2.0)
         progress.ended(TrialId("baseline", 0, 1), duration_s=2.0)
         progress.ended(TrialId(NAME, 1, 0), duration_s=800.0)
-        progress.ended(TrialId(NAME, 1, 1), duration_s=2.0, note="failed, attempt 1 of 3 (boom)")
+        progress.ended(TrialId(NAME, 1, 1), duration_s=2.0)
     assert [line.partition("; about")[0] for line in _shown(console)] == [
         "3/13  baseline/0/0: reached after 12,480 fresh examples",
         "3/13  baseline/0/1: diverged",
         f"3/13  {NAME}/1/0: missed the target (budget_spent), best accuracy 0.93",
-        f"3/13  {NAME}/1/1: failed, attempt 1 of 3 (boom)",
+        f"3/13  {NAME}/1/1: failed (boom)",
     ]
     assert _shown(console)[2].endswith("about 33:25 left")

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from adaecho.records.folder import RunFolder
-from adaecho.search import slurm, sweeper
-from adaecho.search.slurm import SlurmSweep
+from adaecho.records.files import read_json
+from adaecho.records.lock import is_held
+from adaecho.search import sweeper
+from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
 from tests.needs import needs
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
@@ -98,7 +99,7 @@ def _outcomes(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcomes of a sweep that nobody disturbed."""
+    """The outcomes of a sweep without disturbance."""
     folder = tmp_path_factory.mktemp("slurm") / "sweep"
     _finish(_command(folder))
     return _outcomes(folder)
@@ -121,7 +122,7 @@ def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_pa
     folder = tmp_path / "sweep"
     launcher = _command(folder)
 
-    _wait_until(lambda: len(slurm.recorded_jobs(folder)) == 4)
+    _wait_until(lambda: live_jobs(job_name(folder)) == 4)
     launcher.kill()
     launcher.communicate()
     requeued = _wait_until(lambda: _at_work(folder, but=None))
@@ -137,17 +138,17 @@ def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_pa
     assert _outcomes(folder) == undisturbed
     rows = json.loads((folder / "trials.json").read_text())
     assert len({(row["arm"], row["repeat"], row["index"]) for row in rows}) == len(rows) == len(undisturbed)
-    assert len(slurm.recorded_jobs(folder)) == 5, "the cancelled job alone was submitted again"
+    submitted = list((folder / "slurm").glob("*_submitted.pkl"))
+    assert len(submitted) <= 5, "no more than the cancelled job was submitted again"
 
 
 def _at_work(folder: Path, but: str | None) -> str | None:
     """A job, other than ``but``, in the middle of a trial that has been checkpointed."""
-    for job, trials in slurm.recorded_jobs(folder):
-        for trial in trials:
-            run = RunFolder(folder / str(trial))
-            summary = run.read_summary()
-            if job != but and summary and summary["status"] == "running" and summary["steps"] > 0:
-                return job
+    for path in folder.glob("*/*/*/summary.json"):
+        summary, where = read_json(path), read_json(path.parent / "environment.json")["slurm"]
+        job = f"{where['array_job_id']}_{where['array_task_id']}"
+        if job != but and summary["status"] == "running" and summary["steps"] > 0 and is_held(path.parent):
+            return job
     return None
 
 
@@ -196,7 +197,7 @@ def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.usefixtures("_no_jobs_left")
 def test_32_jobs_at_once_on_one_study(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "SlurmSweep", functools.partial(SlurmSweep, runner=RUNNER))
+    monkeypatch.setattr(sweeper, "SlurmWorkers", functools.partial(SlurmWorkers, runner=RUNNER))
     folder = run_sweep(*ON_SLURM, "search.trials=32")
     begun = {
         str(path.parent.relative_to(folder)): len(path.read_text().splitlines())

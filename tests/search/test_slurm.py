@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from adaecho.errors import ConfigError, FolderError
+from adaecho.config.schema import from_plain
+from adaecho.errors import ConfigError, UserError
 from adaecho.records.folder import RunFolder
 from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
-from adaecho.search.execute import code_digest
-from adaecho.search.job import TrialsJob
-from adaecho.search.slurm import SlurmError, SlurmSweep, max_array_size
+from adaecho.search.slurm import SlurmError, SlurmWorkers, max_array_size
 from adaecho.search.state import SweepState
+from adaecho.search.sweep import read_design, read_refusal, record_design
+from adaecho.search.worker import Worker, code_digest
 from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER
@@ -26,76 +27,67 @@ from tests.search.stub import DIVERGES_ABOVE, RUNNER
 ON_SLURM = ("hydra/launcher=slurm",)
 
 
-def _job(design: Design, folder: Path, indices: tuple[int, ...], **changes: Any) -> TrialsJob:
-    one_arm = replace(design, arms=design.arms[:1], _cache={})
-    job = TrialsJob(str(folder), one_arm, 0, indices, "group", code_digest(), RUNNER)
-    return replace(job, **changes)
+def _worker(folder: Path, **changes: Any) -> Worker:
+    return replace(Worker(str(folder), group="group", code=code_digest(), runner=RUNNER), **changes)
+
+
+@pytest.fixture
+def recorded(design: Design, tmp_path: Path) -> Design:
+    """A design of one search, in the folder where workers find it."""
+    one = replace(design, arms=design.arms[:1], repeats=1, trials=8, _cache={})
+    record_design(one, tmp_path)
+    return one
 
 
 def _statuses(design: Design, folder: Path) -> dict[int, str]:
-    search = SweepState(replace(design, arms=design.arms[:1]), folder).searches[design.arms[0].name, 0]
+    search = SweepState(design, folder).searches[design.arms[0].name, 0]
     return {index: summary["status"] for index, summary in sorted(search.summaries.items())}
 
 
 # What a job does, without Slurm.
 
 
-def _steady(design: Design) -> int:
-    """A trial of the first arm that does not diverge."""
-    points = [design.point(design.arms[0], 0, index) for index in range(design.trials)]
-    return min(range(design.trials), key=lambda index: points[index]["optimizer.learning_rate"])
-
-
-def test_a_job_runs_its_trials_and_no_others(design: Design, tmp_path: Path) -> None:
-    index = _steady(design)
-    _job(design, tmp_path, (index,))()
-    assert _statuses(design, tmp_path) == {index: "reached"}
-
-
-def test_jobs_replace_the_diverged_trials_of_their_search(design: Design, tmp_path: Path) -> None:
-    big = replace(design, trials=8, _cache={})
-    _job(big, tmp_path, tuple(range(4)))()
-    _job(big, tmp_path, tuple(range(4, 8)))()
-    statuses = _statuses(big, tmp_path)
-    rates = [big.point(big.arms[0], 0, index)["optimizer.learning_rate"] for index in statuses]
+def test_workers_replace_the_diverged_trials(recorded: Design, tmp_path: Path) -> None:
+    _worker(tmp_path)()
+    statuses = _statuses(recorded, tmp_path)
+    rates = [recorded.point(recorded.arms[0], 0, index)["optimizer.learning_rate"] for index in statuses]
     diverged = sum(rate > DIVERGES_ABOVE for rate in rates)
     assert diverged > 0, "the seed must make some trial diverge, or this test shows nothing"
     assert list(statuses) == list(range(8 + diverged))
 
 
-def test_a_job_refuses_to_run_when_the_code_has_changed(design: Design, tmp_path: Path) -> None:
-    arm, run = design.arms[0], RunFolder(tmp_path / design.arms[0].name / "0" / "0")
-    with run.lock():
-        run.start(design.trial_config(arm, 0, 0))
+def test_a_worker_refuses_to_run_when_the_code_has_changed(recorded: Design, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the code has changed since this job was submitted"):
-        _job(design, tmp_path, (0,), code="0123456789ab")()
-    assert _statuses(design, tmp_path) == {0: "failed"}
-    _job(design, tmp_path, (_steady(design),), code=None)()
-    assert _statuses(design, tmp_path)[_steady(design)] == "reached"
+        _worker(tmp_path, code="0123456789ab", launch="this")()
+    assert _statuses(recorded, tmp_path) == {}
+    assert "the code has changed" in (read_refusal(tmp_path, "this") or "")
+    assert read_refusal(tmp_path, "another") is None
+    _worker(tmp_path, code=None)()
+    assert _statuses(recorded, tmp_path)
 
 
-def test_a_job_refuses_to_run_when_its_config_has_changed(design: Design, tmp_path: Path) -> None:
-    arm = design.arms[0]
+def test_a_worker_refuses_a_trial_whose_config_has_changed(recorded: Design, tmp_path: Path) -> None:
+    arm = recorded.arms[0]
     folder = tmp_path / arm.name / "0" / "1"
     run = RunFolder(folder)
     with run.lock():
-        run.start(design.trial_config(arm, 0, 1))
+        run.start(recorded.trial_config(arm, 0, 1))
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("batch_size: 32", "batch_size: 64"))
-    with pytest.raises(FolderError, match="batch_size: 64 in the folder, 32 now"):
-        _job(design, tmp_path, (1,))()
+    with pytest.raises(UserError, match="batch_size: 64 in the folder, 32 now"):
+        _worker(tmp_path)()
 
 
-def test_a_job_leaves_a_trial_alone_that_another_one_is_at(
-    design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_worker_leaves_a_trial_alone_that_another_one_is_at(
+    recorded: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adaecho.search.job._LOCK_POLL_S", 0.01)
-    job = _job(design, tmp_path, (0, 1))
-    with RunFolder(tmp_path / str(TrialId(design.arms[0].name, 0, 0))).lock():
-        job._run(0, wait_s=0.05)
-        job._run(1, wait_s=0.05)
-    assert "0/0: another job is at it" in capsys.readouterr().out
-    assert list(_statuses(design, tmp_path)) == [1]
+    monkeypatch.setattr("adaecho.search.worker._PATIENCE_S", 0.05)
+    with RunFolder(tmp_path / str(TrialId(recorded.arms[0].name, 0, 0))).lock():
+        _worker(tmp_path)()
+        assert 0 not in _statuses(recorded, tmp_path)
+        assert len(_statuses(recorded, tmp_path)) >= 7
+    _worker(tmp_path)()
+    assert 0 in _statuses(recorded, tmp_path)
 
 
 # What is asked of Slurm, told by stand-ins for its commands.
@@ -122,7 +114,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def submit(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs a sweep on Slurm without waiting for it; trials are stubs."""
-    monkeypatch.setattr(sweeper, "SlurmSweep", functools.partial(SlurmSweep, runner=RUNNER))
+    monkeypatch.setattr(sweeper, "SlurmWorkers", functools.partial(SlurmWorkers, runner=RUNNER))
     return functools.partial(run_sweep, *ON_SLURM, "hydra.launcher.wait=false")
 
 
@@ -130,15 +122,18 @@ def _given(folder: Path) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("given-*.sh"))]
 
 
-def test_arrays_stay_below_max_array_size_and_jobs_pack_trials(stand_in: Path, submit: Command) -> None:
-    folder = submit("echo=none,batch", "search.trials=9", "hydra.launcher.trials_per_job=2")
+def test_arrays_stay_below_max_array_size_and_workers_pack_trials(stand_in: Path, submit: Command) -> None:
+    submit("echo=none,batch", "search.trials=10", "hydra.launcher.trials_per_job=2")
     arrays = re.findall(r"--array=0-(\d+)%", "\n".join(_given(stand_in)))
-    assert [int(last) + 1 for last in arrays] == [3, 3, 3]  # ten jobs: the tenth alone is no array
-    records = [json.loads(line) for line in (folder / "slurm/jobs.jsonl").read_text().splitlines()]
-    trials = [trial for record in records for trial in record["trials"]]
-    assert len(records) == 10
-    assert len(trials) == len(set(trials)) == 18
-    assert max(len(record["trials"]) for record in records) == 2
+    assert [int(last) + 1 for last in arrays] == [3, 3, 3]  # ten workers: the tenth alone is no array
+    assert len(_given(stand_in)) == 4
+
+
+def test_there_are_never_more_workers_than_trials_or_than_asked_for(stand_in: Path, submit: Command) -> None:
+    submit("search.trials=3")
+    assert re.findall(r"--array=0-(\d+)%", _given(stand_in)[0]) == ["2"]
+    submit("search.trials=9", "hydra.launcher.array_parallelism=2", "fresh=true")
+    assert re.findall(r"--array=0-(\d+)%(\d+)", _given(stand_in)[1]) == [("1", "2")]
 
 
 def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, submit: Command) -> None:
@@ -166,34 +161,27 @@ def test_what_is_asked_for_is_passed_on(stand_in: Path, submit: Command) -> None
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_configs_are_written_at_submission(submit: Command) -> None:
-    folder = submit("search.trials=2")
-    design = json.loads((folder / "design.json").read_text())
-    for index in range(2):
-        config = RunFolder(folder / "none/0" / str(index)).read_config()
-        assert config is not None
-        assert config["optimizer"]["learning_rate"] == design["arms"]["none"]["points"][0][index][0]
+def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
+    """Nothing that is edited later reaches a queued job."""
+    folder = submit("search.trials=2", "tracking=none", "checkpoint_every_s=7")
+    design = read_design(folder)
+    (arm,) = design.arms
+    config = from_plain(design.trial_config(arm, 0, 1))
+    assert config.checkpoint_every_s == 7
+    plain = json.loads((folder / "design.json").read_text())
+    assert config.optimizer.learning_rate == plain["arms"]["none"]["points"][0][1][0]
 
 
-def test_queued_trials_are_not_submitted_again(stand_in: Path, submit: Command) -> None:
-    folder = submit("search.trials=3")
-    first = [json.loads(line) for line in (folder / "slurm/jobs.jsonl").read_text().splitlines()]
-    (stand_in / "queued").write_text("\n".join(record["job"] for record in first[:2]))
+def test_what_is_queued_is_not_submitted_again(stand_in: Path, submit: Command) -> None:
     submit("search.trials=3")
-    again = [json.loads(line) for line in (folder / "slurm/jobs.jsonl").read_text().splitlines()][3:]
-    assert [record["trials"] for record in again] == [first[2]["trials"]]
-
-
-def test_a_torn_record_of_jobs_is_mended(stand_in: Path, submit: Command) -> None:
-    folder = submit("search.trials=3")
-    path = folder / "slurm/jobs.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    first = [json.loads(line) for line in path.read_text().splitlines()[:2]]
-    (stand_in / "queued").write_text("\n".join(record["job"] for record in first))
+    (stand_in / "queued").write_text("1_0\n1_1")
     submit("search.trials=3")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert records[:2] == first
-    assert records[2]["trials"] == ["none/0/2"]
+    first, second = _given(stand_in)
+    assert "--array=0-2%" in first
+    assert "--array" not in second
+    (stand_in / "queued").write_text("1_0\n1_1\n2")
+    submit("search.trials=3")
+    assert len(_given(stand_in)) == 2
 
 
 def test_jobs_that_end_without_a_word_are_failures(

@@ -1,5 +1,6 @@
 """Whole sweeps, with real worker processes whose trials train nothing."""
 
+import functools
 import json
 import os
 import re
@@ -14,7 +15,11 @@ import pytest
 
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
-from adaecho.search.pool import Pool, WorkerError
+from adaecho.search import local, sweeper
+from adaecho.search.local import LocalWorkers, WorkerError, affordable
+from adaecho.search.state import SweepState
+from adaecho.search.sweep import read_design
+from adaecho.search.worker import Worker
 from tests.search.conftest import Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER
 
@@ -25,6 +30,7 @@ def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         str(path.parent.relative_to(folder)): json.loads(path.read_text())
         for path in sorted(folder.glob("*/*/*/summary.json"))
+        if path.parent.name.isdigit()
     }
 
 
@@ -102,7 +108,7 @@ def test_a_sweep_can_grow(run_sweep: Command) -> None:
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
         ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
-        ("search.stop_hopeless=true", "search.stop_hopeless: False in the folder, True now"),
+        ("search.prune=true", "search.prune: False in the folder, True now"),
     ],
 )
 def test_another_design_in_the_folder_is_refused_with_a_diff(
@@ -133,7 +139,7 @@ def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command) -> Non
 def test_trials_without_a_design_are_refused_and_kept_by_fresh(run_sweep: Command) -> None:
     folder = run_sweep(*ONE_ARM)
     (folder / "design.json").unlink()
-    with pytest.raises(FolderError, match=r"no design\.json, so nobody knows of which sweep"):
+    with pytest.raises(FolderError, match=r"no design\.json, so it can't be told of which"):
         run_sweep(*ONE_ARM, "search.seed=1")
     run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
     assert len(_summaries(Path("sweep.old-1"))) >= 4
@@ -178,7 +184,10 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     }
     shown = capsys.readouterr().out
     assert "search none/0 is incomplete: 2 of its trials failed" in shown
-    assert "its process died (SIGKILL" in json.loads((folder / "none/0/3/summary.json").read_text())["error"]
+    assert (
+        "its process died (often for want of memory)"
+        in json.loads((folder / "none/0/3/summary.json").read_text())["error"]
+    )
     (folder / "control.json").unlink()
     run_sweep(*ONE_ARM)
     assert "failed" not in {summary["status"] for summary in _summaries(folder).values()}
@@ -216,12 +225,42 @@ def test_without_axes_every_arm_runs_once_per_repeat(run_sweep: Command) -> None
     ]
 
 
-def test_a_worker_that_cannot_start_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    with (
-        pytest.raises(WorkerError, match="No module named 'no_such_module'"),
-        Pool(1, threads=1, log_folder=tmp_path, runner="no_such_module:run") as pool,
-    ):
-        pool.wait(60)
+def test_a_worker_that_cannot_start_is_an_error_with_its_reason(
+    run_sweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner="no_such_module:run"))
+    with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
+        run_sweep(*ONE_ARM)
+
+
+def test_there_are_never_more_workers_than_trials(
+    run_sweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "affordable", lambda workers: (workers, None))
+    folder = run_sweep(
+        "search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000"
+    )
+    assert [path.name for path in (folder / "workers").iterdir()] == ["worker-0.log"]
+
+
+def test_workers_beyond_cores_or_memory_are_capped_with_a_message(
+    run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(local, "_free_bytes", lambda: 3 << 30)
+    assert affordable(4) == (4, None)
+    workers, message = affordable(1000)
+    assert workers == 4
+    assert message is not None
+    assert message.startswith(
+        "search.workers=1000: this machine has 4 cores and 3.0 GiB of free memory; 4 run"
+    )
+    monkeypatch.setattr(local, "_free_bytes", lambda: 1 << 30)
+    assert affordable(4)[0] == 2
+    monkeypatch.setattr(local, "_free_bytes", lambda: 0)
+    run_sweep("search.trials=2", "search.workers=1000")
+    assert "search.workers=1000: this machine has 4 cores" in capsys.readouterr().out
+    assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]
 
 
 def _launch(*overrides: str) -> subprocess.Popen[str]:
@@ -280,8 +319,65 @@ def test_a_second_launcher_is_refused(run_sweep: Command) -> None:
         launcher.communicate()
 
 
-def test_workers_end_with_their_launcher_and_log_what_trials_print(tmp_path: Path) -> None:
-    with Pool(2, threads=1, log_folder=tmp_path, runner=RUNNER) as pool:
-        pids = [worker._process.pid for worker in pool._workers]
-    assert not any(map(_alive, pids))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["worker-0.log", "worker-1.log"]
+def test_a_worker_started_by_hand_helps_out_and_computes_the_same(run_sweep: Command) -> None:
+    expected = _summaries(run_sweep(*ONE_ARM, folder="alone"))
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/0": 600}})
+    launcher = _launch("search.trials=4", "search.workers=1")
+    (worker,) = _wait_for_trials(Path("sweep"), 1)
+    Path("sweep/control.json").unlink()
+    by_hand = subprocess.Popen(
+        [sys.executable, "-m", "adaecho.search.worker", "sweep", "--number", "1", "--runner", RUNNER]
+    )
+    deadline = time.monotonic() + 60
+    while len(_summaries(Path("sweep"))) < len(expected) - 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "none/0/0" not in _summaries(Path("sweep"))
+    os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert by_hand.wait(60) == 0
+    assert _summaries(Path("sweep")) == expected
+    assert _begun(Path("sweep")) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
+
+
+def test_many_workers_begin_at_different_trials(run_sweep: Command) -> None:
+    folder = run_sweep("echo=none,batch", "search.trials=4", "search.repeats=2", "search.workers=1")
+    for path in folder.glob("*/*/*/summary.json"):
+        path.unlink()
+    state = SweepState(read_design(folder), folder)
+    orders = [Worker(str(folder), number, 16)._in_my_order(state) for number in range(16)]
+    assert len({order[0] for order in orders}) == 16
+    assert all(sorted(order, key=str) == sorted(state.missing(), key=str) for order in orders)
+    assert Worker(str(folder))._in_my_order(state) == state.missing()
+
+
+def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command) -> None:
+    """A power cut may leave one."""
+    folder = run_sweep(*ONE_ARM)
+    expected = _summaries(folder)
+    (folder / "none/0/1/summary.json").write_text("")
+    (folder / "none/0/2/summary.json").unlink()
+    (folder / "none/0/2/config.yaml").write_text("")
+    run_sweep(*ONE_ARM)
+    assert {name: _summaries(folder)[name] for name in expected} == expected
+    assert (folder / "none/0/1.old-1/begun.log").exists()
+    assert (folder / "none/0/2.old-1/begun.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [("echo", {"variant": "batch", "factor": 2}), ("hyperparameters", {"optimizer.momentum": 0.5})],
+)
+def test_a_trial_of_another_arm_is_refused(run_sweep: Command, key: str, other: dict[str, Any]) -> None:
+    folder = run_sweep(*ONE_ARM)
+    path = folder / "none/0/0/summary.json"
+    write_json(path, {**json.loads(path.read_text()), key: other})
+    with pytest.raises(FolderError, match="a trial of another sweep or arm"):
+        run_sweep(*ONE_ARM)
+
+
+def test_workers_end_with_their_launcher_and_log_what_trials_print(run_sweep: Command) -> None:
+    folder = run_sweep(*ONE_ARM)
+    logs = [path.read_text() for path in sorted((folder / "workers").glob("worker-?.log"))]
+    assert sum(log.count(": begun") for log in logs) == len(_begun(folder))

@@ -54,7 +54,7 @@ def test_a_spent_budget_is_final_until_it_is_raised() -> None:
     assert not is_finished(summary, Config())
 
 
-@pytest.mark.parametrize("status", ["reached", "diverged", "stopped_hopeless"])
+@pytest.mark.parametrize("status", ["reached", "diverged", "pruned"])
 def test_an_outcome_is_final_whatever_the_budget(status: str) -> None:
     assert is_finished({"status": status, "budgets": {}}, Config(max_steps=10**9))
 

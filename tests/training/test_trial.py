@@ -209,8 +209,8 @@ def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     assert not torch.equal(a, c)
 
 
-def test_a_hopeless_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
+def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
     config = compose_config("target.value=1.0", "max_fresh_examples=3200")
-    summary = run_trial(config, FOLDER, is_hopeless=lambda fresh_examples: fresh_examples >= 480)
-    assert (summary["status"], summary["fresh_examples"]) == ("stopped_hopeless", 480)
+    summary = run_trial(config, FOLDER, prune=lambda fresh_examples: fresh_examples >= 480)
+    assert (summary["status"], summary["fresh_examples"]) == ("pruned", 480)
     assert run_trial(config, FOLDER) == summary

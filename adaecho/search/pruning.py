@@ -1,14 +1,14 @@
-"""``search.stop_hopeless``: whether a trial has already cost more than its search's best complete one."""
+"""``search.prune``: whether a trial has already cost more than its search's best complete one."""
 
 import math
 import os
 from pathlib import Path
 
 from adaecho.records.folder import RunFolder
-from adaecho.search.state import FINISHED
+from adaecho.records.outcome import FINISHED
 
 
-class Hopeless:
+class Pruner:
     """Asked after each evaluation of the trial in ``folder``; reads the folders of its siblings.
 
     Nothing is shared but the records, so it works between processes and between hosts.

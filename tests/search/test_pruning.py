@@ -4,7 +4,7 @@ import pytest
 
 from adaecho.errors import ConfigError
 from adaecho.records.files import write_json
-from adaecho.search.hopeless import Hopeless
+from adaecho.search.pruning import Pruner
 from tests.search.conftest import Command
 
 
@@ -14,20 +14,20 @@ def _write(folder: Path, index: int, status: str, fresh_examples: int | None) ->
     write_json(folder / str(index) / "summary.json", {"status": status, "to_target": to_target})
 
 
-def test_a_trial_is_hopeless_beyond_the_best_complete_one_of_its_search(tmp_path: Path) -> None:
+def test_a_trial_prune_beyond_the_best_complete_one_of_its_search(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "notes").mkdir()
-    is_hopeless = Hopeless(tmp_path / "0")
-    assert not is_hopeless(10**9)
+    prune = Pruner(tmp_path / "0")
+    assert not prune(10**9)
     _write(tmp_path, 1, "diverged", None)
     _write(tmp_path, 2, "running", None)
     _write(tmp_path, 3, "reached", 800)
-    assert not is_hopeless(800)
-    assert is_hopeless(801)
+    assert not prune(800)
+    assert prune(801)
     _write(tmp_path, 2, "reached", 400)
-    assert is_hopeless(401)
+    assert prune(401)
 
 
 def test_it_is_refused_where_missed_or_diverged_trials_are_compared(run_sweep: Command) -> None:
     with pytest.raises(ConfigError, match="experiment that compares"):
-        run_sweep("search.stop_hopeless=true", "search.needs_every_trial=true")
+        run_sweep("search.prune=true", "search.needs_every_trial=true")

@@ -1,0 +1,179 @@
+"""Workers of a sweep on this machine: how many it can take, and looking after them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from adaecho.errors import UserError
+from adaecho.records.files import folder_errors
+from adaecho.search.progress import SweepProgress
+from adaecho.search.sweep import read_refusal
+from adaecho.search.worker import BEGUN, RUN_TRIAL
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_GRACE_S = 10.0  # a signalled trial ends its step and writes a checkpoint
+_POLL_S = 0.1
+_LOG_TAIL = 2000
+WORKER_BYTES = 400 << 20  # of an interpreter that has imported torch, before any data (Linux, torch 2.8)
+
+
+class WorkerError(UserError):
+    """A worker process that can't start."""
+
+
+def affordable(workers: int) -> tuple[int, str | None]:
+    """How many of so many workers this machine takes, and if fewer, a line that says why."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = _free_bytes()
+    most = cores if free is None else max(1, min(cores, free // WORKER_BYTES))
+    if workers <= most:
+        return workers, None
+    memory = "" if free is None else f" and {free / 2**30:.1f} GiB of free memory"
+    return most, (
+        f"search.workers={workers}: this machine has {cores} cores{memory}; {most} run. On a cluster: "
+        "hydra/launcher=slurm"
+    )
+
+
+def _free_bytes() -> int | None:
+    """Memory that is free, here or in the control group of a container; None where nothing tells."""
+    known = []
+    with suppress(OSError, IndexError, ValueError):
+        text = Path("/proc/meminfo").read_text()
+        known.append(int(text.partition("MemAvailable:")[2].split()[0]) * 1024)
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = (group / "memory.stat").read_text().split()
+        known.append(max(0, limit - used + int(stat[stat.index("inactive_file") + 1])))
+    return min(known) if known else None
+
+
+class LocalWorkers:
+    """Worker processes that end with this one; one that dies in a trial is replaced.
+
+    Args:
+        folder: of the sweep; its ``workers/`` gets ``worker-<n>.log`` with whatever the trials print.
+        threads: of each for linear algebra; more than the cores there are would slow all.
+        runner: ``module:function`` that runs a trial.
+    """
+
+    def __init__(self, folder: Path, *, threads: int, runner: str = RUN_TRIAL) -> None:
+        self._folder, self._runner = folder, runner
+        self._environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
+        self._launch = uuid.uuid4().hex[:8]
+        self._number = 0
+        self._workers: dict[int, _Process] = {}
+
+    def __enter__(self) -> "LocalWorkers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interrupt()
+
+    def start(self, number: int) -> None:
+        """Have so many workers: start what lacks, and end what is too many."""
+        self._number = number
+        for place in range(number, len(self._workers)):
+            self._workers.pop(place).kill()
+        for place in range(len(self._workers), number):
+            self._workers[place] = self._start(place)
+
+    def watch(self, progress: SweepProgress) -> None:
+        """Until every worker has found nothing left to do.
+
+        Raises:
+            WorkerError: a worker died before it began a trial: nothing will run here.
+            UserError: a trial met something that only the user can mend; running ones are checkpointed.
+            KeyboardInterrupt: a worker was told to end.
+        """
+        while self._workers:
+            for place, worker in list(self._workers.items()):
+                code = worker.poll()
+                if code is not None:
+                    del self._workers[place]
+                    if code != 0:
+                        self._check(worker, code)
+                        self._workers[place] = self._start(place)
+            progress.update()
+            time.sleep(_POLL_S)
+        progress.update(at_once=True)
+
+    def _check(self, worker: "_Process", code: int) -> None:
+        """Raise unless another worker in its place would get on."""
+        said = worker.said()
+        if code == 2:  # without a record of why where the disk is full
+            raise UserError(read_refusal(self._folder, self._launch) or said[-_LOG_TAIL:].strip())
+        if code > 128:
+            raise KeyboardInterrupt
+        if BEGUN not in said:
+            raise WorkerError(
+                f"search.workers: a worker ended before its first trial (exit code {code}):\n"
+                f"{said[-_LOG_TAIL:].strip()}"
+            )
+
+    def _start(self, place: int) -> "_Process":
+        return _Process(
+            [
+                *(sys.executable, "-m", "adaecho.search.worker", str(self._folder)),
+                *("--number", str(place), "--num-workers", str(self._number), "--launch", self._launch),
+                *("--launcher", str(os.getpid()), "--runner", self._runner),
+            ],
+            self._folder / "workers" / f"worker-{place}.log",
+            self._environment,
+        )
+
+    def _interrupt(self) -> None:
+        """Let running trials write a checkpoint; a worker that takes too long is killed."""
+        try:
+            for worker in self._workers.values():
+                worker.terminate()
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline and any(x.poll() is None for x in self._workers.values()):
+                time.sleep(_POLL_S)
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+
+
+class _Process:
+    """A worker and its log."""
+
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
+        with folder_errors(log.parent):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self._log, self._begins = log, log.stat().st_size if log.exists() else 0
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches the launcher alone, a kill all its children
+                )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """With all that it has started."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def said(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(self._begins)
+            return file.read().decode(errors="replace")
