@@ -155,6 +155,7 @@ class EchoLoader(Gauges):
         self._clocks.pause()
         self._ahead.clear()
         abandoned_at = position.next_index if position.in_pass else None
+        stages.bad.forget(position.next_index)
         position.iteration += 1
         index = stages.reader.begin(position.iteration, self.settings.epochs, abandoned_at)
         position.skipped += index - position.next_index

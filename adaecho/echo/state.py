@@ -122,6 +122,11 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
             f"load_state_dict: state version {state['version']}, this EchoLoader reads {VERSION}"
         )
     settings.check_same(state["settings"])
+    if "contents" in state and not stages.snapshots:
+        raise ValueError(
+            "load_state_dict: restore was 'snapshot' and is 'replay' now, which needs to know where "
+            "the buffer's examples lie; give restore='snapshot'"
+        )
     length = state.get("source_length", stages.source_length)  # states written before don't tell
     if length != stages.source_length:
         raise ValueError(

@@ -7,7 +7,7 @@ masked array, travels whole, as it came.
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -96,12 +96,12 @@ def obstacle(example: Any, name: str = "") -> str | None:
     kind = type(example)
     if flatten(example) is not None:
         return None
-    fields: list[tuple[Any, Any]] = []
+    parts: list[tuple[Any, Any]] = []
     if kind is dict:
-        fields = list(example.items())
+        parts = list(example.items())
     elif kind in (tuple, list) or _is_named_tuple(kind):
-        fields = list(enumerate(example))
-    for key, part in fields:
+        parts = list(enumerate(example))
+    for key, part in parts:
         inner = obstacle(part, f"{name}[{key!r}]")
         if inner is not None:
             return inner
@@ -241,7 +241,43 @@ def duplicate(value: Any) -> Any:
         return {key: duplicate(part) for key, part in value.items()}
     if kind in (list, tuple):
         return kind(duplicate(part) for part in value)
+    if _is_picture(kind):  # a tenth of the time that a deep copy takes
+        copied = value.copy()
+        copied.format = value.format
+        return copied
     return copy.deepcopy(value)
+
+
+def isolated(value: Any, *, pictures: bool = True) -> Any:
+    """An example that can be written into without changing the one given; objects of other kinds stay.
+
+    Args:
+        value: an example as its source gave it.
+        pictures: whether PIL's images are copied, too, which decodes them; not before ``decode``.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return duplicate(value)
+    if kind is dict:
+        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
+    if kind in (list, tuple):
+        return kind(isolated(part, pictures=pictures) for part in value)
+    if _is_named_tuple(kind):
+        return kind._make(isolated(part, pictures=pictures) for part in value)
+    if isinstance(value, dict | list):
+        filled: Any = copy.copy(value)
+        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            filled[key] = isolated(part, pictures=pictures)
+        return filled
+    if isinstance(value, bytearray) or (pictures and _is_picture(kind)):
+        return duplicate(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for part in fields(value):
+            if hasattr(value, part.name):
+                object.__setattr__(copied, part.name, isolated(getattr(value, part.name), pictures=pictures))
+        return copied
+    return value
 
 
 def duplicate_many(batches: Sequence[Any]) -> list[Any]:
@@ -303,18 +339,18 @@ def collate(examples: list[Any]) -> Any:
         raise
 
 
-def _refilled(first: Mapping[Any, Any], fields: dict[Any, Any]) -> Any:
+def _refilled(first: Mapping[Any, Any], collated: dict[Any, Any]) -> Any:
     """Collated fields in a mapping of the class of an example, where it can be made."""
     if type(first) is dict:
-        return fields
+        return collated
     try:
         if isinstance(first, MutableMapping):
             filled = copy.copy(first)
-            filled.update(fields)
+            filled.update(collated)
             return filled
-        return type(first)(fields)  # type: ignore[call-arg]
+        return type(first)(collated)  # type: ignore[call-arg]
     except TypeError:
-        return fields
+        return collated
 
 
 def _resequenced(first: Sequence[Any], parts: list[Any]) -> Any:
@@ -348,4 +384,8 @@ def _holds_picture(value: Any) -> bool:
         return any(map(_holds_picture, value.values()))
     if isinstance(value, tuple | list):
         return any(map(_holds_picture, value))
-    return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
+    return _is_picture(type(value))
+
+
+def _is_picture(kind: type) -> bool:
+    return any(base.__module__ == "PIL.Image" for base in kind.__mro__)

@@ -9,6 +9,23 @@ from numpy.typing import NDArray
 from adaecho.echo.order import keyed
 
 
+@dataclass(frozen=True)
+class Bad:
+    """What could not be read or decoded.
+
+    Attributes:
+        index: its local number.
+        origin: what to call it in a message.
+        error: why.
+        row: which example of the source it is, the same in every pass; None where that can't be told.
+    """
+
+    index: int
+    origin: str
+    error: Exception
+    row: int | None
+
+
 @dataclass
 class Fresh:
     """A run of fresh things, good ones only, and how far the upstream position has moved past them.
@@ -17,25 +34,25 @@ class Fresh:
         serials: global serial numbers, rising, shape [n].
         things: what the pool takes: a stack or list of n, or row numbers of a resident source.
         next_index: local number of the first fresh thing after these.
-        bad: (local number, origin, exception) of each bad one among them.
+        bad: the bad ones among them.
     """
 
     serials: NDArray[np.int64]
     things: Any
     next_index: int
-    bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
     world: int = 1
 
     def split(self, index: int) -> tuple["Fresh", "Fresh"]:
         """What lies before a local number, and the rest."""
         cut = int(np.searchsorted(self.serials // self.world, index))
         return (
-            Fresh(self.serials[:cut], self.things[:cut], index, [b for b in self.bad if b[0] < index]),
+            Fresh(self.serials[:cut], self.things[:cut], index, [b for b in self.bad if b.index < index]),
             Fresh(
                 self.serials[cut:],
                 self.things[cut:],
                 self.next_index,
-                [b for b in self.bad if b[0] >= index],
+                [b for b in self.bad if b.index >= index],
                 self.world,
             ),
         )

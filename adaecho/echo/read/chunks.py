@@ -4,7 +4,7 @@ A reader hands out its work in two parts: ``claim`` settles, in order and in one
 be read next; ``work`` may run in many threads at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Stack, num_bytes, stack
+from adaecho.echo.memory.tree import Stack, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.order.items import Fresh
+from adaecho.echo.order.items import Bad, Fresh
 from adaecho.echo.read.failures import is_of_machine
 from adaecho.echo.threads.workers import InlineMap, OrderedMap
 
@@ -61,38 +61,57 @@ class Preparation:
         return stack(examples) or examples
 
     def decode_all(
-        self, serials: Serials, fetch: Callable[[int], Any], origin: Callable[[int], str], world: int
+        self,
+        serials: Serials,
+        fetch: Callable[[int], Any],
+        origin: Callable[[int], str],
+        world: int,
+        rows: Sequence[int] | None = None,
     ) -> "Decoded":
-        """Examples by position in ``serials``, the bad ones apart."""
+        """Examples by position in ``serials``, the bad ones apart.
+
+        The source's own objects, which it may keep, or overwrite with its next example, are copied at once:
+        what ``decode`` and ``augment`` write into is the loader's. What ``decode`` returns isn't copied.
+
+        Args:
+            serials: of the examples.
+            fetch: reads the one at a position.
+            origin: names the one at a position.
+            world: number of ranks.
+            rows: which examples of the source they are, where that can be told.
+        """
         decoded = Decoded()
         for position, serial in enumerate(serials.tolist()):
             try:
                 example = fetch(position)
+                if self.stacked:
+                    example = isolated(example, pictures=self.decode is None)
                 decoded.examples.append(example if self.decode is None else self.decode(example))
                 decoded.positions.append(position)
             except Exception as error:
                 if is_of_machine(error):
                     error.add_note(f"while reading {origin(position)}")
                     raise
-                decoded.bad.append((serial // world, origin(position), error))
+                row = None if rows is None else int(rows[position])
+                decoded.bad.append(Bad(serial // world, origin(position), error, row))
         return decoded
 
 
 @dataclass
 class Decoded:
-    """Good examples with their positions, and (local number, origin, exception) of each bad one."""
+    """Good examples with their positions, and the bad ones."""
 
     examples: list[Any] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    bad: list[tuple[int, str, Exception]] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
 
 
 def all_again(again: Fresh, needed: Serials) -> Any:
     """What was read again to restore a buffer; raises the exception of what can't be read this time."""
     if len(again.serials) != len(needed):
-        _, origin, error = again.bad[0]
-        error.add_note(f"while reading {origin} again to restore the buffer; it could be read before")
-        raise error
+        bad = again.bad[0]
+        bad.error.add_note(f"while reading {bad.origin} again to restore the buffer; it could be read before")
+        raise bad.error
     return again.things
 
 
@@ -127,18 +146,28 @@ class Reader(Protocol):
 
 
 class BadExamples:
-    """Examples that could not be read or decoded: listed, and an error beyond the budget."""
+    """Examples that could not be read or decoded: listed, and an error beyond the budget.
+
+    A row of the source that is bad in every pass is listed once, where it was first met.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self.found: list[dict[str, Any]] = []
 
-    def add(self, index: int, origin: str, error: Exception) -> None:
+    def add(self, bad: Bad) -> None:
         """List one; raises its own exception once there are more than the budget allows."""
-        self.found.append({"index": index, "origin": origin, "error": f"{type(error).__name__}: {error}"})
+        if bad.row is not None and any(known.get("row") == bad.row for known in self.found):
+            return
+        reason = f"{type(bad.error).__name__}: {bad.error}"
+        self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
         if len(self.found) > self._budget:
-            error.add_note(f"while reading {origin}; {self._explanation()}")
-            raise error
+            bad.error.add_note(f"while reading {bad.origin}; {self._explanation()}")
+            raise bad.error
+
+    def forget(self, index: int) -> None:
+        """Strike off those from a local number on: they were read ahead, and the iteration was given up."""
+        self.found = [bad for bad in self.found if bad["index"] < index]
 
     def _explanation(self) -> str:
         if not self._budget:
@@ -191,6 +220,6 @@ class FreshQueue:
             chunk, self._chunk = chunk.split(end)
         self.examples += end - self.index
         self.index = end
-        for index, origin, error in chunk.bad:
-            self._bad.add(index, origin, error)
+        for bad in chunk.bad:
+            self._bad.add(bad)
         return chunk

@@ -64,9 +64,14 @@ class Marks:
             oldest: count of the example; ``after`` where that comes first.
             next_count: count of the next example to be read.
             after: the count just after the last example before it.
+
+        Returns:
+            None before the first pass has been opened.
         """
         with self._lock:
             opened = [mark for mark in self._marks if mark.first <= next_count]
+            if not opened:  # no pass has begun
+                return []
             oldest = min(oldest, max(after, opened[-1].first))
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
             del self._marks[:unneeded]

@@ -73,22 +73,26 @@ class RandomReader:
             return Fresh(
                 serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
             )
-        fetched = self._fetch(rows)
+        fetched, failed = self._fetch(rows)
         decoded = self._preparation.decode_all(
-            serials, fetched, lambda position: self._source.origin(int(rows[position])), self._world
+            serials, fetched, lambda position: self._source.origin(int(rows[position])), self._world, rows
         )
+        if failed is not None and not decoded.bad:
+            failed.add_note("each of them can be read alone: __getitems__ is at fault")
+            raise failed
         good = serials[decoded.positions]
         return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
 
-    def _fetch(self, rows: NDArray[np.int64]) -> Callable[[int], Any]:
+    def _fetch(self, rows: NDArray[np.int64]) -> tuple[Callable[[int], Any], Exception | None]:
+        """What gives the example at a position, and why they could not be read at once."""
         if isinstance(self._source, ArraySource):
             examples = self._source.read(rows).examples()
-            return examples.__getitem__
+            return examples.__getitem__, None
         source = self._source
-        together = source.read_many(rows)
+        together, failed = source.read_many(rows)
         if together is not None:
-            return together.__getitem__
-        return lambda position: source.read_one(int(rows[position]))
+            return together.__getitem__, None
+        return lambda position: source.read_one(int(rows[position])), failed
 
     def restore(
         self,

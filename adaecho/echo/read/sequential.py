@@ -4,15 +4,19 @@ import contextlib
 import math
 import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from adaecho.echo.memory.tree import isolated
 from adaecho.echo.order.items import Fresh
 from adaecho.echo.read.chunks import Preparation, Serials, all_again
 from adaecho.echo.read.marks import Mark, Marks
-from adaecho.echo.read.sources import IterableSource
+from adaecho.echo.read.sources import IterableSource, is_unread
+
+# Serials, examples, and the place of each in its pass.
+SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
 
 
 class SequentialReader:
@@ -37,7 +41,7 @@ class SequentialReader:
         self._iterator: Iterator[Any] | None = None
         self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
-        self._claimed: list[tuple[int, Any]] = []  # by a claim in progress, which an interrupt may end
+        self._claimed: list[tuple[int, int, Any]] = []  # by a claim in progress, which an interrupt may end
         self._marks = Marks()
         self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
@@ -94,7 +98,7 @@ class SequentialReader:
             return self._count - 1, example
         return None
 
-    def claim(self, count: int) -> tuple[Serials, list[Any]] | None:
+    def claim(self, count: int) -> SequentialClaim | None:
         with self._reading:
             if self._released is not None:
                 self._iterator = self._source.open(self._pass[0], self._released)
@@ -110,19 +114,24 @@ class SequentialReader:
                 if found is None:
                     break
                 if found[0] % self._every == self._kept:
-                    self._claimed.append((self._serial(found[0]), found[1]))
+                    # Before the source goes on, which may put its next example into the same memory.
+                    example = isolated(found[1]) if self._preparation.stacked else found[1]
+                    self._claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
             claimed, self._claimed = self._claimed, []
         if not claimed:
             return None
-        return np.array([serial for serial, _ in claimed], dtype=np.int64), [one for _, one in claimed]
+        serials, places, examples = zip(*claimed, strict=True)
+        return np.array(serials, dtype=np.int64), list(examples), places
 
-    def work(self, claim: tuple[Serials, list[Any]]) -> Fresh:
-        serials, raw = claim
+    def work(self, claim: SequentialClaim) -> Fresh:
+        serials, raw, places = claim
         decoded = self._preparation.decode_all(
             serials,
             raw.__getitem__,
             lambda position: self._source.origin(int(serials[position])),
             self._world,
+            # Passes that may differ in their order don't tell which example it is.
+            None if self._source.reordered else places,
         )
         good = serials[decoded.positions]
         end = int(serials[-1]) // self._world + 1
@@ -136,6 +145,13 @@ class SequentialReader:
             Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
             for number, first, count, *position in progress
         ]
+        if not opened:  # nothing has been read yet
+            with self._reading:
+                self._marks.clear()
+                self._let_go()
+                self._count, self._claimed = 0, []
+            return [], 0
+        self._source.check_restart()
         end = max(self._after(index), opened[-1].first)
         counts = self._counts(needed)
         mark = self._last_before(min([*counts[:1], end]), opened)
@@ -154,10 +170,10 @@ class SequentialReader:
                     )
                 reread += self._preparation.examples_in(found[1])
                 if found[0] in wanted:
-                    kept.append(found[1])
+                    kept.append(isolated(found[1]) if self._preparation.stacked else found[1])
             if self._pass[0] < opened[-1].number:
                 self._open(opened[-1].number)
-        return (all_again(self.work((needed, kept)), needed) if len(needed) else []), reread
+        return (all_again(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
 
     def _last_before(self, count: int, opened: list[Mark]) -> Mark:
         mark = next((one for one in reversed(opened) if one.count <= count), None)
@@ -202,7 +218,7 @@ class SequentialReader:
     def _let_go(self) -> None:
         iterator, self._iterator, self._released = self._iterator, None, None
         close = getattr(iterator, "close", None)
-        if close is not None:
+        if close is not None and not is_unread(iterator):  # which could not be read any more
             close()
 
 

@@ -1,5 +1,6 @@
 """Where examples come from: arrays in memory, anything indexable with a length, or anything that iterates."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -47,18 +48,28 @@ class MapSource:
         """One example."""
         return self._dataset[row]
 
-    def read_many(self, rows: Rows) -> list[Any] | None:
-        """Examples read at once; None where the dataset can't, or where one of them may be a bad one."""
+    def read_many(self, rows: Rows) -> tuple[list[Any] | None, Exception | None]:
+        """Examples read at once; None where the dataset can't, with its error where one may be a bad one.
+
+        Raises:
+            ValueError: they are not as many as the rows.
+        """
         together = getattr(self._dataset, "__getitems__", None)
         if together is None:
-            return None
+            return None, None
         try:
-            return list(together(rows.tolist()))
+            examples = list(together(rows.tolist()))
         except Exception as error:
-            if not is_of_machine(error):
-                return None
             error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
+            if not is_of_machine(error):
+                return None, error
             raise
+        if len(examples) != len(rows):
+            raise ValueError(
+                f"source: {type(self._dataset).__name__}.__getitems__ returned {len(examples)} examples for "
+                f"{len(rows)} rows; it must return one for each row, in their order"
+            )
+        return examples, None
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
@@ -80,7 +91,9 @@ class IterableSource:
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
         self._source = source
         self.name = getattr(source, "__name__", type(source).__name__)
+        self._begun: Any = None  # an iterator that was begun, and can't begin again
         self.seekable = hasattr(source, "iterate_from")
+        self.reordered = hasattr(source, "set_epoch")  # passes may differ in their order
 
     def set_share(self, rank: int, world: int) -> bool:
         """Whether the source gives one rank's examples alone."""
@@ -97,9 +110,24 @@ class IterableSource:
         if position:
             iterator: Iterator[Any] = self._source.iterate_from(position)  # type: ignore[union-attr]
             return iterator
-        if isinstance(self._source, Iterable):
-            return iter(self._source)
-        return iter(self._source())
+        given = self._source if isinstance(self._source, Iterable) else self._source()
+        if given is self._begun and not is_unread(given):
+            raise self._begins_once()
+        if _begins_once(given):
+            self._begun = given
+        return iter(given)
+
+    def check_restart(self) -> None:
+        """Raises ValueError where what was read can't be read again, and would be passed over silently."""
+        if _begins_once(self._source) and not is_unread(self._source):
+            raise self._begins_once()
+
+    def _begins_once(self) -> ValueError:
+        return ValueError(
+            f"source: {self.name} is an iterator, which can be iterated once and can't begin again, as a "
+            "further pass or load_state_dict needs; give a function that returns a new one, such as "
+            "lambda: open(path), or an object whose __iter__ does, or iterate once with epochs=1"
+        )
 
     def origin(self, serial: int) -> str:
         """What to call an example in a message."""
@@ -164,6 +192,23 @@ def _no_rows(fields: dict[Any, Any]) -> ValueError:
         f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; "
         "convert it, or give a dataset whose __getitem__(row) returns one example"
     )
+
+
+def is_unread(iterator: Any) -> bool:
+    """Whether it is a generator of which nothing has been asked yet."""
+    return inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
+
+
+def _begins_once(given: Any) -> bool:
+    """Whether something is its own iterator; one whose ``__iter__`` does more may begin again there."""
+    if not isinstance(given, Iterator):
+        return False
+    code = getattr(type(given).__iter__, "__code__", None)
+    return code is None or code.co_code == _returns_itself.__code__.co_code
+
+
+def _returns_itself(itself: Any) -> Any:
+    return itself
 
 
 def _is_memory_map(array: Any) -> bool:

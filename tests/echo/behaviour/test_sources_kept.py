@@ -1,0 +1,324 @@
+"""What a loader leaves of its source: objects unchanged, errors raised and bad rows counted once."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from adaecho import EchoLoader, TarShards
+from tests.echo.behaviour.test_restore import through_torch_save
+from tests.echo.sources import IDS, VARIANTS, Dataset, Stream
+from tests.shards.archives import write_shards
+
+
+def spoil(example: Any, rng: Any) -> Any:  # noqa: ARG001 (the loader gives it)
+    """Writes into all it is given."""
+    if isinstance(example, Record):
+        example.x += 1000
+        return example
+    if isinstance(example, np.ndarray):
+        example += 1000
+        return example
+    for part in example["x"] if isinstance(example["x"], list) else [example["x"]]:
+        part += 1000
+    example["new"] = 1
+    return example
+
+
+@dataclass
+class Record:
+    x: Any
+    label: int
+
+
+KEPT: dict[str, Any] = {
+    "arrays": lambda row: {"x": np.array([row]), "label": row},
+    "ragged arrays": lambda row: {"x": np.full(row % 3 + 1, row), "label": row},
+    "ragged tensors": lambda row: {"x": torch.full((row % 3 + 1,), row), "label": row},
+    "nested": lambda row: {"x": [np.full(row % 3 + 1, row)], "label": "text"},
+    "masked": lambda row: {"x": np.ma.masked_equal(np.array([row, 3]), 3), "label": row},
+    "large": lambda row: {"x": np.full(20_000, row), "label": row},
+    "bare": lambda row: np.full(row % 3 + 1, row),
+    "a dataclass": lambda row: Record(np.full(row % 3 + 1, row), row),
+}
+
+
+def content(example: Any) -> str:
+    return repr(example)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("source", [Dataset, Stream])
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("variant", VARIANTS[1::3], ids=IDS[1::3])
+def test_an_augment_in_place_changes_no_dataset(
+    variant: dict[str, Any], kind: str, source: Any, num_workers: int
+) -> None:
+    dataset = source(12, KEPT[kind])
+    before = [content(example) for example in dataset.examples]
+    with EchoLoader(
+        dataset, 3, augment=spoil, collate=list, shuffle_buffer=4, num_workers=num_workers, **variant
+    ) as loader:
+        for batch in islice(loader, 20):
+            for one in batch:
+                if kind == "masked" and one["label"] == 3:
+                    continue
+                x = one.x if isinstance(one, Record) else one if isinstance(one, np.ndarray) else one["x"]
+                assert 1000 <= int(np.asarray(x).reshape(-1)[0]) < 1012
+    assert [content(example) for example in dataset.examples] == before
+
+
+def test_a_decode_in_place_changes_no_dataset() -> None:
+    def decode(example: dict[str, Any]) -> dict[str, Any]:
+        x = example.pop("x")
+        x *= 2
+        return {"y": x, **example}
+
+    dataset = Dataset(8, KEPT["ragged arrays"])
+    before = [content(example) for example in dataset.examples]
+    batches = list(islice(EchoLoader(dataset, 2, decode=decode, collate=list), 12))
+    assert [content(example) for example in dataset.examples] == before
+    assert all(int(one["y"][0]) == 2 * one["label"] for batch in batches for one in batch)
+
+
+class OneBuffer:
+    """Map-style or iterable: every example lies in the same memory, and the next overwrites it."""
+
+    def __init__(self, *, in_a_view: bool) -> None:
+        self._buffer, self._in_a_view = np.zeros(3, dtype=np.int64), in_a_view
+        self._example = {"x": self._buffer}
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> Any:
+        self._buffer[:] = row
+        if not self._in_a_view:
+            return self._example
+        view = self._buffer[: row % 2 + 1]
+        view.flags.writeable = False
+        return {"x": view}
+
+
+@pytest.mark.parametrize("in_a_view", [False, True])
+@pytest.mark.parametrize("iterated", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_may_give_the_same_object_each_time(
+    num_workers: int, iterated: bool, in_a_view: bool
+) -> None:
+    dataset = OneBuffer(in_a_view=in_a_view)
+    source: Any = (lambda: map(dataset.__getitem__, range(12))) if iterated else dataset
+    with EchoLoader(
+        source, 4, epochs=1, order="stored", shuffle_buffer=5, collate=list, num_workers=num_workers
+    ) as loader:
+        seen = sorted(int(one["x"][0]) for batch in loader for one in batch)
+    assert seen == list(range(12))
+
+
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(10))
+
+
+def tar_shards(folder: Path) -> TarShards:
+    return TarShards(write_shards(folder, 2, 5), order="stored")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("restore", ["replay", "snapshot"])
+@pytest.mark.parametrize("kind", ["iterable", "tar", "loader", "batches", "map", "arrays"])
+def test_a_state_from_before_the_first_iteration(
+    kind: str, restore: str, num_workers: int, tmp_path: Path
+) -> None:
+    source: Any = {
+        "iterable": lambda: Stream(10),
+        "tar": lambda: tar_shards(tmp_path),
+        "loader": lambda: DataLoader(Numbers(), batch_size=None),
+        "batches": lambda: DataLoader(Numbers(), batch_size=2),
+        "map": lambda: Dataset(10),
+        "arrays": lambda: np.arange(10),
+    }[kind]()
+    batch_size, echo = (None, "batch") if kind == "batches" else (2, "none")
+    common: dict[str, Any] = {
+        "echo": echo, "factor": 2 if kind == "batches" else 1, "epochs": 2, "num_workers": num_workers,
+        "restore": restore, "shuffle_buffer": 0 if kind == "batches" else 3,
+        "collate": None if kind == "batches" else list,
+    }  # fmt: skip
+    with EchoLoader(source, batch_size, **common) as loader:
+        state = through_torch_save(loader.state_dict())
+        expected = [repr(batch) for _ in range(2) for batch in loader]
+        loader.load_state_dict(state)
+        assert loader.state_dict()["progress"] == state["progress"]
+        assert [repr(batch) for batch in loader] == expected[: len(expected) // 2]
+    with EchoLoader(source, batch_size, **common) as loader:
+        loader.load_state_dict(state)
+        again = through_torch_save(loader.state_dict())
+    with EchoLoader(source, batch_size, **common) as loader:
+        loader.load_state_dict(again)
+        assert [repr(batch) for _ in range(2) for batch in loader] == expected
+
+
+def bad_thirds(row: dict[str, Any]) -> Any:
+    if row["label"] % 3 == 0:
+        raise ValueError(f"row {row['label']} is damaged")
+    return row["label"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("source", [Dataset, Stream])
+def test_bad_examples_of_a_pass_given_up_do_not_count(source: Any, num_workers: int) -> None:
+    common: dict[str, Any] = {
+        "decode": bad_thirds, "epochs": 1, "order": "stored", "num_workers": num_workers, "prefetch": 8,
+    }  # fmt: skip
+    with EchoLoader(source(90), 2, max_bad_examples=31, **common) as loader:
+        for _ in range(20):
+            assert next(iter(loader)).tolist() == [1, 2]
+            assert [bad["origin"].split()[1] for bad in loader.bad_examples] <= ["0"]
+            assert len(loader.bad_examples) <= 1
+        assert len(list(loader)) == 30
+        rows = {bad["row"] for bad in loader.bad_examples}
+        assert rows == set(range(0, 90, 3))
+        assert len(loader.bad_examples) <= 31
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("source", [Dataset, Stream])
+def test_a_bad_row_counts_once_however_many_passes(source: Any, num_workers: int) -> None:
+    common: dict[str, Any] = {
+        "decode": bad_thirds, "order": "stored", "num_workers": num_workers, "max_bad_examples": 3,
+    }  # fmt: skip
+    with EchoLoader(source(9), 2, **common) as loader:
+        for _ in islice(loader, 40):
+            pass
+        assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
+        state = through_torch_save(loader.state_dict())
+        expected = [batch.tolist() for batch in islice(loader, 10)]
+    with EchoLoader(source(9), 2, **common) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in islice(loader, 10)] == expected
+        assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
+    with (
+        EchoLoader(source(9), 2, **{**common, "max_bad_examples": 2}) as loader,
+        pytest.raises(ValueError, match="row 6 is damaged"),
+    ):
+        list(islice(loader, 10))
+
+
+def numbers(length: int) -> Iterator[int]:
+    yield from range(length)
+
+
+class Begun:
+    """Its own iterator, which begins anew with every iter()."""
+
+    def __iter__(self) -> "Begun":
+        self._left = iter(range(20))
+        return self
+
+    def __next__(self) -> int:
+        return next(self._left)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: numbers(20), lambda: map(int, range(20)), lambda: io.StringIO("1\n2\n3\n4\n5\n6\n7\n8\n9\n"),
+     lambda: iter(DataLoader(Numbers(), batch_size=None))],
+    ids=["generator", "map", "file", "of a DataLoader"],
+)  # fmt: skip
+def test_an_iterator_is_never_resumed_silently(make: Any, num_workers: int) -> None:
+    common: dict[str, Any] = {"collate": list, "num_workers": num_workers}
+    source = make()
+    with EchoLoader(source, 2, **common) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match="is an iterator, which can be iterated once"):
+            loader.load_state_dict(state)
+    begun = make()
+    next(begun)
+    with (
+        EchoLoader(begun, 2, **common) as loader,
+        pytest.raises(ValueError, match="is an iterator, which can be iterated once"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_broken_off_iterator_begins_no_second_pass() -> None:
+    loader = EchoLoader(numbers(20), 2, epochs=1)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="numbers is an iterator"):
+        next(iter(loader))
+    same = map(int, range(20))
+    loader = EchoLoader(lambda: same, 2, epochs=1)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="is an iterator"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("make", [lambda: numbers(20), Begun, lambda: lambda: numbers(20)])
+def test_what_is_sure_to_begin_anew_is_resumed(make: Any) -> None:
+    loader = EchoLoader(make(), 2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    expected = [batch.tolist() for batch in islice(iterator, 5)]
+    loader = EchoLoader(make(), 2)
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in islice(loader, 5)] == expected
+
+
+class Together(Dataset):
+    """Reads many rows at once, in one of several wrong ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(12)
+        self.how = how
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        if self.how == "raises":
+            raise IndexError("out of range of a cache")
+        if self.how == "raises for a bad one":
+            return [self[row] for row in rows]
+        found = [self.examples[row] for row in rows]
+        return found[:-1] if self.how == "short" else [*found, found[0]]
+
+    def __getitem__(self, row: int) -> Any:
+        if self.how == "raises for a bad one" and row == 1:
+            raise IndexError("row 1 is missing")
+        return super().__getitem__(row)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> None:
+    common: dict[str, Any] = {"order": "stored", "num_workers": num_workers}
+    for how, error, message in (
+        ("short", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("long", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("raises", IndexError, "out of range of a cache"),
+        ("raises for a bad one", IndexError, "row 1 is missing"),
+    ):
+        budget = 12 if how != "raises for a bad one" else 0
+        with (
+            EchoLoader(Together(how), 4, max_bad_examples=budget, **common) as loader,
+            pytest.raises(error, match=message),
+        ):
+            next(iter(loader))
+    with EchoLoader(Together("raises for a bad one"), 4, max_bad_examples=1, **common) as loader:
+        assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
+        assert [bad["row"] for bad in loader.bad_examples] == [1]
+
+
+def test_a_replaying_loader_refuses_a_snapshot() -> None:
+    common: dict[str, Any] = {"shuffle_buffer": 8}
+    loader = EchoLoader(Stream(40), 2, restore="snapshot", **common)
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="restore was 'snapshot' and is 'replay' now"):
+        EchoLoader(Stream(40), 2, **common).load_state_dict(state)
