@@ -184,10 +184,11 @@ def crop_box(
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
-def resize(image: Image, size: int, antialias: bool) -> Image:
-    """Resize to size x size, bilinear, with or without averaging where the image shrinks."""
-    if not antialias or max(image.shape[:2]) <= size:
-        return np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR), np.uint8)
+def resize(image: Image, size: int | tuple[int, int], antialias: bool) -> Image:
+    """Resize to size x size, or to (height, width); bilinear, averaging where the image shrinks or not."""
+    rows, columns = (size, size) if isinstance(size, int) else size
+    if not antialias or (image.shape[0] <= rows and image.shape[1] <= columns):
+        return np.asarray(cv2.resize(image, (columns, rows), interpolation=cv2.INTER_LINEAR), np.uint8)
     # torch's kernel is vectorised for uint8 with interleaved channels: to see that they are, it needs the
     # strides of a whole batch. It would copy a crop anyway, and warns of read-only memory. NumPy arranges the
     # axes: unlike torch it keeps the interpreter's lock, for which threads would have to wait each time.
@@ -195,7 +196,7 @@ def resize(image: Image, size: int, antialias: bool) -> Image:
     strides = (image.size, 1, width * channels, channels)
     batch = np.ndarray((1, channels, height, width), np.uint8, image.copy(), strides=strides)
     resized = torch.nn.functional.interpolate(
-        torch.from_numpy(batch), (size, size), mode="bilinear", antialias=True
+        torch.from_numpy(batch), (rows, columns), mode="bilinear", antialias=True
     )
     return np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
 

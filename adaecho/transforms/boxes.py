@@ -1,0 +1,239 @@
+"""Photographs with boxes: SSD's augmentation, and what gives and takes padded batches.
+
+W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6. An example is a dict with
+``image``, uint8 [H, W, 3], ``boxes``, float32 [K, 4] as x1, y1, x2, y2 in pixels, and ``labels``, int64 [K].
+What else it holds stays as it is. torchvision's tv_tensors are taken too, and given back as themselves.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as v2
+
+from adaecho.transforms.photographs import Image, adjust_colours, resize
+
+Boxes = NDArray[np.float32]
+Window = tuple[float, float, float, float]
+"""x1, y1, x2, y2 in pixels of the image, which it may exceed."""
+
+# Intersections over union that a crop must have with a box at least; None is the whole image, 0 any crop.
+IOU_CHOICES = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
+_TRIES = 40
+
+
+@dataclass(frozen=True)
+class SSDAugment:
+    """``augment`` for detection: expand, box-aware crop, resize, photometric distortion, flip.
+
+    Every draw comes from the generator of the example and its repeat. The crop follows torchvision's
+    RandomIoUCrop: one of the choices of IoU, then up to 40 windows with sides of ``crop_scale`` times the
+    image's and a ratio of width to height of ``crop_ratio``, until one holds the centre of a box and overlaps
+    such a box by that IoU; if none does, another choice. Boxes whose centre lies outside are dropped, others
+    clipped. An image without boxes takes the first window of an allowed ratio.
+
+    Attributes:
+        size: height and width of the result, in pixels.
+        photometric: probability of each distortion: brightness, contrast, saturation and hue.
+        brightness: largest relative change; contrast and saturation change by up to ``contrast`` and
+            ``saturation``, the hue by up to ``hue`` of the circle.
+        expand: probability of a larger canvas, of up to ``expand_ratio`` times the sides, the image somewhere
+            in it and ``fill`` around it.
+        crop: whether to crop at all.
+        flip: probability of a horizontal flip.
+        antialias: as in ``RandomResizedCrop``.
+    """
+
+    size: int = 300
+    photometric: float = 0.5
+    brightness: float = 0.125
+    contrast: float = 0.5
+    saturation: float = 0.5
+    hue: float = 0.05
+    expand: float = 0.5
+    expand_ratio: float = 4.0
+    fill: tuple[int, int, int] = (124, 116, 104)
+    crop: bool = True
+    crop_scale: tuple[float, float] = (0.3, 1.0)
+    crop_ratio: tuple[float, float] = (0.5, 2.0)
+    flip: float = 0.5
+    antialias: bool = True
+
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The example with image, boxes and labels augmented, the image [size, size, 3]."""
+        image, boxes, labels = as_arrays(example)
+        height, width = image.shape[:2]
+        window = self._expand(height, width, rng)
+        if self.crop:
+            window = self._crop(window, boxes, rng)
+        boxes, labels = boxes_in(window, boxes, labels, self.size)
+        # Colours last, as MLPerf has them: fewer pixels to change.
+        image = self._distort(cut(image, window, self.size, self.fill, self.antialias), rng)
+        if rng.random() < self.flip:
+            image, boxes = np.asarray(cv2.flip(image, 1)), flipped(boxes, self.size)
+        return like(example, image, boxes, labels)
+
+    def _distort(self, image: Image, rng: np.random.Generator) -> Image:
+        chosen = rng.random(4) < self.photometric
+        spans = (self.brightness, self.contrast, self.saturation)
+        factors = [
+            1 + span * number if choice else 1.0
+            for span, number, choice in zip(spans, rng.uniform(-1, 1, 3), chosen, strict=False)
+        ]
+        shift = self.hue * rng.uniform(-1, 1)
+        if chosen[:3].any():
+            image = adjust_colours(image, *factors)
+        return turn_hue(image, shift) if chosen[3] else image
+
+    def _expand(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        chosen, ratio, x, y = rng.random(4)
+        if chosen >= self.expand:
+            return 0, 0, width, height
+        larger = 1 + ratio * (self.expand_ratio - 1)
+        left, top = x * width * (larger - 1), y * height * (larger - 1)
+        return -left, -top, width * larger - left, height * larger - top
+
+    def _crop(self, whole: Window, boxes: Boxes, rng: np.random.Generator) -> Window:
+        while True:
+            least = IOU_CHOICES[rng.integers(len(IOU_CHOICES))]
+            if least is None:
+                return whole
+            for _ in range(_TRIES):
+                window = self._window(whole, rng)
+                if window is not None and (not len(boxes) or _holds(window, boxes, least)):
+                    return window
+
+    def _window(self, whole: Window, rng: np.random.Generator) -> Window | None:
+        x1, y1, x2, y2 = whole
+        width, height = rng.uniform(*self.crop_scale, size=2) * (x2 - x1, y2 - y1)
+        if not self.crop_ratio[0] <= width / height <= self.crop_ratio[1]:
+            return None
+        left, top = x1 + rng.random() * (x2 - x1 - width), y1 + rng.random() * (y2 - y1 - height)
+        # Whole pixels, so that what is cut is what the boxes are measured against.
+        left, top = int(np.floor(left)), int(np.floor(top))
+        return left, top, left + max(round(width), 1), top + max(round(height), 1)
+
+
+@dataclass(frozen=True)
+class ResizeWithBoxes:
+    """For evaluation: the whole image and its boxes at ``size`` x ``size`` pixels."""
+
+    size: int = 300
+    antialias: bool = True
+
+    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        """The example with image and boxes resized."""
+        image, boxes, labels = as_arrays(example)
+        window = (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
+        boxes, labels = boxes_in(window, boxes, labels, self.size)
+        return like(example, resize(image, self.size, self.antialias), boxes, labels)
+
+
+def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A padded batch: ``image`` [N, S, S, 3], ``boxes`` [N, M, 4], ``labels`` [N, M], 0 where padded."""
+    most = max(len(example["labels"]) for example in examples)
+    boxes = np.zeros((len(examples), most, 4), np.float32)
+    labels = np.zeros((len(examples), most), np.int64)
+    for row, example in enumerate(examples):
+        number = len(example["labels"])
+        boxes[row, :number], labels[row, :number] = example["boxes"], example["labels"]
+    images = np.stack([example["image"] for example in examples])
+    return {
+        key: torch.from_numpy(value)
+        for key, value in (("image", images), ("boxes", boxes), ("labels", labels))
+    }
+
+
+def turn_hue(image: Image, shift: float) -> Image:
+    """The image with its hue turned by a share of the circle."""
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+    hsv[..., 0] += np.uint8(round(shift * 256) % 256)  # and on past 255, as hues do
+    return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), np.uint8)
+
+
+def cut(image: Image, window: Window, size: int, fill: tuple[int, int, int], antialias: bool) -> Image:
+    """What lies in a window, at size x size pixels, ``fill`` where the window exceeds the image."""
+    height, width = image.shape[:2]
+    x1, y1, x2, y2 = window
+    left, top, right, bottom = max(int(x1), 0), max(int(y1), 0), min(round(x2), width), min(round(y2), height)
+    inner = image[top:bottom, left:right]
+    if x1 >= 0 and y1 >= 0 and x2 <= width and y2 <= height and inner.size:
+        return resize(inner, size, antialias)
+    result = np.empty((size, size, 3), np.uint8)
+    result[:] = fill
+    # Only the image's part is resized, to where it shows: the canvas may be many times as large.
+    columns = [round((x - x1) / (x2 - x1) * size) for x in (left, right)]
+    rows = [round((y - y1) / (y2 - y1) * size) for y in (top, bottom)]
+    shape = rows[1] - rows[0], columns[1] - columns[0]
+    if inner.size and min(shape) > 0:
+        result[slice(*rows), slice(*columns)] = resize(inner, shape, antialias)
+    return result
+
+
+def boxes_in(
+    window: Window, boxes: Boxes, labels: NDArray[np.int64], size: int
+) -> tuple[Boxes, NDArray[np.int64]]:
+    """The boxes with their centre in a window, clipped to it, in pixels of the window at size x size."""
+    x1, y1, x2, y2 = window
+    kept = _centres_in(window, boxes)
+    low, scale = np.array([x1, y1, x1, y1]), size / np.array([x2 - x1, y2 - y1, x2 - x1, y2 - y1])
+    moved = np.clip((boxes[kept] - low) * scale, 0, size).astype(np.float32)
+    real = (moved[:, 2:] > moved[:, :2]).all(axis=1)
+    return moved[real], labels[kept][real]
+
+
+def flipped(boxes: Boxes, width: float) -> Boxes:
+    """Boxes of the image turned left to right."""
+    x1, y1, x2, y2 = boxes.T
+    return np.stack([width - x2, y1, width - x1, y2], axis=1)
+
+
+def _centres_in(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
+    x, y = (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2
+    inside: NDArray[np.bool_] = (x > window[0]) & (x < window[2]) & (y > window[1]) & (y < window[3])
+    return inside
+
+
+def _holds(window: Window, boxes: Boxes, least: float) -> bool:
+    """Whether a window has the centre of a box, and overlaps such a box by that IoU."""
+    boxes = boxes[_centres_in(window, boxes)]
+    if not len(boxes):
+        return False
+    shared = np.minimum(boxes[:, 2:], window[2:]) - np.maximum(boxes[:, :2], window[:2])
+    shared_area = shared.clip(min=0).prod(axis=1)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (window[2] - window[0]) * (window[3] - window[1])
+    return bool((shared_area / (areas - shared_area)).max() >= least)
+
+
+def as_arrays(example: dict[str, Any]) -> tuple[Image, Boxes, NDArray[np.int64]]:
+    """Image [H, W, 3], boxes x1, y1, x2, y2 and labels of an example, whatever it holds them as."""
+    image, boxes, labels = example["image"], example["boxes"], example["labels"]
+    if isinstance(image, tv_tensors.Image):
+        image = image.as_subclass(torch.Tensor).permute(1, 2, 0).numpy()
+    if isinstance(boxes, tv_tensors.BoundingBoxes):
+        boxes = v2.convert_bounding_box_format(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
+        boxes = boxes.as_subclass(torch.Tensor)
+    return (
+        np.ascontiguousarray(image),
+        np.asarray(boxes, np.float32).reshape(-1, 4),
+        np.asarray(labels, np.int64),
+    )
+
+
+def like(example: dict[str, Any], image: Image, boxes: Boxes, labels: NDArray[np.int64]) -> dict[str, Any]:
+    """The example with these in it, each of the type that it held."""
+    result: dict[str, Any] = {**example, "image": image, "boxes": boxes, "labels": labels}
+    if isinstance(example["image"], tv_tensors.Image):
+        result["image"] = tv_tensors.Image(torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))))
+    if isinstance(example["boxes"], tv_tensors.BoundingBoxes):
+        xyxy = tv_tensors.BoundingBoxes(
+            torch.from_numpy(boxes), format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=image.shape[:2]
+        )
+        result["boxes"] = v2.convert_bounding_box_format(xyxy, new_format=example["boxes"].format)
+    if isinstance(example["labels"], torch.Tensor):
+        result["labels"] = torch.from_numpy(labels)
+    return result

@@ -1,0 +1,130 @@
+"""mAP by faster-coco-eval against pycocotools."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from adaecho.datasets.coco import TrueBoxes
+from adaecho.tasks.average_precision import AveragePrecision, Found, as_coco, as_results
+
+CATEGORIES = ["cat", "dog", "bird"]
+SIZES = [(400, 500)] * 12
+# None of the true boxes is smaller than 32**2 pixels.
+NAMES = ["mAP", "mAP_50", "mAP_75", "mAP_medium", "mAP_large"]
+
+
+def _truths(seed: int = 0, crowd_share: float = 0.0) -> list[TrueBoxes]:
+    rng = np.random.default_rng(seed)
+    truths = []
+    for _ in SIZES:
+        number = rng.integers(0, 6)
+        corner, side = rng.uniform(0, 250, (number, 2)), rng.uniform(40, 140, (number, 2))
+        boxes = np.concatenate([corner, corner + side], axis=1).astype(np.float32)
+        crowd = rng.random(number) < crowd_share
+        truths.append(TrueBoxes(boxes, rng.integers(1, 4, number), crowd, side.prod(axis=1)))
+    return truths
+
+
+def _found(
+    truths: Sequence[TrueBoxes], *, shift: float = 0.0, seed: int = 1, ties: bool = False
+) -> list[Found]:
+    """The true boxes moved by up to ``shift`` pixels, scores at random; if moved, as many wrong ones."""
+    rng = np.random.default_rng(seed)
+
+    def one(truth: TrueBoxes) -> Found:
+        boxes: NDArray[np.float32] = truth.boxes + rng.uniform(-shift, shift, (len(truth.boxes), 1)).astype(
+            np.float32
+        )
+        labels = truth.labels
+        if shift:
+            boxes, labels = np.concatenate([boxes, boxes[::-1]]), np.concatenate([labels, labels % 3 + 1])
+        scores = rng.integers(1, 4, len(boxes)) / 4 if ties else rng.random(len(boxes))
+        return Found(boxes, scores, labels)
+
+    return [one(truth) for truth in truths]
+
+
+def _oracle(truths: Sequence[TrueBoxes], found: Sequence[Found]) -> dict[str, float]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO()
+        truth.dataset = as_coco(truths, SIZES, CATEGORIES)
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(as_results(found)), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(
+        zip(
+            ["mAP", "mAP_50", "mAP_75", "mAP_small", "mAP_medium", "mAP_large"],
+            evaluation.stats,
+            strict=False,
+        )
+    )
+
+
+@pytest.mark.parametrize("shift", [0.0, 6.0, 25.0])
+@pytest.mark.parametrize("crowd_share", [0.0, 0.4])
+@pytest.mark.parametrize("ties", [False, True])
+def test_it_agrees_with_pycocotools(shift: float, crowd_share: float, ties: bool) -> None:
+    truths = _truths(crowd_share=crowd_share)
+    found = _found(truths, shift=shift, ties=ties)
+    ours, theirs = AveragePrecision(truths, SIZES, CATEGORIES).measure(found), _oracle(truths, found)
+    assert list(ours) == NAMES
+    assert ours == pytest.approx({name: theirs[name] for name in NAMES}, abs=1e-9)
+    if shift:
+        assert 0 < ours["mAP"] < 1
+
+
+def test_perfect_detections_have_precision_one() -> None:
+    truths = _truths()
+    measured = AveragePrecision(truths, SIZES, CATEGORIES, per_category=True).measure(_found(truths))
+    assert measured == {
+        name: pytest.approx(1.0) for name in [*NAMES, *(f"AP_50/{kind}" for kind in CATEGORIES)]
+    }
+
+
+def test_no_detections_have_precision_zero() -> None:
+    truths = _truths()
+    nothing = [Found(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int)) for _ in truths]
+    assert AveragePrecision(truths, SIZES, CATEGORIES).measure(nothing) == dict.fromkeys(NAMES, 0.0)
+
+
+def test_boxes_moved_by_half_their_side_are_misses() -> None:
+    truths = _truths()
+    moved = [
+        Found(t.boxes + (t.boxes[:, 2:3] - t.boxes[:, :1]) / 2, np.ones(len(t.boxes)), t.labels)
+        for t in truths
+    ]
+    assert AveragePrecision(truths, SIZES, CATEGORIES).measure(moved)["mAP_50"] < 0.05
+
+
+def test_sizes_and_categories_that_are_absent_are_no_metrics() -> None:
+    truths = [TrueBoxes(t.boxes, np.minimum(t.labels, 2), t.crowd, t.areas) for t in _truths()]
+    metrics = AveragePrecision(truths, SIZES, CATEGORIES, per_category=True).metrics
+    assert "mAP_small" not in metrics
+    assert "AP_50/dog" in metrics
+    assert "AP_50/bird" not in metrics
+    assert set(metrics.values()) == {"max"}
+
+
+def test_a_category_has_its_own_precision() -> None:
+    truths = _truths()
+    found = [
+        Found(t.boxes[t.labels != 2], np.ones((t.labels != 2).sum()), t.labels[t.labels != 2]) for t in truths
+    ]
+    measured = AveragePrecision(truths, SIZES, CATEGORIES, per_category=True).measure(found)
+    assert measured["AP_50/cat"] == pytest.approx(1.0)
+    assert measured["AP_50/dog"] == 0
+    assert measured["mAP_50"] == pytest.approx(2 / 3)
+
+
+def test_it_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    truths = _truths()
+    AveragePrecision(truths, SIZES, CATEGORIES).measure(_found(truths))
+    assert capsys.readouterr() == ("", "")

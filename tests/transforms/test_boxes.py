@@ -1,0 +1,215 @@
+"""Boxes and images travel together: each box stays around what it was drawn around."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torchvision import tv_tensors
+from torchvision.ops import box_iou
+from torchvision.transforms.v2 import functional as v2
+
+from adaecho import EchoLoader
+from adaecho.transforms.boxes import (
+    ResizeWithBoxes,
+    SSDAugment,
+    boxes_in,
+    collate_boxes,
+    flipped,
+    turn_hue,
+)
+from tests.transforms.pictures import picture
+
+COLOURS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
+PLAIN = SSDAugment(size=100, photometric=0, fill=(0, 0, 0))
+
+
+def example(seed: int, number: int = 3) -> dict[str, Any]:
+    """Black, with rectangles that don't touch, each in the colour of its label."""
+    rng = np.random.default_rng(seed)
+    image, boxes = np.zeros((120, 160, 3), np.uint8), []
+    for label in range(number):
+        left, top = 50 * label + rng.integers(2, 12), rng.integers(2, 60)
+        width, height = rng.integers(14, 36), rng.integers(14, 55)
+        image[top : top + height, left : left + width] = COLOURS[label]
+        boxes.append([left, top, left + width, top + height])
+    return {
+        "image": image,
+        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
+        "labels": np.arange(1, number + 1),
+        "name": seed,
+    }
+
+
+def seen(image: NDArray[np.uint8], label: int) -> list[int] | None:
+    """The box around a rectangle, from its pixels."""
+    mask = image[..., label - 1] > 125
+    if not mask.any():
+        return None
+    rows, columns = np.nonzero(mask.any(axis=1))[0], np.nonzero(mask.any(axis=0))[0]
+    return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_box_is_where_its_object_is(seed: int) -> None:
+    result = PLAIN(example(seed), np.random.default_rng(seed))
+    assert result["image"].shape == (100, 100, 3)
+    assert result["name"] == seed
+    assert len(result["boxes"]) == len(result["labels"])
+    for box, label in zip(result["boxes"], result["labels"], strict=True):
+        found = seen(result["image"], int(label))
+        assert found is not None
+        np.testing.assert_allclose(box, found, atol=1.6)  # edges are blurred by the resize
+
+
+def test_boxes_whose_centre_is_cut_off_are_dropped_and_others_clipped() -> None:
+    boxes = np.array([[0, 0, 10, 10], [8, 8, 30, 30], [18, 18, 50, 50]], np.float32)
+    kept, labels = boxes_in((10, 10, 30, 30), boxes, np.array([1, 2, 3]), size=40)
+    assert labels.tolist() == [2]
+    assert kept.tolist() == [[0, 0, 40, 40]]
+
+
+def test_crops_overlap_a_box_as_chosen_and_keep_at_least_one() -> None:
+    rng, dropped = np.random.default_rng(0), 0
+    for seed in range(100):
+        one = example(seed)
+        result = PLAIN(one, rng)
+        assert len(result["labels"]) >= 1
+        dropped += len(result["labels"]) < 3
+    assert dropped > 20
+
+
+def test_an_image_without_boxes_is_cropped_too() -> None:
+    for seed in range(20):
+        result = PLAIN(example(seed, number=0), np.random.default_rng(seed))
+        assert result["boxes"].shape == (0, 4)
+        assert result["image"].shape == (100, 100, 3)
+
+
+def test_half_are_expanded_and_half_flipped() -> None:
+    augment = SSDAugment(size=100, photometric=0, crop=False, fill=(9, 9, 9))
+    expanded = flips = 0
+    for seed in range(200):
+        result = augment(example(seed), np.random.default_rng(seed))
+        assert len(result["labels"]) == 3
+        expanded += bool((result["image"] == 9).all(axis=2).any())
+        flips += bool(result["boxes"][0, 0] > result["boxes"][2, 0])
+    assert 70 < expanded < 130
+    assert 70 < flips < 130
+
+
+def test_flipped_boxes_are_torchvisions() -> None:
+    boxes = torch.tensor([[1.0, 2, 30, 40], [0, 0, 100, 100]])
+    expected = v2.horizontal_flip_bounding_boxes(boxes, tv_tensors.BoundingBoxFormat.XYXY, (100, 100))
+    np.testing.assert_array_equal(flipped(boxes.numpy(), 100), expected.numpy())
+
+
+@pytest.mark.parametrize("shift", [-0.05, 0.0, 0.03, 0.4])
+def test_hues_turn_as_torchvisions(shift: float) -> None:
+    image = picture(1)
+    theirs = v2.adjust_hue(torch.from_numpy(image).permute(2, 0, 1), shift).permute(1, 2, 0).numpy()
+    # 256 hues in a byte: up to 1 / 512 of the circle, of which a sixth is the whole range of a channel.
+    assert np.abs(turn_hue(image, shift).astype(int) - theirs).max() <= 6
+
+
+def test_colours_are_distorted_and_boxes_are_not() -> None:
+    colours = SSDAugment(size=100, photometric=1, crop=False, expand=0, flip=0)
+    one = example(0)
+    result, plain = colours(one, np.random.default_rng(0)), ResizeWithBoxes(100)(one)
+    np.testing.assert_array_equal(result["boxes"], plain["boxes"])
+    assert (result["image"] != plain["image"]).any()
+
+
+def test_the_same_generator_gives_the_same_and_leaves_the_example_alone() -> None:
+    one = example(3)
+    before = one["image"].copy(), one["boxes"].copy()
+    first, second = (SSDAugment(64)(one, np.random.default_rng(5)) for _ in range(2))
+    np.testing.assert_array_equal(first["image"], second["image"])
+    np.testing.assert_array_equal(first["boxes"], second["boxes"])
+    np.testing.assert_array_equal(one["image"], before[0])
+    np.testing.assert_array_equal(one["boxes"], before[1])
+
+
+def as_tv_tensors(one: dict[str, Any]) -> dict[str, Any]:
+    xyxy = tv_tensors.BoundingBoxes(
+        torch.from_numpy(one["boxes"]), format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(120, 160)
+    )
+    return {
+        **one,
+        "image": tv_tensors.Image(torch.from_numpy(one["image"]).permute(2, 0, 1)),
+        "boxes": v2.convert_bounding_box_format(xyxy, new_format=tv_tensors.BoundingBoxFormat.CXCYWH),
+        "labels": torch.from_numpy(one["labels"]),
+    }
+
+
+def test_tv_tensors_survive_with_format_and_canvas() -> None:
+    augment = SSDAugment(64)
+    result = augment(as_tv_tensors(example(2)), np.random.default_rng(1))
+    expected = augment(example(2), np.random.default_rng(1))
+    assert type(result["image"]) is tv_tensors.Image
+    assert type(result["boxes"]) is tv_tensors.BoundingBoxes
+    assert result["boxes"].format == tv_tensors.BoundingBoxFormat.CXCYWH
+    assert result["boxes"].canvas_size == (64, 64)
+    np.testing.assert_array_equal(result["image"].permute(1, 2, 0).numpy(), expected["image"])
+    xyxy = v2.convert_bounding_box_format(result["boxes"], new_format=tv_tensors.BoundingBoxFormat.XYXY)
+    np.testing.assert_allclose(xyxy.numpy(), expected["boxes"], atol=1e-4)
+
+
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation"])
+def test_tv_tensors_survive_the_loader(echo: str) -> None:
+    source = [as_tv_tensors(example(seed)) for seed in range(12)]
+    loader = EchoLoader(
+        source,
+        4,
+        echo=echo,
+        factor=2.0,
+        shuffle_buffer=4,
+        augment=SSDAugment(64),
+        collate=list,
+        num_workers=2,
+    )
+    for batch in islice(loader, 4):
+        for one in batch:
+            assert type(one["boxes"]) is tv_tensors.BoundingBoxes
+            assert one["image"].shape == (3, 64, 64)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_repeats_in_the_loader_are_augmented_anew_and_the_same_for_any_workers(workers: int) -> None:
+    def images(num_workers: int) -> torch.Tensor:
+        loader = EchoLoader(
+            [example(seed) for seed in range(8)],
+            4,
+            echo="example_before_augmentation",
+            factor=2.0,
+            augment=SSDAugment(64),
+            collate=collate_boxes,
+            num_workers=num_workers,
+        )
+        return torch.cat([batch["image"] for batch in islice(loader, 2)])
+
+    drawn = images(workers)
+    torch.testing.assert_close(drawn, images(1), rtol=0, atol=0)
+    assert len({image.numpy().tobytes() for image in drawn}) == 8
+
+
+def test_batches_are_padded_with_label_zero() -> None:
+    batch = collate_boxes(
+        [ResizeWithBoxes(32)(example(seed, number)) for seed, number in ((0, 3), (1, 0), (2, 1))]
+    )
+    assert batch["image"].shape == (3, 32, 32, 3)
+    assert batch["labels"].tolist() == [[1, 2, 3], [0, 0, 0], [1, 0, 0]]
+    assert batch["boxes"].shape == (3, 3, 4)
+    assert batch["boxes"][1].abs().sum() == 0
+
+
+def test_resized_boxes_keep_their_overlap() -> None:
+    one = example(4)
+    result = ResizeWithBoxes(64)(one)
+    scale = np.array([64 / 160, 64 / 120] * 2)
+    overlap = box_iou(
+        torch.from_numpy(result["boxes"]), torch.from_numpy((one["boxes"] * scale).astype(np.float32))
+    )
+    torch.testing.assert_close(overlap.diagonal(), torch.ones(3))
