@@ -15,22 +15,20 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from adaecho.config.bounds import at_least, finite_at_least, one_of
+from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
+from adaecho.config.tasks import check_options
 from adaecho.errors import ConfigError
 
 ECHO_VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
-SCHEDULES = ("constant", "linear_decay")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+ORDERS = ("permutation", "shards", "stored")
+RESTORES = ("replay", "snapshot")
+PLACES = ("auto", "decoded", "encoded")
 TRACKERS = ("none", "wandb")
 MAX_FACTOR = 2**16  # the loader's keys hold an echo index of 16 bits
 MAX_THREADS = 1024
-
-
-@dataclass
-class TaskConfig:
-    """Which workload: the name of a module in ``adaecho/tasks/``."""
-
-    name: str = MISSING
 
 
 @dataclass
@@ -38,10 +36,12 @@ class DataConfig:
     """Where training examples come from and how they are split."""
 
     path: str | None = None  # folder, file, hub id or url; null where the task embeds its data
-    validation_examples: int = (
-        MISSING  # held out of the training files, by a permutation seeded with split_seed
-    )
+    # Held out of the training files, by a permutation seeded with split_seed; null where the data has a
+    # validation split of its own.
+    validation_examples: int | None = None
     split_seed: int = 0
+    order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
+    restore: str = "replay"  # replay | snapshot: how a resumed stream gets its buffer back
     num_workers: int = 0
     prefetch: int = 2  # batches read ahead of the echo stage
     max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
@@ -56,6 +56,7 @@ class EchoConfig:
     shuffle_buffer: int = MISSING  # examples
     batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # bound of factor=auto
+    place: str = "auto"  # auto | decoded | encoded: what the buffer holds; the batches are the same
 
 
 @dataclass
@@ -75,26 +76,6 @@ class AdaScaleConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    """SGD with momentum, as in every experiment of the paper."""
-
-    learning_rate: float = MISSING
-    momentum: float = MISSING
-    nesterov: bool = MISSING
-    weight_decay: float = 0.0
-
-
-@dataclass
-class ScheduleConfig:
-    """Learning rate over SGD steps; linear_decay falls by decay_factor over decay_steps and stays there."""
-
-    shape: str = "constant"
-    decay_steps: int | None = None
-    decay_factor: float = 100.0
-    warmup_steps: int = 0  # a linear rise to the full rate over this many first steps, multiplying the shape
-
-
-@dataclass
 class TargetConfig:
     """The first evaluation that meets it ends a run; a null value never stops."""
 
@@ -108,6 +89,7 @@ class EvaluateConfig:
 
     every_fresh_examples: int = MISSING
     batch_size: int = 1000
+    max_examples: int | None = None  # of the validation split, the first of it; null: all
 
 
 @dataclass
@@ -144,7 +126,7 @@ class SearchConfig:
 class Config:
     """One run."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: Any = field(default_factory=lambda: {"name": MISSING})  # a TaskConfig once it has been checked
     data: DataConfig = field(default_factory=DataConfig)
     echo: EchoConfig = field(default_factory=EchoConfig)
     adascale: AdaScaleConfig = field(default_factory=AdaScaleConfig)
@@ -173,13 +155,45 @@ class Config:
 COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see RunFolder.start
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
 _NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", *BUDGETS)
-_NOT_IDENTITY_DATA = ("num_workers", "prefetch")
+# Below a group: what only decides how fast or in how much memory the same batches are made.
+_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("place",)}
+# Keys that came after the first records, with the value that means what runs did before: at that value they
+# are no part of the identity, so that folders keep their names and searches their points.
+_ADDED: dict[str, dict[str, Any]] = {
+    "task": {"model": "conv"},
+    "data": {"order": "permutation"},
+    "optimizer": {
+        "name": "sgd",
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "decay_norms_and_biases": True,
+        "clip_norm": None,
+    },
+    "schedule": {
+        "decay_epochs": None,
+        "warmup_epochs": None,
+        "first_drop_steps": None,
+        "first_drop_epochs": None,
+        "drop_gap_steps": None,
+        "drop_gap_epochs": None,
+        "drop_factor": 10.0,
+        "counts": "steps",
+    },
+    "evaluate": {"max_examples": None},
+}
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a plain config that decides a run's trajectory; resuming compares it."""
     kept = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
-    kept["data"] = {key: value for key, value in config["data"].items() if key not in _NOT_IDENTITY_DATA}
+    for group in kept.keys() & {*_NOT_IDENTITY_IN, *_ADDED}:
+        dropped, added = _NOT_IDENTITY_IN.get(group, ()), _ADDED.get(group, {})
+        kept[group] = {
+            key: value
+            for key, value in config[group].items()
+            if key not in dropped and (key not in added or value != added[key])
+        }
     return kept
 
 
@@ -212,11 +226,13 @@ def from_plain(plain: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
     """
+    others: dict[Any, Any] = {**plain, "task": {"name": "checked below"}}
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(_schema(), plain))
+        config = OmegaConf.to_object(OmegaConf.merge(_schema(), others))
     except Exception as error:
         raise ConfigError(f"config: {error}") from error
     assert isinstance(config, Config)
+    config.task = check_options(plain.get("task", {}))
     validate(config)
     return config
 
@@ -251,41 +267,46 @@ def validate(config: Config) -> None:
     """
     if config.data.path is not None and not config.data.path.strip():
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
-    _one_of("echo.variant", config.echo.variant, ECHO_VARIANTS)
-    _one_of("schedule.shape", config.schedule.shape, SCHEDULES)
-    _one_of("precision", config.precision, PRECISIONS)
-    _one_of("device", config.device, DEVICES)
-    _one_of("tracking.kind", config.tracking.kind, TRACKERS)
-    _one_of("tracking.mode", config.tracking.mode, ("offline", "online"))
+    one_of("echo.variant", config.echo.variant, ECHO_VARIANTS)
+    one_of("echo.place", config.echo.place, PLACES)
+    one_of("data.order", config.data.order, ORDERS)
+    one_of("data.restore", config.data.restore, RESTORES)
+    one_of("precision", config.precision, PRECISIONS)
+    one_of("device", config.device, DEVICES)
+    one_of("tracking.kind", config.tracking.kind, TRACKERS)
+    one_of("tracking.mode", config.tracking.mode, ("offline", "online"))
     _validate_factor(config.echo)
-    _at_least("batch_size", config.batch_size, 1)
-    _at_least("threads", config.threads, 1)
+    at_least("batch_size", config.batch_size, 1)
+    at_least("threads", config.threads, 1)
     if config.threads > MAX_THREADS:
         raise ConfigError(f"threads={config.threads}: more than {MAX_THREADS}, which no processor has")
     if not config.max_loss > 0:
         raise ConfigError(f"max_loss={config.max_loss}: must be positive; beyond it a run counts as diverged")
-    _at_least("echo.shuffle_buffer", config.echo.shuffle_buffer, 1)
-    _at_least("echo.batch_shuffle_buffer", config.echo.batch_shuffle_buffer, 0)
-    _at_least("schedule.warmup_steps", config.schedule.warmup_steps, 0)
-    _at_least("evaluate.every_fresh_examples", config.evaluate.every_fresh_examples, 1)
-    _at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
-    _at_least("data.validation_examples", config.data.validation_examples, 1)
-    _at_least("data.num_workers", config.data.num_workers, 0)
-    _at_least("data.prefetch", config.data.prefetch, 0)
-    _at_least("data.split_seed", config.data.split_seed, 0)
-    _at_least("seed", config.seed, 0)
-    _finite_at_least("checkpoint_every_s", config.checkpoint_every_s, 0)
-    _at_least("data.max_bad_examples", config.data.max_bad_examples, 0)
-    _at_least("search.trials", config.search.trials, 1)
-    _at_least("search.repeats", config.search.repeats, 1)
-    _at_least("search.workers", config.search.workers, 1)
+    at_least("echo.shuffle_buffer", config.echo.shuffle_buffer, 1)
+    at_least("echo.batch_shuffle_buffer", config.echo.batch_shuffle_buffer, 0)
+    at_least("evaluate.every_fresh_examples", config.evaluate.every_fresh_examples, 1)
+    at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
+    if config.evaluate.max_examples is not None:
+        at_least("evaluate.max_examples", config.evaluate.max_examples, 1)
+    if config.data.validation_examples is not None:
+        at_least("data.validation_examples", config.data.validation_examples, 1)
+    at_least("data.num_workers", config.data.num_workers, 0)
+    at_least("data.prefetch", config.data.prefetch, 0)
+    at_least("data.split_seed", config.data.split_seed, 0)
+    at_least("seed", config.seed, 0)
+    finite_at_least("checkpoint_every_s", config.checkpoint_every_s, 0)
+    at_least("data.max_bad_examples", config.data.max_bad_examples, 0)
+    at_least("search.trials", config.search.trials, 1)
+    at_least("search.repeats", config.search.repeats, 1)
+    at_least("search.workers", config.search.workers, 1)
     if config.search.max_diverged is not None:
-        _at_least("search.max_diverged", config.search.max_diverged, 0)
+        at_least("search.max_diverged", config.search.max_diverged, 0)
     for key in BUDGETS:
         value = getattr(config, key)
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value}: a budget must be positive; null means no limit")
-    _validate_optimizer(config)
+    check_optimizer(config.optimizer)
+    check_schedule(config.schedule)
     _validate_adascale(config)
     if config.target.value is not None and not math.isfinite(config.target.value):
         raise ConfigError(f"target.value={config.target.value}: must be a finite number; null never stops")
@@ -318,28 +339,26 @@ def _validate_factor(echo: EchoConfig) -> None:
         )
 
 
-def _validate_optimizer(config: Config) -> None:
-    rate, momentum = config.optimizer.learning_rate, config.optimizer.momentum
-    if not (math.isfinite(rate) and rate > 0):
-        raise ConfigError(f"optimizer.learning_rate={rate}: must be a positive number")
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"optimizer.momentum={momentum}: must lie in [0, 1)")
-    if config.optimizer.nesterov and momentum == 0:
-        raise ConfigError("optimizer.nesterov=true needs optimizer.momentum > 0")
-    steps = config.schedule.decay_steps
-    if config.schedule.shape == "linear_decay" and (steps is None or steps < 1):
-        raise ConfigError(
-            f"schedule.decay_steps={steps}: schedule.shape=linear_decay needs a positive number of steps"
-        )
-    _finite_at_least("schedule.decay_factor", config.schedule.decay_factor, 1)
-    _finite_at_least("optimizer.weight_decay", config.optimizer.weight_decay, 0)
-
-
 def _validate_adascale(config: Config) -> None:
     adascale, count = config.adascale, config.adascale.num_gradients_to_accumulate
     if not adascale.enabled:
         return
-    _at_least("adascale.num_gradients_to_accumulate", count, 1)
+    if config.optimizer.name != "sgd":
+        raise ConfigError(
+            f"optimizer.name={config.optimizer.name}: AdaScale's gain is derived for SGD; choose "
+            "optimizer.name=sgd or adascale=off"
+        )
+    if config.optimizer.clip_norm is not None:
+        raise ConfigError(
+            f"optimizer.clip_norm={config.optimizer.clip_norm}: AdaScale's gain is of unclipped gradients, "
+            "and would multiply a step that clipping has shortened; choose null or adascale=off"
+        )
+    if config.schedule.counts != "steps":
+        raise ConfigError(
+            f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
+            "steps; choose schedule.counts=steps or adascale=off"
+        )
+    at_least("adascale.num_gradients_to_accumulate", count, 1)
     if config.batch_size % count:
         raise ConfigError(
             f"batch_size={config.batch_size}: can't be dealt evenly to adascale.num_gradients_to_accumulate="
@@ -360,18 +379,3 @@ def _validate_adascale(config: Config) -> None:
             "adascale.num_gradients_to_accumulate=1: give adascale.scale, how many base batches a batch is "
             "worth, or use at least 2"
         )
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}={value}: must be at least {least}")
-
-
-def _finite_at_least(key: str, value: float, least: float) -> None:
-    if not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{key}={value}: must be a finite number, at least {least}")

@@ -42,6 +42,11 @@ class BadExamples:
                 "Mend the files, or allow more to be skipped"
             )
 
+    @property
+    def count(self) -> int:
+        """How many were skipped."""
+        return len(self._found)
+
     def report(self) -> None:
         """Say on stderr which were skipped."""
         for found in self._found:

@@ -10,7 +10,31 @@ from adaecho.errors import DataError
 Arrays = dict[str, NDArray[Any]]
 
 
-def hold_out(examples: Arrays, num_validation: int, *, seed: int) -> tuple[Arrays, Arrays]:
+class Rows:
+    """Map-style: some rows of a dataset that need not fit in memory.
+
+    Args:
+        dataset: indexable.
+        rows: int64 [n], which of its examples.
+    """
+
+    def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
+        self.dataset, self.rows = dataset, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.dataset[int(self.rows[row])]
+
+    def origin(self, row: int) -> str:
+        """What to call an example in a message."""
+        of_dataset = getattr(self.dataset, "origin", None)
+        at = int(self.rows[row])
+        return str(of_dataset(at)) if of_dataset is not None else f"example {at}"
+
+
+def hold_out(examples: Arrays, num_validation: int | None, *, seed: int) -> tuple[Arrays, Arrays]:
     """Training and validation examples: a fixed permutation's head and its last ``num_validation`` rows.
 
     Args:
@@ -21,15 +45,30 @@ def hold_out(examples: Arrays, num_validation: int, *, seed: int) -> tuple[Array
     Raises:
         DataError: nothing would be left to train on.
     """
-    number = len(next(iter(examples.values())))
+    kept, held_out = hold_out_rows(len(next(iter(examples.values()))), num_validation, seed=seed)
+    return _take(examples, kept), _take(examples, held_out)
+
+
+def hold_out_rows(
+    number: int, num_validation: int | None, *, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The row numbers of ``hold_out``, for ``Rows`` of a dataset of this length.
+
+    Raises:
+        DataError: nothing would be left to train on, or it isn't said how many to hold out.
+    """
+    if num_validation is None:
+        raise DataError(
+            "data.validation_examples=null: this data has no validation split of its own; say how many of "
+            f"the {number} training examples to hold out"
+        )
     if num_validation >= number:
         raise DataError(
             f"data.validation_examples={num_validation}: the training files hold {number} examples, so none "
             "would be left to train on; hold out fewer"
         )
     rows = np.random.default_rng(seed).permutation(number)
-    kept, held_out = rows[:-num_validation], rows[-num_validation:]
-    return _take(examples, kept), _take(examples, held_out)
+    return rows[:-num_validation], rows[-num_validation:]
 
 
 def _take(examples: Arrays, rows: NDArray[np.int64]) -> Arrays:

@@ -18,7 +18,7 @@ from adaecho.echo.read.sources import as_source
 from adaecho.echo.settings import RESTORES, Settings, check_place, check_whole_batches, one_of, share, whole
 from adaecho.echo.threads.timers import Clocks, works_ahead
 from adaecho.echo.threads.workers import Interrupted
-from adaecho.echo.wiring import Stages
+from adaecho.echo.wiring import Stages, choose_place
 
 
 class EchoLoader(Gauges):
@@ -53,7 +53,11 @@ class EchoLoader(Gauges):
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
-            repeat, and needs the memory of encoded examples alone.
+            repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
+            each fresh example once on its way in, and drops the result, so that a bad one is still skipped.
+            ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
+            bad examples allowed), or where a buffer of decoded examples as large as the source's first would
+            take more than half of the free memory.
         restore: for sources that can only be iterated: ``replay`` reads what the buffer held again, from its
             oldest example on (about B (ln B + 0.6) examples back for a buffer of B); ``snapshot`` puts the
             contents of the buffer into the state and only passes over what was read.
@@ -118,8 +122,10 @@ class EchoLoader(Gauges):
         check_whole_batches(batch_size, augment, collate, batch_length)
         one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
+        found = as_source(source)
+        place = choose_place(place, decode, found, self.settings)
         self._stages = Stages(
-            as_source(source), self.settings, decode=decode, augment=augment, collate=collate,
+            found, self.settings, decode=decode, augment=augment, collate=collate,
             length_of=batch_length, place=place, device=self._device, snapshots=restore == "snapshot",
             num_workers=num_workers, prefetch=prefetch, ahead=works_ahead(source),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from adaecho.echo.order import keyed
 VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
 ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
-PLACES = ("decoded", "encoded")
+PLACES = ("decoded", "encoded", "auto")
 
 # Settings that are whole numbers, with the least that each may be.
 _WHOLE = {
@@ -170,7 +170,7 @@ def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batc
 def check_place(place: str, decode: Any, settings: Settings) -> None:
     """Raises ValueError where the buffer can't hold examples in that form."""
     one_of("place", place, PLACES)
-    if place == "decoded":
+    if place != "encoded":
         return
     if decode is None:
         raise ValueError("place='encoded': without decode= examples are buffered as they come; leave it out")
@@ -180,11 +180,6 @@ def check_place(place: str, decode: Any, settings: Settings) -> None:
         raise ValueError(
             "place='encoded' with echo='example_after_augmentation': what is echoed there is decoded; "
             "choose place='decoded' or echo='example_before_augmentation'"
-        )
-    if settings.max_bad_examples:
-        raise ValueError(
-            f"max_bad_examples={settings.max_bad_examples} with place='encoded': an example found bad after "
-            "the buffer can't be skipped any more; choose place='decoded' or max_bad_examples=0"
         )
 
 

@@ -11,13 +11,14 @@ from adaecho.echo.batch.batch_length import batch_length
 from adaecho.echo.batch.batches import ExampleBatches, WholeBatches
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.batch.example_echo import EchoStage
-from adaecho.echo.memory.budget import check_memory, check_slots
+from adaecho.echo.memory.budget import check_memory, check_slots, free_bytes
 from adaecho.echo.memory.pool import ResidentPool
 from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.memory.tree import num_bytes
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader
+from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
 from adaecho.echo.read.random_access import RandomReader
 from adaecho.echo.read.sequential import SequentialReader
 from adaecho.echo.read.sources import ArraySource, IterableSource, MapSource
@@ -71,7 +72,9 @@ class Stages:
         augmentation = _augmentation(augment, settings, origin, num_workers)
         stage: AfterEcho | None = augmentation
         if decode is not None and place == "encoded":
-            stage, decode = DecodeThenAugment(decode, augmentation, origin), None
+            stage = DecodeThenAugment(decode, augmentation, origin)
+            # What is found bad after the buffer can't be skipped any more.
+            decode = Tried(decode) if settings.max_bad_examples else None
         before = settings.echo == "example_after_augmentation"
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
@@ -182,6 +185,29 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+
+def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:
+    """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+    if place != "auto":
+        return place
+    if decode is None or settings.batch_size is None or settings.echo == "example_after_augmentation":
+        return "decoded"
+    if settings.echo in ("none", "batch") and not settings.max_bad_examples:
+        return "encoded"
+    return "decoded" if _fits_decoded(source, decode, settings.shuffle_buffer) else "encoded"
+
+
+def _fits_decoded(source: Any, decode: Callable[[Any], Any], buffer: int) -> bool:
+    """Whether so many examples like the first would leave half of the free memory; unknown of a stream."""
+    free = free_bytes()
+    if free is None or not isinstance(source, MapSource):
+        return True
+    try:
+        first = decode(source.read_one(0))
+    except Exception:  # a bad one, or a broken transfer: reading will tell
+        return True
+    return buffer * num_bytes(first) <= free / 2
 
 
 def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers: int) -> Augmentation | None:

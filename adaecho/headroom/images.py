@@ -69,10 +69,11 @@ def measure_images(arguments: list[str], budget_s: float, step_s: float | None) 
 
     given = parse(arguments)
     augment = RandomResizedCrop(given.size, brightness=_JITTER, contrast=_JITTER, saturation=_JITTER)
-    upstream = Upstream(
-        find_images(given.images), DecodeImage(), augment, None, given.batch_size, given.num_workers,
-        prefetch=2, max_bad_examples=given.max_bad_examples,
-    )  # fmt: skip
+    upstream = Upstream({
+        "source": find_images(given.images), "decode": DecodeImage(), "augment": augment,
+        "batch_size": given.batch_size, "num_workers": given.num_workers, "prefetch": 2,
+        "max_bad_examples": given.max_bad_examples,
+    })  # fmt: skip
     try:
         upstream_s, batch = upstream.batch_s(budget_s)
     except ValueError as error:  # an image that can't be decoded; the notes say which

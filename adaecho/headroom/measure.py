@@ -76,28 +76,29 @@ class Headroom:
 
 @dataclass(frozen=True)
 class Upstream:
-    """What comes before the step, as ``EchoLoader`` takes it."""
+    """What comes before the step: the arguments of an ``EchoLoader`` but for those of echo and buffer."""
 
-    source: Any
-    decode: Callable[[Any], Any] | None
-    augment: Callable[..., Any] | None
-    collate: Callable[[list[Any]], Any] | None
-    batch_size: int
-    num_workers: int
-    prefetch: int
-    max_bad_examples: int
+    arguments: dict[str, Any]
+
+    @property
+    def decode(self) -> Callable[[Any], Any] | None:
+        return self.arguments.get("decode")
+
+    @property
+    def augment(self) -> Callable[..., Any] | None:
+        return self.arguments.get("augment")
 
     def loader(self, **changes: Any) -> EchoLoader:
         """Upstream without echo. The shuffle buffer only delays what is read: a batch's worth will do."""
-        arguments: dict[str, Any] = {**vars(self), "shuffle_buffer": self.batch_size, **changes}
-        return EchoLoader(arguments.pop("source"), arguments.pop("batch_size"), **arguments)
+        arguments = {**self.arguments, "shuffle_buffer": self.arguments["batch_size"], **changes}
+        return EchoLoader(**arguments)
 
     def batch_s(self, budget_s: float) -> tuple[float, Any]:
         """Seconds per batch of the whole as it runs, and a batch."""
         with self.loader() as loader:
             batches = iter(loader)
             batch = next(batches)
-            return time_call(lambda: next(batches), budget_s, warm_up=self.prefetch + 2), batch
+            return time_call(lambda: next(batches), budget_s, warm_up=self.arguments["prefetch"] + 2), batch
 
     def stages_s(self, budget_s: float) -> dict[str, float]:
         """Each stage's own time per batch, in one thread."""
@@ -116,7 +117,9 @@ class Upstream:
 
     def _of_encoded_s(self, budget_s: float) -> dict[str, float]:
         """Each stage on the results of the one before."""
-        changes: dict[str, Any] = {"decode": None, "augment": None, "collate": list}
+        changes: dict[str, Any] = {
+            "decode": None, "augment": None, "collate": list, "place": "decoded", "device": None,
+        }  # fmt: skip
         with self.loader(**changes, num_workers=0, shuffle_buffer=0) as loader:
             times = {"read": time_call(iter(loader).__next__, budget_s)}
             encoded = next(iter(loader))
@@ -151,11 +154,10 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
     """
     torch.set_num_threads(config.threads)
     task = build_task(config)
-    data = config.data
-    upstream = Upstream(
-        task.source, task.decode, task.augment, task.collate, config.batch_size, data.num_workers,
-        data.prefetch, data.max_bad_examples,
-    )  # fmt: skip
+    from adaecho.training.device import choose_device
+    from adaecho.training.loader import upstream_arguments
+
+    upstream = Upstream(upstream_arguments(config, task, choose_device(config)))
     upstream_s, batch = upstream.batch_s(budget_s)
     if step_s is None:
         step_s = _step(config, task, batch, budget_s)
@@ -170,13 +172,12 @@ def _step(config: Config, task: Task, batch: Any, budget_s: float) -> float:
     precision = choose_precision(config, device)
     model = task.build_model().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=config.optimizer.momentum)
-    batch = {name: tensor.to(device) for name, tensor in batch.items()}
 
     def step() -> None:
         optimizer.zero_grad()
         with autocast(device, precision):
-            loss = task.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+            loss, weight = task.loss(model, batch)
+        (loss / weight).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         synchronize(device)
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config.schema import SearchConfig, from_plain, to_plain
+from adaecho.config.tasks import options_class
 from adaecho.errors import ConfigError
 from adaecho.search import axes
 from adaecho.search.axes import Axis
@@ -128,13 +129,13 @@ def _composed(name: str, typed: Typed, compose: Compose, varied: Sequence[str]) 
 
 def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, IntervalSweep]) -> tuple[Axis, ...]:
     """The task's axes and the typed ones, which win; a key that was set by hand is not searched."""
-    factor = config["echo"]["factor"]
+    factor, options = config["echo"]["factor"], options_class(config["task"]["name"])
     found = {
-        key: axes.parse(key, text, factor)
+        key: axes.parse(key, text, factor, options)
         for key, text in config["search"]["axes"].items()
         if key not in chosen and key not in typed
     }
-    found |= {key: axes.from_interval(key, interval, factor) for key, interval in typed.items()}
+    found |= {key: axes.from_interval(key, interval, factor, options) for key, interval in typed.items()}
     return tuple(found[key] for key in sorted(found))
 
 

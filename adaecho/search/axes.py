@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 
 from adaecho.config.schema import BUDGETS, Config
+from adaecho.config.tasks import TaskConfig
 from adaecho.errors import ConfigError
 
 SCALES = ("linear", "log", "reverse_log")
@@ -66,13 +67,14 @@ class Axis:
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 
-def parse(key: str, text: str, factor: Any = 1) -> Axis:
+def parse(key: str, text: str, factor: Any = 1, options: type[TaskConfig] = TaskConfig) -> Axis:
     """The axis that ``text`` describes for an arm with this echoing factor.
 
     Args:
         key: dotted config key that the axis varies.
         text: Hydra's sweep grammar: ``interval(low, high)``, with the tags log, reverse_log, times_factor.
         factor: ``echo.factor`` of the arm; multiplies the bounds of a times_factor axis.
+        options: of the arm's task, whose fields are the keys ``task.*``.
 
     Raises:
         ConfigError: the text is not an interval, a tag is unknown, low >= high, a bound the scale can't
@@ -84,10 +86,12 @@ def parse(key: str, text: str, factor: Any = 1) -> Axis:
         raise ConfigError(f"search.axes: {key}: {text!r} can't be read: {error}; {_EXAMPLE}") from error
     if not isinstance(sweep, IntervalSweep):
         raise ConfigError(f"search.axes: {key}: {text!r} is not an interval; {_EXAMPLE}")
-    return from_interval(key, sweep, factor)
+    return from_interval(key, sweep, factor, options)
 
 
-def from_interval(key: str, sweep: IntervalSweep, factor: Any = 1) -> Axis:
+def from_interval(
+    key: str, sweep: IntervalSweep, factor: Any = 1, options: type[TaskConfig] = TaskConfig
+) -> Axis:
     """The axis of a parsed interval; see ``parse``."""
     assert sweep.start is not None
     assert sweep.end is not None
@@ -100,7 +104,7 @@ def from_interval(key: str, sweep: IntervalSweep, factor: Any = 1) -> Axis:
                 "give the arm a number as factor, or the axis an interval without times_factor"
             )
         low, high = low * factor, high * factor
-    integer = _is_integer(key)
+    integer = _is_integer(key, options)
     if integer and low < high:
         low, high = math.ceil(low), math.floor(high)
     axis = Axis(key, low, high, scale, integer)
@@ -135,7 +139,7 @@ def _check_bounds(axis: Axis) -> None:
         raise ConfigError(f"{where}: a reverse_log axis needs bounds below 1; lower {axis.high:g}")
 
 
-def _is_integer(key: str) -> bool:
+def _is_integer(key: str, options: type[TaskConfig]) -> bool:
     if key in _SHARED or key.partition(".")[0] in _SHARED_GROUPS:
         raise ConfigError(
             f"search.axes: {key}: is the same for all trials of an arm, or they could not be compared; give "
@@ -146,7 +150,7 @@ def _is_integer(key: str) -> bool:
         fields = get_type_hints(kind) if is_dataclass(kind) else {}
         if name not in fields:
             raise ConfigError(f"search.axes: {key}: the config has no such key; see --cfg job for the keys")
-        kind = fields[name]
+        kind = options if kind is Config and name == "task" else fields[name]
     if kind not in (int, int | None, float, float | None, Any):
         raise ConfigError(
             f"search.axes: {key}: only a number can be searched; sweep it as a comma list instead"

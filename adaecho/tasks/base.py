@@ -1,13 +1,19 @@
 """What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-Batch = dict[str, torch.Tensor]
+Batch = Any
+"""A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
+(boxes, say, of which each image has another number)."""
+
+LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
+"""The sum of a batch's losses, a scalar with gradient, and of their weights (examples, tokens, boxes)."""
+
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
@@ -29,9 +35,18 @@ class Task:
         augment: ``augment(example, rng)``, with ``augment.block(examples, keys)`` where it is vectorised.
         collate: None for ``EchoLoader``'s own.
         build_model: a freshly initialised model; torch's global generator is seeded by the caller.
-        loss: mean loss over a batch on the model's device, a scalar with gradient.
-        evaluate: metrics of a model (already in eval mode, on ``device``) on a whole split; reads all of it.
+        loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
+            so the mean over several micro-batches is exact, however unevenly they are filled.
+        evaluate: metrics of a model (already in eval mode, on ``device``) on a whole split, which it may hold
+            in memory or read anew.
         has_test_split: whether there is one beside the validation split; it is read once, when a run ends.
+        weight: the weight that ``loss`` will return, told from the batch alone. Without it the graphs of all
+            micro-batches are kept until the weights are known.
+        num_examples: in one epoch; by default the source's length. Only schedules in epochs ask for it.
+        skipped_examples: bad ones that were left out when the task was built.
+        fingerprint: what a checkpoint can only be continued with, e.g. the hash of a tokenizer.
+        facts: what is known of the data before training, for ``summary.json``.
+        at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text.
     """
 
     name: str
@@ -41,6 +56,12 @@ class Task:
     augment: Callable[..., Any] | None
     collate: Callable[[list[Any]], Any] | None
     build_model: Callable[[], nn.Module]
-    loss: Callable[[nn.Module, Batch], torch.Tensor]
+    loss: Callable[[nn.Module, Batch], LossAndWeight]
     evaluate: Evaluate
     has_test_split: bool = False
+    weight: Callable[[Batch], torch.Tensor | float] | None = None
+    num_examples: int | None = None
+    skipped_examples: int = 0
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    at_end: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
 from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.encoded_images import BadExamples
 from adaecho.datasets.split import hold_out
@@ -19,7 +20,8 @@ from adaecho.tasks.images import (
     Images,
     PadCropFlip,
     classification_metrics,
-    mean_cross_entropy,
+    cross_entropy,
+    num_images,
 )
 
 # Of each colour over the 50,000 training images.
@@ -27,7 +29,7 @@ MEAN = (125.31, 122.95, 113.87)
 STD = (62.99, 62.09, 66.70)
 
 
-def build(config: Config) -> Task:
+def build(config: Config, options: TaskConfig) -> Task:  # noqa: ARG001
     """The CIFAR-10 task, its training images in memory.
 
     Raises:
@@ -35,20 +37,21 @@ def build(config: Config) -> Task:
     """
     stored = storage.find(config.data.path)
 
-    def read(part: storage.Part) -> Images:
+    def read(part: storage.Part) -> tuple[Images, int]:
         bad = BadExamples(config.data.max_bad_examples)
         examples = stored.read(part, bad)
         bad.report()
-        return examples
+        return examples, bad.count
 
-    source, validation = hold_out(read("train"), config.data.validation_examples, seed=config.data.split_seed)
+    images, skipped = read("train")
+    source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
 
     def build_model() -> nn.Module:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, cifar_resnet(num_classes=storage.NUM_CLASSES))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
-        examples = validation if split == "validation" else read("test")
+        examples = validation if split == "validation" else read("test")[0]
         return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
 
     return Task(
@@ -59,7 +62,9 @@ def build(config: Config) -> Task:
         augment=PadCropFlip(padding=4, flip=True),
         collate=None,
         build_model=build_model,
-        loss=mean_cross_entropy,
+        loss=cross_entropy,
+        weight=num_images,
         evaluate=evaluate,
         has_test_split=stored.has_test,
+        skipped_examples=skipped,
     )

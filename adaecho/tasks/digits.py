@@ -5,6 +5,7 @@ repository, 1998): pixel values 0 to 16. There is no test split beside the valid
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,59 +14,72 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.split import hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
+from adaecho.models.small_mlp import small_mlp
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     Images,
     PadCropFlip,
     classification_metrics,
-    mean_cross_entropy,
+    cross_entropy,
+    num_images,
 )
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0
+MODELS: dict[str, Callable[[int], nn.Module]] = {"conv": small_conv, "mlp": small_mlp}
 
 
-def build(config: Config) -> Task:
-    """The digits task, with a small convolutional net.
+@dataclass
+class Options(TaskConfig):
+    """The keys ``task.*``."""
+
+    model: str = (
+        "conv"  # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
+    )
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigError(f"task.model={self.model}: must be one of {', '.join(MODELS)}")
+
+
+def build(config: Config, options: Options) -> Task:
+    """The digits task: a model that takes float [N, 1, 8, 8] to logits [N, 10].
 
     Raises:
         ConfigError: ``data.path`` is set.
         DataError: scikit-learn's file is absent, or the validation split would leave nothing to train on.
     """
-    return build_with(small_conv, config, name="digits")
-
-
-def build_with(net: Callable[[int], nn.Module], config: Config, *, name: str) -> Task:
-    """The digits with ``net(num_classes)``: float [N, 1, 8, 8] to logits [N, num_classes]."""
     if config.data.path is not None:
         raise ConfigError(
-            f"data.path={config.data.path}: task {name} carries its images in itself; drop data.path, or "
+            f"data.path={config.data.path}: task digits carries its images in itself; drop data.path, or "
             "choose a task= that reads data"
         )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
-        return nn.Sequential(normalise, net(NUM_CLASSES))
+        return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "digits have no test split"
         return classification_metrics(model, validation, batch_size=config.evaluate.batch_size, device=device)
 
     return Task(
-        name=name,
+        name="digits",
         metrics=CLASSIFICATION_METRICS,
         source=source,
         decode=None,
         augment=PadCropFlip(padding=1, flip=False),
         collate=None,
         build_model=build_model,
-        loss=mean_cross_entropy,
+        loss=cross_entropy,
+        weight=num_images,
         evaluate=evaluate,
     )
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
-from adaecho.tasks.base import Batch, Direction
+from adaecho.tasks.base import Batch, Direction, LossAndWeight
 
 Images = dict[str, NDArray[Any]]
 """``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
@@ -143,9 +143,15 @@ def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(cv2.flip(rows, 1), np.uint8).reshape(images.shape)
 
 
-def mean_cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Training loss of an image classifier in nats, a scalar with gradient."""
-    return functional.cross_entropy(model(batch["image"]).float(), batch["label"])
+def cross_entropy(model: nn.Module, batch: Batch) -> LossAndWeight:
+    """Training loss of an image classifier: the sum over images in nats, and their number."""
+    labels = batch["label"]
+    return functional.cross_entropy(model(batch["image"]).float(), labels, reduction="sum"), len(labels)
+
+
+def num_images(batch: Batch) -> float:
+    """The weight that ``cross_entropy`` returns."""
+    return len(batch["label"])
 
 
 def classification_metrics(
@@ -154,12 +160,12 @@ def classification_metrics(
     """Accuracy and mean cross entropy (nats) over all examples of a split."""
     number = len(split["label"])
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    cross_entropy = torch.zeros((), dtype=torch.float64, device=device)
+    entropy = torch.zeros((), dtype=torch.float64, device=device)
     for begin in range(0, number, batch_size):
         rows = slice(begin, begin + batch_size)
         images = torch.from_numpy(split["image"][rows]).to(device)
         labels = torch.from_numpy(split["label"][rows]).to(device)
         logits = model(images).float()
         correct += (logits.argmax(1) == labels).sum()
-        cross_entropy += functional.cross_entropy(logits, labels, reduction="sum")
-    return {"accuracy": correct.item() / number, "cross_entropy": cross_entropy.item() / number}
+        entropy += functional.cross_entropy(logits, labels, reduction="sum")
+    return {"accuracy": correct.item() / number, "cross_entropy": entropy.item() / number}

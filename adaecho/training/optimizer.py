@@ -1,6 +1,7 @@
 """The optimizer of a run, and how a batch becomes a step."""
 
 from inspect import unwrap
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 
-Batch = dict[str, torch.Tensor]
+Group = dict[str, Any]
 
 
 class EagerSGD(torch.optim.SGD):
@@ -25,15 +26,19 @@ class EagerSGD(torch.optim.SGD):
     load_state_dict = unwrap(torch.optim.SGD.load_state_dict)
 
 
-def make_optimizer(config: Config, model: nn.Module) -> torch.optim.SGD | AdaScale:
-    """SGD as configured, with AdaScale around it under ``adascale=on``."""
-    sgd = EagerSGD(
-        model.parameters(),
-        lr=config.optimizer.learning_rate,
-        momentum=config.optimizer.momentum,
-        nesterov=config.optimizer.nesterov,
-        weight_decay=config.optimizer.weight_decay,
-    )
+def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """The configured optimizer, with AdaScale around it under ``adascale=on``."""
+    given = config.optimizer
+    groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
+    if given.name == "adam":
+        return torch.optim.Adam(
+            groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon
+        )
+    if given.name == "adamw":
+        return torch.optim.AdamW(
+            groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon
+        )
+    sgd = EagerSGD(groups, lr=given.learning_rate, momentum=given.momentum, nesterov=given.nesterov)
     if not config.adascale.enabled:
         return sgd
     return AdaScale(
@@ -45,12 +50,41 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.SGD | AdaSca
     )
 
 
-def deal(batch: Batch, count: int) -> list[Batch]:
+def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[Group]:
+    """Parameters with their weight decay: all alike, or none for norms and biases, which are vectors."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if all_decay or weight_decay == 0:
+        return [{"params": parameters, "weight_decay": weight_decay}]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in parameters if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def clip(model: nn.Module, most: float | None) -> None:
+    """Scale the whole gradient down to a norm of at most ``most``; None leaves it."""
+    if most is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+
+
+def deal(batch: Any, count: int) -> list[Any]:
     """``batch`` dealt like cards to ``count`` micro-batches.
 
     So neighbours, among them the copies of one example where nothing is shuffled after the echo, end up on
     different micro-batches, where AdaScale's gain can see that they are alike.
     """
-    if count == 1:
-        return [batch]
-    return [{key: value[first::count] for key, value in batch.items()} for first in range(count)]
+    return [batch] if count == 1 else [_every(batch, first, count) for first in range(count)]
+
+
+def _every(part: Any, first: int, count: int) -> Any:
+    """Every ``count``-th example from ``first`` on; a list holds one item for each example."""
+    if isinstance(part, torch.Tensor) and part.dim():
+        return part[first::count]
+    if isinstance(part, list):
+        return part[first::count]
+    if isinstance(part, dict):
+        return {key: _every(value, first, count) for key, value in part.items()}
+    if isinstance(part, tuple):
+        parts = [_every(value, first, count) for value in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+    return part

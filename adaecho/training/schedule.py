@@ -1,24 +1,61 @@
-"""Learning-rate schedules over SGD steps."""
+"""Learning-rate schedules over SGD steps, or over fresh examples."""
 
-from adaecho.config.schema import ScheduleConfig
+from adaecho.config.optimization import ScheduleConfig
+from adaecho.errors import ConfigError
 
 
-def learning_rate(schedule: ScheduleConfig, peak: float, step: int) -> float:
-    """Learning rate of the update that follows ``step`` earlier ones.
+class Schedule:
+    """The learning rate at each position of a run.
 
     ``constant`` is ``peak``. ``linear_decay`` falls linearly from ``peak`` to ``peak / decay_factor`` over
-    ``decay_steps`` steps and stays there (paper, footnote 6). The first ``warmup_steps`` steps multiply it by
-    (step + 1) / warmup_steps.
+    its duration and stays there (paper, footnote 6). ``drops`` divides by ``drop_factor`` at the first drop
+    and again a gap later (paper, section 3.1, for SSD). A warm-up multiplies the first of n steps by 1/n, the
+    second by 2/n, ...
 
     Args:
-        schedule: shape and its parameters.
-        peak: learning rate at step 0.
-        step: number of updates done, >= 0; under AdaScale the whole part of the scale-invariant steps.
+        config: shape and durations.
+        peak: learning rate at position 0.
+        steps_per_epoch: examples of an epoch over the batch size; None where that is not known.
+
+    Raises:
+        ConfigError: a duration is in epochs, and what an epoch holds isn't known.
     """
-    if step < schedule.warmup_steps:
-        peak *= (step + 1) / schedule.warmup_steps
-    if schedule.shape == "constant":
-        return peak
-    assert schedule.decay_steps is not None  # schema.validate
-    done = min(step / schedule.decay_steps, 1.0)
-    return peak * (1.0 - done * (1.0 - 1.0 / schedule.decay_factor))
+
+    def __init__(self, config: ScheduleConfig, peak: float, steps_per_epoch: float | None = None) -> None:
+        self._config, self._peak, self._steps_per_epoch = config, peak, steps_per_epoch
+        self._warmup = self._steps("warmup") or 0.0
+        self._decay = self._steps("decay")
+        self._first_drop, self._gap = self._steps("first_drop"), self._steps("drop_gap")
+
+    def _steps(self, name: str) -> float | None:
+        epochs: float | None = getattr(self._config, f"{name}_epochs")
+        if epochs is None:
+            steps: int | None = getattr(self._config, f"{name}_steps")
+            return steps
+        if self._steps_per_epoch is None:
+            raise ConfigError(
+                f"schedule.{name}_epochs={epochs}: this task's data is a stream, of which it isn't known how "
+                f"much an epoch is; give schedule.{name}_steps"
+            )
+        return epochs * self._steps_per_epoch
+
+    def rate(self, position: float) -> float:
+        """Learning rate of the update at a position.
+
+        Args:
+            position: what ``schedule.counts`` says: updates done, or fresh examples over the batch size;
+                under AdaScale the whole part of the scale-invariant steps.
+        """
+        rate = self._peak
+        if position < self._warmup:
+            rate *= min((position + 1) / self._warmup, 1.0)  # a duration in epochs needn't be whole
+        if self._config.shape == "linear_decay":
+            assert self._decay is not None  # check_schedule
+            done = min(position / self._decay, 1.0)
+            return rate * (1.0 - done * (1.0 - 1.0 / self._config.decay_factor))
+        if self._config.shape == "drops":
+            assert self._first_drop is not None  # check_schedule
+            second = None if self._gap is None else self._first_drop + self._gap
+            drops = sum(at is not None and position >= at for at in (self._first_drop, second))
+            return rate / self._config.drop_factor**drops
+        return rate

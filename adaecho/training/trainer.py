@@ -8,14 +8,14 @@ import torch
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
-from adaecho.echo import EchoLoader
 from adaecho.errors import ConfigError
-from adaecho.tasks.base import Task
+from adaecho.tasks.base import Batch, LossAndWeight, Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
-from adaecho.training.optimizer import deal, make_optimizer
+from adaecho.training.loader import make_loader
+from adaecho.training.optimizer import clip, deal, make_optimizer
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
-from adaecho.training.schedule import learning_rate
+from adaecho.training.schedule import Schedule
 
 # Reading the loss waits for the device, so divergence is looked for this often and at every evaluation.
 LOSS_CHECK_STEPS = 20
@@ -60,7 +60,11 @@ class Trainer:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = make_optimizer(config, self.model)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
-        self.loader = make_loader(config, task)
+        self.loader = make_loader(config, task, self.device)
+        epoch = task.num_examples or (len(task.source) if hasattr(task.source, "__len__") else None)
+        self.schedule = Schedule(
+            config.schedule, config.optimizer.learning_rate, epoch / config.batch_size if epoch else None
+        )
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_max = torch.zeros((), device=self.device)
         self._losses = 0
@@ -113,28 +117,46 @@ class Trainer:
         self._checkpoint(self)
         return None
 
-    def _step(self, batch: dict[str, torch.Tensor]) -> None:
+    def _step(self, batch: Batch) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         self.optimizer.zero_grad(set_to_none=True)
         count = self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
-        first, *others = [self._backward(micro_batch, count) for micro_batch in deal(batch, count)]
-        loss = sum(others, first)
+        loss = self._backward(deal(batch, count))
+        clip(self.model, self.config.optimizer.clip_norm)
         self._update()
         self._loss_sum += loss
         self._loss_max = torch.maximum(self._loss_max, loss)
         self._losses += 1
         self.progress.steps += 1
 
-    def _backward(self, micro_batch: dict[str, torch.Tensor], count: int) -> torch.Tensor:
-        """Add one of ``count`` micro-batches' gradients to the step's; its share of the mean loss."""
+    def _backward(self, micro_batches: list[Batch]) -> torch.Tensor:
+        """Leave the gradient of the mean loss over all micro-batches; that loss.
+
+        Each one's share is its sum over the weight of all of them, so that it doesn't matter how unevenly
+        masked tokens or boxes were dealt.
+        """
+        weight = self.task.weight
+        if weight is not None or len(micro_batches) == 1:
+            total = None if weight is None else sum(map(weight, micro_batches))
+            shares = [self._share(*self._loss(one), total) for one in micro_batches]
+        else:
+            losses = [self._loss(one) for one in micro_batches]
+            total = sum(weight for _, weight in losses)
+            shares = [self._share(loss, weight, total) for loss, weight in losses]
+        return sum(shares[1:], shares[0])
+
+    def _loss(self, micro_batch: Batch) -> LossAndWeight:
         with autocast(self.device, self.precision):
-            loss = self.task.loss(self.model, micro_batch)
-            if count > 1:
-                loss = loss / count
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+            return self.task.loss(self.model, micro_batch)
+
+    def _share(
+        self, loss: torch.Tensor, weight: torch.Tensor | float, total: torch.Tensor | float | None
+    ) -> torch.Tensor:
+        """Add the gradient of one micro-batch's loss over the total weight (its own where it is alone)."""
+        share = loss / (weight if total is None else total)
+        share.backward()  # type: ignore[no-untyped-call]
+        return share.detach()
 
     def _update(self) -> None:
         if self.adascale is None:
@@ -147,10 +169,11 @@ class Trainer:
 
     def learning_rate(self) -> float:
         """Of the next step, before AdaScale's gain."""
-        step = (
-            self.progress.steps if self.adascale is None else math.floor(self.adascale.scale_invariant_steps)
-        )
-        return learning_rate(self.config.schedule, self.config.optimizer.learning_rate, step)
+        if self.adascale is not None:
+            return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
+        if self.config.schedule.counts == "fresh_examples":
+            return self.schedule.rate(self.loader.fresh_examples / self.config.batch_size)
+        return self.schedule.rate(self.progress.steps)
 
     def _is_done(self) -> bool:
         total_steps = self.config.adascale.total_steps
@@ -219,6 +242,14 @@ class Trainer:
             self.model.train()
         return metrics
 
+    def at_end(self) -> dict[str, Any]:
+        """What the task adds to the summary of a run that ended by itself, on the evaluation clock."""
+        if self.task.at_end is None:
+            return {}
+        with self.loader.paused(), self.clocks.evaluating(self.device), torch.inference_mode():
+            self.model.eval()
+            return self.task.at_end(self.model, self.device)
+
     def _judge(self, value: float, line: Line) -> None:
         direction = self.task.metrics[self.config.target.metric]
         cost = {key: line[key] for key in ("fresh_examples", "steps", "train_time_s")}
@@ -243,6 +274,7 @@ class Trainer:
         return {
             "device": self.device.type,
             "precision": self.precision,
+            "fingerprint": self.task.fingerprint,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
@@ -265,30 +297,3 @@ class Trainer:
         torch.set_rng_state(state["rng"]["cpu"])
         if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
-
-
-def make_loader(config: Config, task: Task) -> EchoLoader:
-    """The task's training examples behind the configured echo stage.
-
-    Raises:
-        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory.
-    """
-    try:
-        return EchoLoader(
-            task.source,
-            batch_size=config.batch_size,
-            echo=config.echo.variant,
-            factor=config.echo.factor,
-            shuffle_buffer=config.echo.shuffle_buffer,
-            batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
-            decode=task.decode,
-            augment=task.augment,
-            collate=task.collate,
-            num_workers=config.data.num_workers,
-            prefetch=config.data.prefetch,
-            seed=config.seed,
-            max_bad_examples=config.data.max_bad_examples,
-            max_factor=config.echo.max_factor,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -117,6 +117,8 @@ class _Trial:
             summary["final"] = trainer.measure("validation")
         if status in ("reached", "budget_spent") and trainer.task.has_test_split:
             summary["test"] = trainer.measure("test")
+        if status in ("reached", "budget_spent"):
+            summary |= trainer.at_end()
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         self.run_folder.write_summary(summary)
         return summary
@@ -151,6 +153,7 @@ class _Trial:
                     f"{path}: begun with {key}={state[key]}, here it would go on with {now}; continue on the "
                     f"same kind of machine or set {key}={state[key]}"
                 )
+        self._check_fingerprint(state.get("fingerprint", {}), trainer.task.fingerprint)
         try:
             trainer.load_state_dict(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -163,6 +166,14 @@ class _Trial:
         """Whether the summary tells of steps: it is written after the checkpoint that holds them."""
         summary = self.run_folder.read_summary()
         return summary is not None and summary.get("steps", 0) > 0
+
+    def _check_fingerprint(self, then: dict[str, str], now: dict[str, str]) -> None:
+        for name in {**then, **now}:
+            if then.get(name) != now.get(name):
+                raise FolderError(
+                    f"{self.run_folder.path}: its checkpoint was trained with {name} {then.get(name)}, and "
+                    f"here it is {now.get(name)}; put back what was there, or start anew with fresh=true"
+                )
 
     def checkpoint_if_due(self, trainer: Trainer) -> None:
         if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
@@ -184,6 +195,7 @@ class _Trial:
         loader, progress = trainer.loader, trainer.progress
         return {
             **_describe(self.config),
+            **({"data": trainer.task.facts} if trainer.task.facts else {}),
             "status": status,
             "device": trainer.device.type,
             "precision": trainer.precision,
@@ -194,6 +206,7 @@ class _Trial:
             "steps": progress.steps,
             "fresh_examples_in_buffer": loader.fresh_examples_in_buffer,
             "reread_examples": loader.reread_examples,
+            "skipped_examples": trainer.task.skipped_examples + len(loader.bad_examples),
             **(
                 {"echo_factor_changes": trainer.factor_changes()} if self.config.echo.factor == "auto" else {}
             ),
@@ -202,6 +215,17 @@ class _Trial:
             "downstream_s_per_step": loader.downstream_s_per_step,
             "R": loader.R,
         }
+
+
+# What the paper tunes; a task's own axes (search.axes) are told beside.
+_TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps")
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def _describe(config: Config) -> dict[str, Any]:
@@ -215,11 +239,7 @@ def _describe(config: Config) -> dict[str, Any]:
             "shuffle_buffer": config.echo.shuffle_buffer,
         },
         "adascale": config.adascale.enabled,
-        "hyperparameters": {
-            "optimizer.learning_rate": config.optimizer.learning_rate,
-            "optimizer.momentum": config.optimizer.momentum,
-            "schedule.decay_steps": config.schedule.decay_steps,
-        },
+        "hyperparameters": {key: _value(config, key) for key in sorted({*_TUNED, *config.search.axes})},
         "seed": config.seed,
         "target": {"metric": config.target.metric, "value": config.target.value},
         "budgets": {key: getattr(config, key) for key in BUDGETS},

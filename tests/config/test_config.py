@@ -19,7 +19,7 @@ def _options(group: str) -> list[str]:
 @pytest.mark.parametrize("task", _options("task"))
 def test_every_task_composes_with_every_echo(compose_config: Compose, task: str, echo: str) -> None:
     config = compose_config(f"task={task}", f"echo={echo}")
-    assert (config.task.name, config.echo.variant) == (task, echo)
+    assert (config.task.name, config.echo.variant) == (task.removesuffix("_mlp"), echo)
     assert schema.from_plain(schema.to_plain(config)) == config
 
 
@@ -42,6 +42,8 @@ def test_no_config_names_a_class_to_build() -> None:
         "tracking=wandb",
         "data.num_workers=3",
         "data.prefetch=9",
+        "data.restore=snapshot",
+        "echo.place=encoded",
         "max_steps=3",
         "search.trials=9",
         "fresh=true",
@@ -62,11 +64,50 @@ def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose,
         "batch_size=8",
         "data.split_seed=1",
         "precision=bfloat16",
+        "data.order=stored",
+        "task.model=mlp",
+        "optimizer.name=adam",
+        "evaluate.max_examples=10",
     ],
 )
 def test_what_can_change_it_changes_the_name(compose_config: Compose, override: str) -> None:
     names = {schema.run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
     assert len(names) == 2
+
+
+def test_names_of_the_first_records_hold(compose_config: Compose) -> None:
+    # Keys that were added since are no part of a name at the value that means what runs did before.
+    names = {
+        task: schema.run_id(schema.to_plain(compose_config(f"task={task}"))) for task in ("digits", "cifar10")
+    }
+    assert names == {"digits": "260ad4939a", "cifar10": "ea2d4b7569"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("optimizer.name=lion",), "optimizer.name=lion: must be one of sgd, adam, adamw"),
+        (("optimizer.clip_norm=0",), r"optimizer\.clip_norm=0.0: must be a positive number"),
+        (("schedule.shape=drops",), r"schedule\.first_drop_steps=None: .*first_drop_epochs"),
+        (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "say it in one of the two"),
+        (("schedule.drop_gap_epochs=-1",), r"schedule\.drop_gap_epochs=-1.0"),
+        (("schedule.counts=tokens",), r"schedule\.counts=tokens"),
+        (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
+        (("data.order=random",), r"data\.order=random"),
+        (("data.restore=never",), r"data\.restore=never"),
+        (("adascale=on", "optimizer.name=adam"), r"optimizer\.name=adam: AdaScale"),
+        (("adascale=on", "optimizer.clip_norm=1"), r"optimizer\.clip_norm=1.0: AdaScale"),
+        (("adascale=on", "schedule.counts=fresh_examples"), r"schedule\.counts=fresh_examples: AdaScale"),
+        (("task.model=resnet",), r"task\.model=resnet: must be one of conv, mlp"),
+        (("+task.depth=3",), r"task\.depth: task digits has no such option; it has model"),
+        (("task=cifar10", "+task.depth=3"), "it has none"),
+    ],
+)
+def test_what_cant_be_names_the_key(
+    compose_config: Compose, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_config(*overrides)
 
 
 def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compose) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adaecho.datasets.split import hold_out
+from adaecho.datasets.split import Rows, hold_out, hold_out_rows
 from adaecho.errors import DataError
 
 
@@ -30,3 +30,17 @@ def test_the_seed_alone_decides_the_split() -> None:
 def test_nothing_left_to_train_on(too_many: int) -> None:
     with pytest.raises(DataError, match=rf"data.validation_examples={too_many}: the training files hold 20"):
         hold_out(_examples(20), too_many, seed=0)
+
+
+def test_rows_of_a_dataset_that_is_never_held_in_memory() -> None:
+    kept, held_out = hold_out_rows(20, 6, seed=0)
+    training, validation = hold_out(_examples(20), 6, seed=0)
+    view = Rows([{"label": number} for number in range(20)], held_out)
+    assert [view[row]["label"] for row in range(len(view))] == validation["label"].tolist()
+    assert kept.tolist() == training["label"].tolist()
+    assert view.origin(0) == f"example {held_out[0]}"
+
+
+def test_without_a_number_it_asks_for_one() -> None:
+    with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 20 training examples"):
+        hold_out(_examples(20), None, seed=0)

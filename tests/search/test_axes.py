@@ -1,7 +1,9 @@
 import math
+from dataclasses import dataclass
 
 import pytest
 
+from adaecho.config.tasks import TaskConfig
 from adaecho.errors import ConfigError
 from adaecho.search import axes
 from adaecho.search.axes import Axis
@@ -76,3 +78,19 @@ def test_axes_that_cannot_be_are_refused_by_name(key: str, text: str, factor: ob
 def test_infinite_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="finite"):
         axes.parse(RATE, f"interval(0, {math.inf})")
+
+
+def test_a_tasks_own_options_are_axes_with_their_types() -> None:
+    @dataclass
+    class Options(TaskConfig):
+        layers: int = 2
+        dropout: float = 0.0
+        model: str = "conv"
+
+    layers = axes.parse("task.layers", "interval(1, 4)", options=Options)
+    assert {layers.value(u / 10) for u in range(10)} == {1, 2, 3, 4}
+    assert type(axes.parse("task.dropout", "interval(0, 1)", options=Options).value(0.5)) is float
+    with pytest.raises(ConfigError, match=r"task\.model: only a number"):
+        axes.parse("task.model", "interval(0, 1)", options=Options)
+    with pytest.raises(ConfigError, match=r"task\.depth: the config has no such key"):
+        axes.parse("task.depth", "interval(0, 1)", options=Options)

@@ -2,23 +2,50 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from adaecho.config.tasks import find_task, options_class, task_names
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
-from adaecho.tasks import TASKS, build_task
+from adaecho.tasks import build_task
 from tests.conftest import Compose
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted((CONF / "task").glob("*.yaml"))])
 def test_every_config_of_a_task_names_one_that_exists(compose_config: Compose, name: str) -> None:
-    assert compose_config(f"task={name}").task.name in TASKS
+    assert callable(find_task(compose_config(f"task={name}").task.name).build)
 
 
 def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"task\.name=mnist: must be one of digits, digits_mlp, cifar10"):
-        build_task(compose_config("task.name=mnist"))
+    with pytest.raises(
+        ConfigError, match=r"task\.name=mnist: is none of cifar10, .*digits.*, no entry point"
+    ):
+        compose_config("task.name=mnist")
+
+
+def test_a_module_without_build_is_no_task(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"task\.name=json: .*json.* has no function build"):
+        compose_config("task.name=json")
+
+
+def test_an_entry_point_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_package.py").write_text("def build(config, options):\n    return config\n")
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[adaecho.tasks]\ntheir_task = their_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_task("their_task").__name__ == "their_package"
+    assert "their_task" in task_names()
+
+
+def test_options_that_are_no_task_config_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_task.py").write_text("class Options: pass\n\ndef build(config, options): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"task\.name=odd_task: its Options must extend"):
+        options_class("odd_task")
 
 
 def test_an_unknown_target_metric_names_those_the_task_has(compose_config: Compose) -> None:

@@ -39,7 +39,6 @@ def test_evaluate_reads_the_whole_validation_split_and_reports_every_metric(comp
 
 def test_with_an_mlp_the_images_are_the_same(compose_config: Compose) -> None:
     mlp, conv = (build_task(compose_config(f"task={name}")) for name in ("digits_mlp", "digits"))
-    assert mlp.name == "digits_mlp"
     assert mlp.augment == conv.augment
     for name, array in conv.source.items():
         np.testing.assert_array_equal(mlp.source[name], array)
@@ -54,7 +53,9 @@ def test_the_model_learns_fresh_batches(compose_config: Compose, name: str) -> N
     for rows in np.random.default_rng(0).permutation(1437)[:1408].reshape(44, 32):
         batch = {name: torch.from_numpy(array[rows]) for name, array in task.source.items()}
         optimizer.zero_grad()
-        task.loss(model, batch).backward()
+        loss, weight = task.loss(model, batch)
+        assert weight == task.weight(batch) == 32
+        (loss / weight).backward()
         optimizer.step()
     with torch.inference_mode():
         accuracy = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from adaecho.echo.order import keyed
-from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, mean_cross_entropy
+from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, cross_entropy
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -118,7 +118,8 @@ def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
         assert metrics["accuracy"] == pytest.approx(4 / 5)
         assert metrics["cross_entropy"] == pytest.approx(expected, rel=1e-6)
     batch = {name: torch.from_numpy(array) for name, array in split.items()}
-    assert mean_cross_entropy(model, batch).item() == pytest.approx(expected, rel=1e-6)
+    loss, weight = cross_entropy(model, batch)
+    assert loss.item() / weight == pytest.approx(expected, rel=1e-6)
 
 
 def test_images_of_another_type_are_refused() -> None:

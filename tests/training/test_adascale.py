@@ -11,9 +11,10 @@ import torch
 from adaecho import AdaScale
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
-from adaecho.tasks import TASKS, build_task
+from adaecho.tasks import build_task
+from adaecho.training.loader import make_loader
 from adaecho.training.optimizer import deal
-from adaecho.training.trainer import Trainer, make_loader
+from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet
@@ -52,7 +53,7 @@ def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: st
     assert fresh == pytest.approx(summary["scale_invariant_steps"])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["digits", "digits_mlp", "cifar10"])
 def test_a_run_with_every_task(compose_config: Compose, tmp_path: Path, task: str) -> None:
     overrides = [f"task={task}", "adascale=on", "adascale.num_gradients_to_accumulate=2", "max_steps=3"]
     if task == "cifar10":
@@ -130,7 +131,7 @@ def test_one_micro_batch_per_copy_of_a_fresh_batch(compose_config: Compose) -> N
         "echo.shuffle_buffer=1",
         "batch_size=128",
     )
-    with make_loader(config, build_task(config)) as loader:
+    with make_loader(config, build_task(config), torch.device("cpu")) as loader:
         batches = iter(loader)
         for step in range(1, 3):
             micro_batches = deal(next(batches), 4)

@@ -1,12 +1,20 @@
+"""Learning rates against their closed forms, position by position."""
+
 import pytest
 
-from adaecho.config.schema import ScheduleConfig
-from adaecho.training.schedule import learning_rate
+from adaecho.config.optimization import ScheduleConfig
+from adaecho.errors import ConfigError
+from adaecho.training.schedule import Schedule
+
+
+def _rates(config: ScheduleConfig, positions: range, steps_per_epoch: float | None = None) -> list[float]:
+    schedule = Schedule(config, 1.0, steps_per_epoch)
+    return [schedule.rate(position) for position in positions]
 
 
 def test_constant_never_changes() -> None:
-    schedule = ScheduleConfig(shape="constant")
-    assert {learning_rate(schedule, 0.3, step) for step in (0, 1, 10**9)} == {0.3}
+    schedule = Schedule(ScheduleConfig(shape="constant"), 0.3)
+    assert {schedule.rate(step) for step in (0, 1, 10**9)} == {0.3}
 
 
 @pytest.mark.parametrize(
@@ -14,11 +22,40 @@ def test_constant_never_changes() -> None:
 )
 def test_linear_decay_by_100_over_100_steps_then_flat(step: int, expected: float) -> None:
     schedule = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100)
-    assert learning_rate(schedule, 1.0, step) == pytest.approx(expected, rel=1e-12)
+    assert Schedule(schedule, 1.0).rate(step) == pytest.approx(expected, rel=1e-12)
 
 
 def test_warmup_rises_linearly_to_the_shape() -> None:
     schedule = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100, warmup_steps=4)
     plain = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100)
-    ratios = [learning_rate(schedule, 1.0, step) / learning_rate(plain, 1.0, step) for step in range(6)]
-    assert ratios == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+    pairs = zip(_rates(schedule, range(6)), _rates(plain, range(6)), strict=True)
+    assert [one / other for one, other in pairs] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+def test_drops_by_10_at_the_first_and_a_gap_later() -> None:
+    schedule = ScheduleConfig(shape="drops", first_drop_steps=3, drop_gap_steps=2)
+    assert _rates(schedule, range(7)) == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+    once = ScheduleConfig(shape="drops", first_drop_steps=3, drop_factor=2)
+    assert _rates(once, range(7)) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.5, 0.5])
+
+
+def test_epochs_are_steps_per_epoch_times_as_long() -> None:
+    in_epochs = ScheduleConfig(
+        shape="drops", warmup_epochs=0.5, first_drop_epochs=2, drop_gap_epochs=1.5, drop_factor=10
+    )
+    in_steps = ScheduleConfig(shape="drops", warmup_steps=2, first_drop_steps=8, drop_gap_steps=6)
+    assert _rates(in_epochs, range(20), steps_per_epoch=4) == _rates(in_steps, range(20))
+    decay = ScheduleConfig(shape="linear_decay", decay_epochs=2.5)
+    assert _rates(decay, range(30), 10) == _rates(
+        ScheduleConfig(shape="linear_decay", decay_steps=25), range(30)
+    )
+
+
+def test_a_warmup_that_is_no_whole_number_of_steps_never_exceeds_the_peak() -> None:
+    rates = _rates(ScheduleConfig(warmup_epochs=1), range(4), steps_per_epoch=2.5)
+    assert rates == pytest.approx([0.4, 0.8, 1.0, 1.0])
+
+
+def test_epochs_of_a_stream_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs=3: .* give schedule\.warmup_steps"):
+        Schedule(ScheduleConfig(warmup_epochs=3), 1.0)

@@ -25,6 +25,17 @@ _LARGE_BYTES = 1 << 16
 Serials = NDArray[np.int64]
 
 
+class Tried:
+    """``decode`` for its errors alone: a good example goes on as it is stored."""
+
+    def __init__(self, decode: Callable[[Any], Any]) -> None:
+        self._decode = decode
+
+    def __call__(self, example: Any) -> Any:
+        self._decode(example)
+        return example
+
+
 @dataclass
 class Preparation:
     """What happens to an example between storage and the echo stage.

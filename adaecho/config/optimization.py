@@ -1,0 +1,102 @@
+"""The sections ``optimizer`` and ``schedule`` of a config."""
+
+import math
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from adaecho.config.bounds import at_least, finite_at_least, one_of
+from adaecho.errors import ConfigError
+
+SCHEDULES = ("constant", "linear_decay", "drops")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+COUNTS = ("steps", "fresh_examples")
+
+
+@dataclass
+class OptimizerConfig:
+    """SGD with Nesterov or heavy-ball momentum, as in the paper's experiments; Adam and AdamW beside."""
+
+    learning_rate: float = MISSING
+    momentum: float = MISSING  # of sgd
+    nesterov: bool = MISSING  # of sgd; false is heavy-ball momentum
+    weight_decay: float = 0.0
+    name: str = "sgd"  # sgd | adam | adamw
+    beta1: float = 0.9  # of adam and adamw, with torch's defaults
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decay_norms_and_biases: bool = True  # false: weight_decay spares parameters of fewer than two dimensions
+    clip_norm: float | None = None  # the largest norm of the whole gradient; null doesn't clip
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate over a run; see ``adaecho.training.schedule``. A duration is in steps or in epochs."""
+
+    shape: str = "constant"  # constant | linear_decay | drops
+    decay_steps: int | None = None  # linear_decay falls by decay_factor over these and stays there
+    decay_factor: float = 100.0
+    warmup_steps: int = 0  # a linear rise to the full rate over this many first steps, multiplying the shape
+    decay_epochs: float | None = None
+    warmup_epochs: float | None = None
+    # drops divides the rate by drop_factor at the first drop, and again a gap later; null: one drop only.
+    first_drop_steps: int | None = None
+    first_drop_epochs: float | None = None
+    drop_gap_steps: int | None = None
+    drop_gap_epochs: float | None = None
+    drop_factor: float = 10.0
+    # What steps and epochs count. steps: SGD updates; an epoch is as many as give each example once.
+    # fresh_examples: a step is batch_size fresh examples and an epoch all of them, however often repeated.
+    counts: str = "steps"
+
+
+def check_optimizer(optimizer: OptimizerConfig) -> None:
+    rate, momentum = optimizer.learning_rate, optimizer.momentum
+    one_of("optimizer.name", optimizer.name, OPTIMIZERS)
+    if not (math.isfinite(rate) and rate > 0):
+        raise ConfigError(f"optimizer.learning_rate={rate}: must be a positive number")
+    for key, value in (("momentum", momentum), ("beta1", optimizer.beta1), ("beta2", optimizer.beta2)):
+        if not 0 <= value < 1:
+            raise ConfigError(f"optimizer.{key}={value}: must lie in [0, 1)")
+    if optimizer.name == "sgd" and optimizer.nesterov and momentum == 0:
+        raise ConfigError("optimizer.nesterov=true needs optimizer.momentum > 0")
+    if not 0 < optimizer.epsilon < math.inf:
+        raise ConfigError(f"optimizer.epsilon={optimizer.epsilon}: must be a positive number")
+    if optimizer.clip_norm is not None and not 0 < optimizer.clip_norm < math.inf:
+        raise ConfigError(
+            f"optimizer.clip_norm={optimizer.clip_norm}: must be a positive number; null doesn't clip"
+        )
+    finite_at_least("optimizer.weight_decay", optimizer.weight_decay, 0)
+
+
+def check_schedule(schedule: ScheduleConfig) -> None:
+    one_of("schedule.shape", schedule.shape, SCHEDULES)
+    one_of("schedule.counts", schedule.counts, COUNTS)
+    for name in ("decay", "warmup", "first_drop", "drop_gap"):
+        _validate_duration(schedule, name)
+    needed = {"linear_decay": "decay", "drops": "first_drop"}.get(schedule.shape)
+    if needed and not _duration(schedule, needed):
+        raise ConfigError(
+            f"schedule.{needed}_steps={getattr(schedule, needed + '_steps')}: "
+            f"schedule.shape={schedule.shape} needs a positive number of steps, or schedule.{needed}_epochs"
+        )
+    finite_at_least("schedule.decay_factor", schedule.decay_factor, 1)
+    finite_at_least("schedule.drop_factor", schedule.drop_factor, 1)
+
+
+def _validate_duration(schedule: ScheduleConfig, name: str) -> None:
+    steps, epochs = getattr(schedule, f"{name}_steps"), getattr(schedule, f"{name}_epochs")
+    if steps and epochs is not None:
+        raise ConfigError(
+            f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: say it in one of the two"
+        )
+    if steps is not None:
+        at_least(f"schedule.{name}_steps", steps, 0)
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise ConfigError(f"schedule.{name}_epochs={epochs}: must be a positive number; null means none")
+
+
+def _duration(schedule: ScheduleConfig, name: str) -> float | None:
+    steps: float | None = getattr(schedule, f"{name}_steps")
+    epochs: float | None = getattr(schedule, f"{name}_epochs")
+    return steps if epochs is None else epochs

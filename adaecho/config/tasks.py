@@ -1,0 +1,108 @@
+"""Tasks are found, not listed: by the name of a module of ours, of an entry point, or by a module's path.
+
+A task's module has a function ``build(config, options)`` and, where the task has options, a dataclass
+``Options`` that extends ``TaskConfig``: its fields are the keys ``task.*``.
+"""
+
+import importlib
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from adaecho.errors import ConfigError
+
+ENTRY_POINTS = "adaecho.tasks"
+_OURS = "adaecho.tasks"
+
+
+@dataclass
+class TaskConfig:
+    """Which workload, and in subclasses its own options; the keys ``task.*``."""
+
+    name: str = MISSING  # of a module in adaecho/tasks/, an entry point of adaecho.tasks, or a module's path
+
+
+def find_task(name: str) -> ModuleType:
+    """The module of a task.
+
+    Args:
+        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or the
+            dotted path of a module that Python can import.
+
+    Raises:
+        ConfigError: there is none, or it has no ``build``.
+    """
+    module = _import(name)
+    if module is None:
+        raise ConfigError(
+            f"task.name={name}: is none of {', '.join(task_names())}, no entry point of the group "
+            f"{ENTRY_POINTS}, and no module that can be imported from here"
+        )
+    if not callable(getattr(module, "build", None)):
+        raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
+    return module
+
+
+def _import(name: str) -> ModuleType | None:
+    if name.isidentifier() and find_spec(f"{_OURS}.{name}") is not None:
+        return importlib.import_module(f"{_OURS}.{name}")
+    for point in metadata.entry_points(group=ENTRY_POINTS, name=name):
+        return importlib.import_module(point.value)
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
+        return None
+    return None if found is None else importlib.import_module(name)
+
+
+def task_names() -> list[str]:
+    """The tasks of this package, and those of entry points."""
+    spec = find_spec(_OURS)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0])
+    # Reading is enough: importing would load torch, and what each of the tasks needs besides.
+    ours = [path.stem for path in folder.glob("*.py") if "\ndef build(" in path.read_text()]
+    return sorted({*ours, *metadata.entry_points(group=ENTRY_POINTS).names})
+
+
+def options_class(name: str) -> type[TaskConfig]:
+    """The dataclass of a task's options.
+
+    Raises:
+        ConfigError: there is no such task, or its options don't extend ``TaskConfig``.
+    """
+    options = getattr(find_task(name), "Options", TaskConfig)
+    if not (isinstance(options, type) and issubclass(options, TaskConfig)):
+        raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
+    return options
+
+
+def check_options(plain: dict[str, Any]) -> TaskConfig:
+    """A task's options from plain values, each of its own type.
+
+    Raises:
+        ConfigError: no such task, an option that it doesn't have, of another type or out of range.
+    """
+    name = plain.get("name")
+    if not isinstance(name, str) or name == "???":
+        raise ConfigError("task.name: is missing; choose a workload with task=")
+    options = options_class(name)
+    known = [key for key in options.__dataclass_fields__ if key != "name"]
+    for key in plain:
+        if key not in options.__dataclass_fields__:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ConfigError(f"task.{key}: task {name} has no such option; {has}")
+    try:
+        checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), plain))
+    except OmegaConfBaseException as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ConfigError(f"task.{error.full_key or '*'}: {reason}") from error
+    assert isinstance(checked, TaskConfig)
+    return checked

@@ -1,0 +1,87 @@
+"""The page that adds a task: its file, its YAML and its commands, as they stand there."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.search import axes
+from tests.conftest import Compose
+
+PAGE = Path(__file__).parents[2] / "docs" / "your_own_task.md"
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's project: the files of the page."""
+    for _, name, text in BLOCK.findall(PAGE.read_text()):
+        if name:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tumours", raising=False)
+    return tmp_path
+
+
+def _commands() -> list[str]:
+    shell = [text for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "shell"]
+    return [line for text in shell for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_every_command_of_the_page_runs(project: Path, line: str) -> None:
+    command = shlex.split(line)
+    assert command[0] == "python"
+    small = ["step_s=0.01"] if "adaecho.headroom" in line else SMALL
+    done = subprocess.run(
+        [sys.executable, *command[1:], *small], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "adaecho.headroom" in line:
+        assert "R = t_upstream / t_downstream" in done.stdout
+        return
+    summaries = [json.loads(path.read_text()) for path in project.rglob("summary.json")]
+    assert {summary["status"] for summary in summaries} == {"budget_spent"}
+    assert len(summaries) == (4 if " -m task" in line else 1)
+    assert all("optimizer.learning_rate" in summary["hyperparameters"] for summary in summaries)
+    if " -m task" in line:
+        assert len({summary["hyperparameters"]["task.hidden"] for summary in summaries}) > 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.hidden=many", "task.hidden"),
+        ("task.hidden=0", "task.hidden=0: must be at least 1"),
+        ("+task.depth=1", "task.depth: task tumours has no such option; it has hidden, noise"),
+    ],
+)
+def test_its_options_are_checked(project: Path, override: str, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "adaecho.run", "--config-dir", "conf", "task=tumours", override, *SMALL],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_its_options_have_types_for_a_search(compose_config: Compose) -> None:
+    import tumours  # type: ignore[import-not-found]
+
+    plain = {**to_plain(compose_config("task=digits")), "task": {"name": "tumours", "hidden": 8}}
+    config = from_plain(plain)
+    assert isinstance(config.task, tumours.Options)
+    assert (config.task.hidden, config.task.noise) == (8, 0.0)
+    assert axes.parse("task.hidden", "interval(4, 64)", options=tumours.Options).integer
