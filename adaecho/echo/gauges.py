@@ -28,12 +28,12 @@ class Gauges:
     def fresh_examples_in_buffer(self) -> int:
         """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
         position, echoed = self._position, self._pipeline.echoed
-        items = [np.empty(0, dtype=np.int64)]
+        items = [keyed.NO_ITEMS]
         if self._stages.examples is not None:
             items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
         if echoed is not None:
             items += [held.items for held in echoed.state_at(position.batch_output)[1].values()]
-        return len(np.unique(np.concatenate(items) >> keyed.ECHO_BITS))
+        return len(keyed.serials_of(np.concatenate(items)))
 
     @property
     def reread_examples(self) -> int:

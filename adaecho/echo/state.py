@@ -10,7 +10,7 @@ from adaecho.echo.batch.batch_echo import EchoedBatches, Held
 from adaecho.echo.batch.batches import Ready, stand_ins
 from adaecho.echo.memory.packing import pack, unpack
 from adaecho.echo.order import keyed
-from adaecho.echo.order.history import serials_in
+from adaecho.echo.order.plan import pending, serials_in
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Clocks
 from adaecho.echo.wiring import Stages
@@ -207,8 +207,9 @@ class _Again:
     def _needed(self, state: dict[str, Any], held: dict[int, Held]) -> keyed.Items:
         if self._stages.examples is None:
             return np.array(sorted(one.place for one in held.values()), dtype=np.int64)
-        parts = [one.items >> keyed.ECHO_BITS for one in held.values()]
-        return np.unique(np.concatenate([serials_in(_with_array(state["examples"])), *parts]))
+        examples = _with_array(state["examples"])
+        items = [one.items for one in held.values()]
+        return keyed.serials_of(np.concatenate([examples["buffer"], pending(examples), *items]))
 
     def select(self, serials: Any) -> Any:
         """The examples of some of the serials, as the pool takes them."""
@@ -253,7 +254,7 @@ def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held
 
 
 def _with_tensor(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "buffer": torch.from_numpy(np.array(state["buffer"], dtype=np.int64))}
+    return {**state, "buffer": torch.from_numpy(state["buffer"])}
 
 
 def _with_array(state: dict[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class Stages:
             seed=settings.seed,
             factor=settings.first_factor if settings.echo.startswith("example") else 1.0,
             buffer=settings.shuffle_buffer,
+            rank=self.rank,
             world=self.world,
             block=max(batch_size, _LEAST_BLOCK),
             pool=pool,

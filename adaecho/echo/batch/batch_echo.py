@@ -1,12 +1,10 @@
 """The echo stage for whole batches.
 
-One batch is worth more than many small arrays of identities, so what ``stage`` does for blocks of examples is
-done here one by one, with plain numbers.
+One batch is worth more than many small arrays of identities, so what ``example_echo`` does for blocks of
+examples is done here one by one, with plain numbers; the plan that tells states is the same.
 """
 
 import math
-import threading
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import duplicate, duplicate_many, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.history import pending, state
+from adaecho.echo.order.plan import Plan, pending, serials_in, state
 from adaecho.echo.order.shuffle_buffer import drain_order, slots
 
 # To copy more than this takes longer than to hand a batch over from another thread.
@@ -45,18 +43,11 @@ class _Fresh:
     to_consume: int
 
 
-@dataclass(slots=True)
-class _Output:
-    """A repeat that left, and where the stage stood then.
+class _Output(NamedTuple):
+    """A repeat that leaves, the outputs up to it, and the number of the next fresh batch then."""
 
-    ``item`` left ``slot`` for ``entered``, of which ``remaining`` repeats were to come; None in a drain.
-    """
-
-    end: int
     item: int
-    entered: int | None
-    slot: int
-    remaining: int
+    end: int
     next_number: int
 
 
@@ -93,9 +84,7 @@ class EchoedBatches:
         self.emitted = 0
         self._batches, self._seed, self._size = batches, seed, buffer
         self._rank, self._world = rank, world
-        # Held while the identities change, so that another thread can ask for a state meanwhile.
-        self._lock = threading.Lock()
-        self._forgotten = 0
+        self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
         self._fresh: dict[int, _Fresh] = {}  # by number
         self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
         self._begin(state(0, keyed.NO_ITEMS))
@@ -109,13 +98,10 @@ class EchoedBatches:
         self._pending = 0, 0  # the next item of the echo in progress, and how many with it
         self._slots: list[int] = []  # the item in each slot
         self._drain: list[int] | None = None  # the last of them leaves next
-        self._drained: list[int] = []
-        self._leaving: _Output | None = None  # recorded, and not handed over yet
+        self._leaving: _Output | None = None  # counted, and not handed over yet
         self.slow = False
         self._fresh.clear()
-        self._outputs: deque[_Output] = deque()
-        # A state that no output tells: a pass about to begin, or one that was loaded.
-        self._anchor = self.emitted, at
+        self._plan.begin(self.emitted, at)
         if self.recent is not None:
             self.recent.clear()
 
@@ -148,16 +134,10 @@ class EchoedBatches:
             if not self._pending[1] and not self._read(by_crew):
                 self._begin_drain()
                 break
-            with self._lock:
-                output = self._enter()
-            if output is not None:
-                return output
-        if not self._drain:
-            return None
-        with self._lock:
-            item = self._drain.pop()
-            self._drained.append(item)
-            return self._record(item, None, 0, 0)
+            item = self._enter()
+            if item is not None:
+                return self._output(item)
+        return self._output(self._drain.pop()) if self._drain else None
 
     def _read(self, by_crew: bool) -> bool:
         """Begin the echo of the next fresh batch; False if there is none."""
@@ -171,41 +151,39 @@ class EchoedBatches:
         number = self._next_number
         serial = number * self._world + self._rank
         repeats = self.factor.repeats_of(serial)
-        with self._lock:
-            held = Held(ready.items, ready.next_index - 1)
-            self._fresh[number] = _Fresh(ready.batch, ready.copies, held, repeats, repeats)
-            self._pending = serial << keyed.ECHO_BITS, repeats
-            self._next_number = number + 1
+        held = Held(ready.items, ready.next_index - 1)
+        self._fresh[number] = _Fresh(ready.batch, ready.copies, held, repeats, repeats)
+        self._pending = serial << keyed.ECHO_BITS, repeats
+        self._next_number = number + 1
         self.slow = size >= _SLOW_BYTES
         ready.batch, ready.copies, self._last = None, [], ready
         return True
 
-    def _enter(self) -> _Output | None:
-        """Put the next item into the buffer; what it pushes out."""
+    def _enter(self) -> int | None:
+        """Put the next item into the buffer; the one it pushes out."""
         item, repeats = self._pending
         self._pending = item + 1, repeats - 1
         if not self._size:
-            return self._record(item, item, 0, repeats - 1)
+            return item
         if len(self._slots) < self._size:
             self._slots.append(item)
             return None
         slot = int(slots(self._seed, np.array([item]), self._size)[0])
         leaving, self._slots[slot] = self._slots[slot], item
-        return self._record(leaving, item, slot, repeats - 1)
+        return leaving
 
     def _begin_drain(self) -> None:
         """Nothing enters any more: what is left leaves in random order."""
-        with self._lock:
-            items = np.array(self._slots, dtype=np.int64)
-            self._drain = items[drain_order(self._seed, items)[::-1]].tolist()
+        self._plan.end(self._next_number)
+        items = np.array(self._slots, dtype=np.int64)
+        self._drain = items[drain_order(self._seed, items)[::-1]].tolist()
 
-    def _record(self, item: int, entered: int | None, slot: int, remaining: int) -> _Output:
-        outputs = self._outputs
-        while outputs and outputs[0].end < self._forgotten:
-            outputs.popleft()
+    def _output(self, item: int) -> _Output:
         self.emitted += 1
-        outputs.append(_Output(self.emitted, item, entered, slot, remaining, self._next_number))
-        return outputs[-1]
+        if self._drain is None and self._plan.due(self.emitted):
+            last_item = self._pending[0] - 1
+            self._plan.mark(self.emitted, np.array(self._slots, dtype=np.int64), last_item)
+        return _Output(item, self.emitted, self._next_number)
 
     def _ready(self, output: _Output) -> Ready:
         number = (output.item >> keyed.ECHO_BITS) // self._world
@@ -227,7 +205,7 @@ class EchoedBatches:
 
     def consumed(self, ready: Ready) -> None:
         """The consumer has taken a repeat: earlier states won't be asked for any more. Never waits."""
-        self._forgotten = ready.batch_output
+        self._plan.forget(ready.batch_output)
         if self.recent is not None:
             self.recent.forget(ready.batch_output)
         fresh = self._fresh[ready.number]
@@ -243,37 +221,10 @@ class EchoedBatches:
     # State
 
     def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
-        """The state as it was after so many outputs in all, and every batch it held by number.
-
-        Raises:
-            ValueError: it has been forgotten.
-        """
-        with self._lock:
-            at = self._state_at(output)
-            serials = {int(item) >> keyed.ECHO_BITS for item in [*at["buffer"], *pending(at)]}
-            numbers = sorted(serial // self._world for serial in serials)
-            return at, {number: self._fresh[number].held for number in numbers}
-
-    def _state_at(self, output: int) -> dict[str, Any]:
-        if output == self._anchor[0]:
-            return self._anchor[1]
-        buffer = list(self._slots)
-        for record in reversed(self._outputs):
-            if record.end == output:
-                return self._state_after(record, buffer)
-            if record.end < output:
-                break
-            if record.entered is not None and self._size:
-                buffer[record.slot] = record.item
-        raise ValueError(f"the state after output {output} has been forgotten")
-
-    def _state_after(self, record: _Output, buffer: list[int]) -> dict[str, Any]:
-        if record.entered is None:
-            since = self.emitted - record.end
-            left = [*self._drained[len(self._drained) - since :], *reversed(self._drain or [])]
-            return state(record.next_number, np.array(left, dtype=np.int64), draining=True)
-        next_item = record.entered + 1 if record.remaining else 0
-        return state(record.next_number, np.array(buffer, dtype=np.int64), next_item, record.remaining)
+        """The state as it was after so many outputs in all, and every batch it held by number."""
+        at = self._plan.state_at(output)
+        numbers = (serials_in(at) // self._world).tolist()
+        return at, {number: self._fresh[number].held for number in numbers}
 
     def held(self, serials: NDArray[np.int64]) -> Examples:
         """The batches behind serials of which repeats are still to leave."""

@@ -1,11 +1,9 @@
 """The echo stage: repeat each fresh thing, shuffle the repeats in a fixed-size buffer.
 
-Everything is planned on identities (see ``keys``); the things themselves lie in a pool and move once. The
-stage works ahead of the consumer, so it keeps a record of what it has put out and can tell its state as it
-was after any output not yet forgotten.
+Everything is planned on identities (see ``order.keyed``); the things themselves lie in a pool and move once.
+The stage works ahead of the consumer, whose position a plan of the same identities tells.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,8 @@ from adaecho.echo.memory.pool import Examples, ListPool, Pool, ResidentPool, Sta
 from adaecho.echo.memory.tree import Stack, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.history import History, pending, state
 from adaecho.echo.order.items import Fresh, Tail, TakeFresh, Taken, no_tail
+from adaecho.echo.order.plan import Plan, pending, state
 from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
 
 
@@ -29,7 +27,7 @@ class EchoStage:
         seed: of the draws of this stage.
         factor: repeats of each fresh thing on average, at least 1.
         buffer: slots; 0 passes everything on in order.
-        world: the local number of a serial is ``serial // world``.
+        rank, world: the serial of local number i is ``i * world + rank``.
         block: items that enter at once, at most.
         pool: where things lie; None chooses by their form when the first arrive.
         lookahead: fresh things to ask for at once, at least; more than 1 only where reading is free.
@@ -37,6 +35,7 @@ class EchoStage:
 
     Attributes:
         factor: how often things are repeated.
+        emitted: outputs so far.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class EchoStage:
         seed: int,
         factor: float,
         buffer: int,
+        rank: int = 0,
         world: int = 1,
         block: int = 1024,
         pool: Pool | None = None,
@@ -60,18 +60,14 @@ class EchoStage:
         self._tail = no_tail()
         self._next_index = 0
         self._stash: list[tuple[Taken, Examples]] = []
-        self._history = History()
-        # Held while the identities change, so that another thread can ask for a state meanwhile.
-        self._lock = threading.Lock()
-        self._history.begin(state(0, keyed.NO_ITEMS))
+        self.emitted = 0
+        self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
 
     def take(self, count: int) -> list[tuple[Taken, Examples]]:
         """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
 
         Where upstream raises, nothing is lost: the next call, for as many, goes on.
         """
-        with self._lock:
-            self._history.drop_forgotten()
         count -= sum(len(taken.items) for taken, _ in self._stash)
         while count > 0:
             part = self._take_drained(count) if self._buffer.draining else self._enter(count)
@@ -93,35 +89,35 @@ class EchoStage:
         if isinstance(self._pool, StackPool | ListPool):
             self._pool = None
         self._next_index = at["next_index"]
-        self._history.begin(at)
+        self._plan.begin(self.emitted, at)
 
     def _enter(self, wanted: int) -> tuple[Taken, Examples] | None:
         space = self._buffer.space
         entering = self._stream(min(wanted + space, self._block))
         if not len(entering):
-            with self._lock:
-                self._buffer.begin_drain()
+            self._plan.end(self._next_index)
+            self._buffer.begin_drain()
             return self._take_drained(wanted)
-        with self._lock:
-            if space:
-                stored, entering = entering.split(min(space, len(entering)))
-                self._buffer.fill(stored)
-            items, rows = self._buffer.swap(entering)
-            taken = Taken(
-                self.emitted, items, entering.items, entering.remaining, entering.slots, entering.next_indices
-            )
-            self._history.add(taken)
+        last_item = int(entering.items[-1])
+        if space:
+            stored, entering = entering.split(min(space, len(entering)))
+            self._buffer.fill(stored)
+        items, rows = self._buffer.swap(entering)
+        taken = self._taken(items, (entering.items >> keyed.ECHO_BITS) // self._world + 1)
+        if self._plan.due(self.emitted):
+            self._plan.mark(self.emitted, self._buffer.items(), last_item)
         return taken, self._pool_take(rows)
 
     def _take_drained(self, count: int) -> tuple[Taken, Examples] | None:
-        with self._lock:
-            items, rows = self._buffer.drain(count)
-            if not len(items):
-                return None
-            next_indices = np.full(len(items), self._next_index)
-            taken = Taken(self.emitted, items, None, None, None, next_indices)
-            self._history.add(taken)
-        return taken, self._pool_take(rows)
+        items, rows = self._buffer.drain(count)
+        if not len(items):
+            return None
+        return self._taken(items, np.full(len(items), self._next_index)), self._pool_take(rows)
+
+    def _taken(self, items: keyed.Items, next_indices: NDArray[np.int64]) -> Taken:
+        taken = Taken(self.emitted, items, next_indices)
+        self.emitted = taken.end
+        return taken
 
     def _pool_take(self, rows: NDArray[np.int64]) -> Examples:
         if not len(rows):
@@ -140,6 +136,7 @@ class EchoStage:
             if fresh is None:
                 break
             self._next_index = fresh.next_index
+            self._plan.skip([one.index for one in fresh.bad])
             if len(fresh.serials):
                 self._tail = self._tail.joined(self._expand(fresh))
         now, self._tail = self._tail.split(count)
@@ -150,15 +147,14 @@ class EchoStage:
         rows = self._insert(fresh.things, counts)
         bases = fresh.serials << keyed.ECHO_BITS
         if self.factor.value == 1:
-            return self._tail_of(bases, rows, counts - 1)
+            return self._tail_of(bases, rows)
         ends = np.cumsum(counts)
         echoes = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         items = np.repeat(bases, counts) + echoes
-        return self._tail_of(items, np.repeat(rows, counts), np.repeat(counts, counts) - 1 - echoes)
+        return self._tail_of(items, np.repeat(rows, counts))
 
-    def _tail_of(self, items: keyed.Items, rows: NDArray[np.int64], remaining: NDArray[np.int64]) -> Tail:
-        next_indices = (items >> keyed.ECHO_BITS) // self._world + 1
-        return Tail(items, rows, remaining, self._buffer.slots(items), next_indices)
+    def _tail_of(self, items: keyed.Items, rows: NDArray[np.int64]) -> Tail:
+        return Tail(items, rows, self._buffer.slots(items))
 
     def _insert(self, things: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._pool is None:
@@ -186,23 +182,17 @@ class EchoStage:
     # State
 
     @property
-    def emitted(self) -> int:
-        """Outputs so far."""
-        return self._history.emitted
-
-    @property
     def waiting(self) -> list[tuple[keyed.Items, Examples]]:
         """Outputs that nobody has taken yet, because upstream was interrupted."""
         return [(taken.items, things) for taken, things in self._stash]
 
     def forget(self, output: int) -> None:
-        """States before this output won't be asked for any more. Never waits."""
-        self._history.forgotten = output
+        """States before this output won't be asked for any more; called by the consumer. Never waits."""
+        self._plan.forget(output)
 
     def state_at(self, output: int) -> dict[str, Any]:
-        """The stage as it was when ``output`` things in all had left it: see ``history.state``."""
-        with self._lock:
-            return self._history.state_at(output, self._buffer)
+        """The stage as it was when ``output`` things in all had left it: see ``plan.state``."""
+        return self._plan.state_at(output)
 
     def held(self, serials: NDArray[np.int64]) -> Examples:
         """The things behind serials that lie in the buffer or are about to enter it; not counted as a use."""
@@ -229,4 +219,4 @@ class EchoStage:
         serials, inverse, counts = np.unique(held >> keyed.ECHO_BITS, return_inverse=True, return_counts=True)
         rows = self._insert(reread(serials), counts)[inverse]
         self._buffer.load(held[:size], rows[:size], at["draining"])
-        self._tail = self._tail_of(held[size:], rows[size:], np.arange(len(held) - size)[::-1])
+        self._tail = self._tail_of(held[size:], rows[size:])

@@ -1,6 +1,8 @@
 """How often each fresh thing leaves an echo stage."""
 
 import math
+import sys
+from bisect import bisect_right
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +45,9 @@ class Factor:
         self._asked_for: float | None = None
         self._seed, self._world = seed, world
 
-    def repeats(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How often each of these leaves the stage."""
-        return repeats(self._seed, serials // self._world, self.value)
+    def repeats(self, serials: NDArray[np.int64], factor: float | None = None) -> NDArray[np.int64]:
+        """How often each of these leaves the stage, under the factor in force or an earlier one."""
+        return repeats(self._seed, serials // self._world, self.value if factor is None else factor)
 
     def repeats_of(self, serial: int) -> int:
         """How often this one leaves the stage."""
@@ -75,6 +77,12 @@ class Factor:
         """The factor in force at an upstream position, and the changes up to there."""
         changes = [change for change in self.changes if change[0] <= index]
         return (changes[-1][1] if changes else self._first), changes
+
+    def span(self, index: int) -> tuple[float, int]:
+        """The factor at a local number, and the number from which on it is another one."""
+        after = bisect_right(self.changes, index, key=lambda change: change[0])
+        until = self.changes[after][0] if after < len(self.changes) else sys.maxsize
+        return (self.changes[after - 1][1] if after else self._first), until
 
     def set_changes(self, changes: list[tuple[int, float]]) -> None:
         """Go back to a history of changes."""

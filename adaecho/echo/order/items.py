@@ -67,17 +67,15 @@ class TakeFresh(Protocol):
 
 @dataclass
 class Taken:
-    """Consecutive outputs of a stage.
+    """Consecutive outputs of a stage: ``start`` were put out before.
 
-    ``items`` left; ``entered`` are the items whose entering pushed them out, with ``remaining`` repeats to
-    come, in ``slots``. While a pass drains nothing enters, and these are None.
+    Attributes:
+        items: shape [n].
+        next_indices: local number of the first fresh thing not needed for each output, shape [n].
     """
 
     start: int
     items: keyed.Items
-    entered: keyed.Items | None
-    remaining: NDArray[np.int64] | None
-    slots: NDArray[np.int64] | None
     next_indices: NDArray[np.int64]
 
     @property
@@ -87,13 +85,11 @@ class Taken:
 
 @dataclass
 class Tail:
-    """Items drawn from upstream that have not entered the buffer yet."""
+    """Items drawn from upstream that have not entered the buffer yet, with their rows and slots; each [n]."""
 
     items: keyed.Items
     rows: NDArray[np.int64]
-    remaining: NDArray[np.int64]
     slots: NDArray[np.int64]
-    next_indices: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -108,7 +104,7 @@ class Tail:
         return Tail(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in _FIELDS))
 
 
-_FIELDS = ("items", "rows", "remaining", "slots", "next_indices")
+_FIELDS = ("items", "rows", "slots")
 
 
 def no_tail() -> Tail:

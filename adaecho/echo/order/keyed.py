@@ -32,12 +32,27 @@ _PURPOSE = np.uint64(0xD1342543DE82EF95)
 
 
 def _hash(values: Keys) -> Keys:
-    values = values ^ (values >> np.uint64(30))
+    """In place."""
+    shifted = values >> np.uint64(30)
+    values ^= shifted
     values *= _MIX_1
-    values ^= values >> np.uint64(27)
+    np.right_shift(values, np.uint64(27), out=shifted)
+    values ^= shifted
     values *= _MIX_2
-    values ^= values >> np.uint64(31)
+    np.right_shift(values, np.uint64(31), out=shifted)
+    values ^= shifted
     return values
+
+
+def serials_of(items: Items) -> NDArray[np.int64]:
+    """The fresh things behind items, each once, rising.
+
+    Sorted here: ``np.unique`` of NumPy 2.4 hashes whole numbers, which takes far longer for a million.
+    """
+    serials: NDArray[np.int64] = np.sort(items >> ECHO_BITS)
+    new = np.ones(len(serials), dtype=bool)
+    np.not_equal(serials[1:], serials[:-1], out=new[1:])
+    return serials[new]
 
 
 def item_keys(seed: int, items: Items) -> Keys:
@@ -51,7 +66,9 @@ def item_keys(seed: int, items: Items) -> Keys:
     keys: Keys = items.astype(np.uint64)
     keys *= _GOLDEN
     keys += base
-    return _hash(_hash(keys) ^ base)
+    keys = _hash(keys)
+    keys ^= base
+    return _hash(keys)
 
 
 def bits(keys: Keys, purpose: int) -> Keys:

@@ -105,14 +105,9 @@ class ShuffleBuffer:
         self._drained += len(slots)
         return self._items[slots], self._rows[slots].astype(np.int64)
 
-    def last_drained(self, count: int) -> keyed.Items:
-        """The items that are left, and the last ``count`` that left before them, in order of leaving."""
-        assert self._drain is not None
-        return self._items[self._drain[self._drained - count :]]
-
     def items(self) -> keyed.Items:
-        """A copy of the items by slot."""
-        return self._items[: self._filled].copy()
+        """The items by slot, which change with the next swap."""
+        return self._items[: self._filled]
 
     def held(self) -> tuple[keyed.Items, Rows]:
         """Items and rows of what will still leave."""
