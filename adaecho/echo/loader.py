@@ -1,11 +1,13 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
+import inspect
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +15,19 @@ from adaecho.echo import state as saved
 from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batch.batches import Ready
 from adaecho.echo.batch.device import ToDevice
+from adaecho.echo.data_loader import Taken, absent, check_iterable, check_sampler, check_source
 from adaecho.echo.gauges import Gauges
-from adaecho.echo.read.sources import as_source
-from adaecho.echo.settings import RESTORES, Settings, check_place, check_whole_batches, one_of, share, whole
+from adaecho.echo.read.sources import IterableSource, as_source
+from adaecho.echo.settings import (
+    RESTORES,
+    Settings,
+    check_place,
+    check_whole_batches,
+    check_workers,
+    one_of,
+    share,
+    whole,
+)
 from adaecho.echo.threads.timers import Clocks, works_ahead
 from adaecho.echo.threads.workers import Interrupted
 from adaecho.echo.wiring import Stages, choose_place
@@ -51,6 +63,8 @@ class EchoLoader(Gauges):
             generators: seeded for each example, slower, and under ``num_workers`` run in as many processes,
             for which it must pickle.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
+        sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
+            ``order.sampled.SampledOrder``.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
@@ -80,9 +94,13 @@ class EchoLoader(Gauges):
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
         batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
+        arguments_of_data_loader: other arguments that a DataLoader has. ``shuffle``, ``collate_fn`` and
+            ``prefetch_factor`` are taken for ``order``, ``collate`` and ``prefetch``, others refused with
+            what replaces them (docs/from-dataloader.md).
 
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
+        TypeError: neither this nor a DataLoader has such an argument.
     """
 
     def __init__(
@@ -97,6 +115,7 @@ class EchoLoader(Gauges):
         decode: Callable[[Any], Any] | None = None,
         augment: Any = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        sampler: Any = None,
         place: str = "decoded",
         restore: str = "replay",
         order: str = "permutation",
@@ -111,21 +130,37 @@ class EchoLoader(Gauges):
         max_factor: float = 16,
         device: str | torch.device | None = None,
         batch_length: Callable[[Any], int] | None = None,
+        **arguments_of_data_loader: Any,
     ) -> None:
         rank, world_size = share(rank, world_size)
+        self._num_workers = num_workers = check_workers(num_workers)
+        self._dataset, self._sampler = source, sampler
+        check_source(source, batch_size)
+        shuffle = arguments_of_data_loader.get("shuffle")
+        check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
+        taken = Taken(order, collate, whole("prefetch", prefetch, 0))
+        taken.take(
+            arguments_of_data_loader,
+            num_workers=num_workers,
+            shuffle_buffer=shuffle_buffer,
+            names=_OWN_ARGUMENTS,
+        )
+        order, collate, prefetch = taken.order, taken.collate, whole("prefetch", taken.prefetch, 0)
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
             world_size, max_factor, max_bad_examples, drop_last,
+            None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
         )  # fmt: skip
-        num_workers, prefetch = whole("num_workers", num_workers, 0), whole("prefetch", prefetch, 0)
         check_place(place, decode, self.settings)
         check_whole_batches(batch_size, augment, collate, batch_length)
         one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
         found = as_source(source)
         place = choose_place(place, decode, found, self.settings)
+        if isinstance(found, IterableSource):
+            check_iterable(found.name, shuffle=shuffle, sampler=sampler)
         self._stages = Stages(
-            found, self.settings, decode=decode, augment=augment, collate=collate,
+            found, self.settings, decode=decode, augment=augment, collate=collate, sampler=sampler,
             length_of=batch_length, place=place, device=self._device, snapshots=restore == "snapshot",
             num_workers=num_workers, prefetch=prefetch, ahead=works_ahead(source),
         )  # fmt: skip
@@ -134,10 +169,11 @@ class EchoLoader(Gauges):
         self._position = saved.Position()
         self._clocks = Clocks(self._pipeline.counters, self._stages.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
-        self._failed: BaseException | None = None
+        self._failed: Exception | None = None
         self._closed = False
         self._iterators_made = 0
         self._iterating = False
+        self._next_iteration: int | None = None  # that set_epoch asked for
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
         self._finalizer = weakref.finalize(self, self._pipeline.close)
         if epochs is None:
@@ -146,10 +182,13 @@ class EchoLoader(Gauges):
     # Iteration
 
     def __iter__(self) -> "EchoIterator":
+        self._check_process()
         position = self._position
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
-        position.restored = False
+        elif self._failed is not None:
+            self.load_state_dict(self.state_dict())  # what threads read ahead of the error is gone
+        self._position.restored, self._next_iteration = False, None
         self._iterators_made += 1
         self._iterating = True
         return EchoIterator(self, self._iterators_made)
@@ -157,15 +196,18 @@ class EchoLoader(Gauges):
     def _begin(self) -> None:
         """Begin an iteration, giving up the one before if it hasn't ended."""
         position, stages = self._position, self._stages
+        self._failed = None
         self._pipeline.halt()
         self._clocks.pause()
         self._ahead.clear()
         abandoned_at = position.next_index if position.in_pass else None
         stages.bad.forget(position.next_index)
-        position.iteration += 1
+        position.iteration = self._upcoming
+        self._next_iteration = None
         index = stages.reader.begin(position.iteration, self.settings.epochs, abandoned_at)
         position.skipped += index - position.next_index
-        position.next_index, position.first_number = index, position.next_number
+        position.next_index = position.first_index = index
+        position.first_number = position.next_number
         position.in_pass = True
         stages.queue.begin(index)
         if stages.examples is not None:
@@ -201,11 +243,21 @@ class EchoLoader(Gauges):
         """Have the next batch at hand; False at the end of the iteration."""
         if self._ahead:
             return True
-        if self._closed or self._failed is not None:
-            raise RuntimeError(f"this EchoLoader was {'closed' if self._closed else 'stopped by an error'}")
+        if self._closed:
+            raise RuntimeError("this EchoLoader was closed; make another one")
+        if self._failed is not None:
+            again = (
+                "goes on after the last batch" if self.settings.epochs is None else "begins a new iteration"
+            )
+            raise RuntimeError(
+                f"this EchoLoader was stopped by an error ({type(self._failed).__name__}); "
+                f"iter(loader) {again}, "
+                "loader.load_state_dict(state) goes on from a state"
+            ) from self._failed
         if not self._position.in_pass:
             return False
         if self._pipeline.crew is not None:
+            self._pipeline.crew.check_process()
             self._pipeline.crew.check_not_paused_by_caller()
         start = time.perf_counter()
         try:
@@ -233,8 +285,15 @@ class EchoLoader(Gauges):
         """
         position = self._position
         if position.in_pass and (self._iterating or position.restored):
-            return self._stages.num_batches(self.settings, position.iteration, position.first_number)
-        return self._stages.num_batches(self.settings, position.iteration + 1, position.next_number)
+            first = position.first_index, position.first_number
+            return self._stages.num_batches(self.settings, position.iteration, *first)
+        first = position.next_index, position.next_number
+        return self._stages.num_batches(self.settings, self._upcoming, *first)
+
+    @property
+    def _upcoming(self) -> int:
+        """The iteration that begins next."""
+        return self._position.iteration + 1 if self._next_iteration is None else self._next_iteration
 
     def next_fresh_examples(self) -> int:
         """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
@@ -249,10 +308,15 @@ class EchoLoader(Gauges):
             Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), with
             ``restore="snapshot"`` of contents too: what ``torch.load(weights_only=True)`` accepts.
         """
+        self._check_process()
         if not self._stages.snapshots:
             return saved.save(self.settings, self._stages, self._position, self._clocks)
         with self.paused():
             return saved.save(self.settings, self._stages, self._position, self._clocks)
+
+    def _check_process(self) -> None:
+        if self._pipeline.crew is not None:
+            self._pipeline.crew.check_process()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
@@ -260,6 +324,7 @@ class EchoLoader(Gauges):
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs.
         """
+        self._check_process()
         saved.check(state, self.settings, self._stages)
         self._pipeline.halt()
         self._ahead.clear()
@@ -268,6 +333,47 @@ class EchoLoader(Gauges):
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one.
             self._look_ahead()
+
+    # As of a DataLoader
+
+    @property
+    def dataset(self) -> Any:
+        """The source as it was given."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples per batch; None where the source gives whole batches."""
+        return self.settings.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a short batch at the end of an iteration is left out."""
+        return self.settings.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Threads that read and decode, and as many that augment and collate."""
+        return self._num_workers
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
+
+        Each ``iter()`` goes on to the next iteration by itself: to call this before it with the number of
+        the epoch changes nothing, nor in an iteration that was restored from a state. Without ``epochs=``
+        passes follow one another, and this does nothing.
+        """
+        position = self._position
+        self._next_iteration = whole("epoch", epoch, 0) + 1
+        if position.iteration != self._next_iteration:
+            position.restored = False
+
+    if not TYPE_CHECKING:  # for type checkers there are no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "sampler" and self.__dict__.get("_sampler") is not None:
+                return self._sampler
+            raise AttributeError(absent(name))
 
     # Lifetime
 
@@ -318,14 +424,28 @@ class EchoIterator:
 
     def __init__(self, loader: EchoLoader, number: int) -> None:
         self._loader, self._number = loader, number
+        self._warned = False
 
     def __iter__(self) -> "EchoIterator":
         return self
 
     def __next__(self) -> Any:
+        if self._number != self._loader._iterators_made and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "an EchoLoader has one position, which its iterators share: this one takes batches "
+                "from a newer one; "
+                "make a second EchoLoader to iterate twice at a time",
+                stacklevel=2,
+            )
         return self._loader._next()
 
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
         if self._number == self._loader._iterators_made:
             self._loader._abandoned()
+
+
+_OWN_ARGUMENTS = [
+    name for name in inspect.signature(EchoLoader).parameters if not name.startswith("arguments_")
+]

@@ -20,6 +20,7 @@ _WHOLE = {
     "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
     "world_size": 1, "max_bad_examples": 0,
 }  # fmt: skip
+_MOST_WORKERS = 1024  # far beyond any gain of threads, below what a process may have
 _OPTIONAL = ("batch_size", "epochs")
 
 
@@ -44,6 +45,7 @@ class Settings:
     max_factor: float
     max_bad_examples: int
     drop_last: bool = False
+    sampler: str | None = None  # its kind and length
 
     def __post_init__(self) -> None:
         one_of("echo", self.echo, VARIANTS)
@@ -148,6 +150,18 @@ class Settings:
                     f"load_state_dict: {name} was {before.get(name)!r} and is {value!r} now; "
                     "give the loader the arguments it was saved with"
                 )
+
+
+def check_workers(num_workers: Any) -> int:
+    """How many threads; raises ValueError where there can't be as many."""
+    number = whole("num_workers", num_workers, 0)
+    if number > _MOST_WORKERS:
+        raise ValueError(
+            f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, "
+            "or some more for "
+            "a store that answers slowly, is enough"
+        )
+    return number
 
 
 def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batch_length: Any) -> None:

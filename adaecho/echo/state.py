@@ -1,5 +1,6 @@
 """The state of an EchoLoader at the consumer's position, saved and restored."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ class Position:
         reread_examples: read again to restore a position.
         next_index: upstream position, as a local number; ``skipped`` of the numbers before were passed over.
         next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
+        first_index: ``next_index`` when the iteration began.
         iteration: how many have begun; ``in_pass`` while it has not ended.
         output, batch_output: of the example and batch stage, all in all.
     """
@@ -37,6 +39,7 @@ class Position:
     skipped: int = 0
     next_number: int = 0
     first_number: int = 0
+    first_index: int = 0
     iteration: int = 0
     in_pass: bool = False
     output: int = 0
@@ -57,8 +60,8 @@ class Position:
 
 
 _SAVED = (
-    "fresh_examples", "reread_examples", "next_index", "skipped", "next_number", "first_number", "iteration",
-    "in_pass",
+    "fresh_examples", "reread_examples", "next_index", "skipped", "next_number", "first_number",
+    "first_index", "iteration", "in_pass",
 )  # fmt: skip
 
 
@@ -117,6 +120,13 @@ def _oldest(examples: dict[str, Any]) -> int:
 
 def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
     """Raises ValueError where a state is of another version of its format, or another loader's."""
+    foreign = _foreign(state)
+    if foreign:
+        raise ValueError(
+            f"load_state_dict: this is no state of an EchoLoader ({foreign}); give what "
+            "state_dict() returned, "
+            "and where there is none begin without load_state_dict"
+        )
     if state["version"] != VERSION:
         raise ValueError(
             f"load_state_dict: state version {state['version']}, this EchoLoader reads {VERSION}"
@@ -135,13 +145,24 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
         )
 
 
+def _foreign(state: Any) -> str:
+    """What shows that this is no state; empty where it may be one."""
+    if not isinstance(state, Mapping):
+        return f"it is a {type(state).__name__}"
+    lacking = [name for name in ("version", "settings", "next_index", "progress") if name not in state]
+    if not lacking:
+        return ""
+    keys = ", ".join(repr(key) for key in list(state)[:3])
+    return f"it lacks {', '.join(map(repr, lacking))} and " + (f"has {keys}" if keys else "is empty")
+
+
 def _examples(length: int | None) -> str:
     return "no known length" if length is None else f"{length} examples"
 
 
 def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Clocks) -> Position:
     """Bring the stages to a saved position of the same loader."""
-    position = Position(**{name: state[name] for name in _SAVED}, restored=True)
+    position = Position(**{name: state[name] for name in _SAVED if name in state}, restored=True)
     clocks.load_state_dict(state["clocks"])
     stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
     if stages.factor is not None:

@@ -17,6 +17,7 @@ from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import num_bytes
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation
+from adaecho.echo.order.sampled import SampledOrder
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
 from adaecho.echo.read.random_access import RandomReader
@@ -55,6 +56,7 @@ class Stages:
         decode: Callable[[Any], Any] | None,
         augment: Any,
         collate: Callable[[list[Any]], Any] | None,
+        sampler: Any,
         length_of: Callable[[Any], int] | None,
         place: str,
         device: ToDevice,
@@ -68,7 +70,8 @@ class Stages:
         if isinstance(source, IterableSource):
             settings.check_ranks_can_iterate(source.name)
         _check_buffers(source, settings, decode)
-        origin = _origin_of(source, settings)
+        order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
+        origin = _origin_of(source, order)
         augmentation = _augmentation(augment, settings, origin, num_workers)
         stage: AfterEcho | None = augmentation
         if decode is not None and place == "encoded":
@@ -90,7 +93,8 @@ class Stages:
         self.rank, self.world = (0, 1) if whole else (settings.rank, settings.world_size)
         self.snapshots = snapshots and isinstance(source, IterableSource)
         self.source_length = None if isinstance(source, IterableSource) else source.length
-        self.reader = self._reader(source, settings, preparation, resident)
+        self._source = source
+        self.reader = self._reader(source, order, preparation, resident)
         self.bad = BadExamples(settings.max_bad_examples)
         by_itself = ahead and isinstance(source, IterableSource)
         self.deliveries = Deliveries(self.reader.claim) if by_itself else None
@@ -138,13 +142,12 @@ class Stages:
             )
         return pipeline
 
-    def _reader(self, source: Any, settings: Settings, preparation: Preparation, resident: bool) -> Reader:
-        if isinstance(source, IterableSource):
+    def _reader(
+        self, source: Any, order: Permutation | None, preparation: Preparation, resident: bool
+    ) -> Reader:
+        if order is None:
             return SequentialReader(source, preparation, rank=self.rank, world=self.world)
-        permutation = _permutation(source, settings)
-        return RandomReader(
-            source, permutation, preparation, rank=self.rank, world=self.world, resident=resident
-        )
+        return RandomReader(source, order, preparation, rank=self.rank, world=self.world, resident=resident)
 
     def _example_stage(self, settings: Settings, batch_size: int, pool: ResidentPool | None) -> EchoStage:
         return EchoStage(
@@ -167,15 +170,20 @@ class Stages:
             return self.pipeline.echoed.factor
         return None if self.examples is None else self.examples.stage.factor
 
-    def num_batches(self, settings: Settings, iteration: int, first_number: int) -> int:
-        """Batches of one iteration.
+    def num_batches(self, settings: Settings, iteration: int, first_index: int, first_number: int) -> int:
+        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
 
         Raises:
             TypeError: it isn't known.
         """
-        if not isinstance(self.reader, RandomReader) or settings.epochs is None or settings.factor == "auto":
-            raise TypeError("len() of an EchoLoader needs epochs=, a source with a length and a fixed factor")
-        serials = self.reader.serials_of(iteration)
+        if settings.epochs is None:
+            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
+        if settings.factor == "auto":
+            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
+        if isinstance(self.reader, RandomReader):
+            serials = self.reader.serials_of(iteration)
+        else:
+            serials = first_index + np.arange(self._iterated() * settings.epochs)
         if self.examples is None or settings.batch_size is None:
             batches = len(serials)
         else:
@@ -186,6 +194,14 @@ class Stages:
         if self.pipeline.echoed is None:
             return batches
         return self.pipeline.echoed.num_repeats(first_number, batches)
+
+    def _iterated(self) -> int:
+        """Examples (or whole batches) of a pass of what is iterated."""
+        source = self._source
+        assert isinstance(source, IterableSource)
+        if source.length is None:
+            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
+        return source.length
 
 
 def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:
@@ -237,21 +253,29 @@ def _batches_at_once(source: ArraySource, batch_size: int | None) -> int:
     return max(1, examples // batch_size)
 
 
-def _permutation(source: ArraySource | MapSource, settings: Settings) -> Permutation:
+def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
     shard_lengths = getattr(source, "shard_lengths", None)
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
     whole = settings.batch_size is None
+    world = 1 if whole else settings.world_size
+    if sampler is not None:
+        return SampledOrder(
+            sampler,
+            source.length,
+            settings.seed,
+            passes=settings.epochs,
+            world=world,
+            drop_last=settings.drop_last,
+        )
     return Permutation(
         source.length, "stored" if whole else settings.order, settings.seed, shard_lengths,
-        passes=settings.epochs, world=1 if whole else settings.world_size, drop_last=settings.drop_last,
+        passes=settings.epochs, world=world, drop_last=settings.drop_last,
     )  # fmt: skip
 
 
-def _origin_of(source: ArraySource | MapSource | IterableSource, settings: Settings) -> Origin:
+def _origin_of(source: ArraySource | MapSource | IterableSource, order: Permutation | None) -> Origin:
     def origin(serial: int) -> str:
-        if isinstance(source, IterableSource):
-            return source.origin(serial)
-        return source.origin(int(_permutation(source, settings).rows(np.array([serial]))[0]))
+        return source.origin(serial if order is None else int(order.rows(np.array([serial]))[0]))
 
     return origin

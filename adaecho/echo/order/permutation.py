@@ -66,12 +66,16 @@ class Permutation:
         if number not in self._kept:
             if len(self._kept) > 1:
                 del self._kept[min(self._kept)]
-            key = np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)
-            rng = np.random.Generator(np.random.Philox(key=key))
-            rows = np.arange(self.length, dtype=self._dtype)
-            shuffled = self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
-            self._kept[number] = shuffled
+            self._kept[number] = self._drawn(number)
         return self._kept[number]
+
+    def _drawn(self, number: int) -> NDArray[Any]:
+        rng = np.random.Generator(self._bits(number))
+        rows = np.arange(self.length, dtype=self._dtype)
+        return self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
+
+    def _bits(self, number: int) -> np.random.Philox:
+        return np.random.Philox(key=np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64))
 
     def _shards(self, rows: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         assert self._lengths is not None

@@ -95,6 +95,14 @@ class IterableSource:
         self.seekable = hasattr(source, "iterate_from")
         self.reordered = hasattr(source, "set_epoch")  # passes may differ in their order
 
+    @property
+    def length(self) -> int | None:
+        """Examples (or whole batches) of a pass, where the source tells."""
+        try:
+            return len(self._source)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
     def set_share(self, rank: int, world: int) -> bool:
         """Whether the source gives one rank's examples alone."""
         set_share = getattr(self._source, "set_share", None)

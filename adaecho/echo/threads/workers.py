@@ -3,6 +3,7 @@
 Threads, not processes: reading, decoding and NumPy or torch kernels release the interpreter's lock.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class Crew:
         self._active = 0
         self._staffed = False  # no thread is missing
         self._maps: list[OrderedMap[Any, Any]] = []
+        self._process: int | None = None  # in which there may be threads
 
     def add(self, ordered: "OrderedMap[Any, Any]") -> threading.Condition:
         """Take a map's threads into the crew; the condition on which they wait for each other."""
@@ -89,6 +91,8 @@ class Crew:
 
     def staff(self, ordered: "OrderedMap[Any, Any]", threads: int) -> None:
         """Have another number of threads for a map from the next ``go`` on."""
+        if self._stayed_behind:
+            return
         with self.condition:
             ordered.wanted, self._staffed = threads, False
 
@@ -98,11 +102,14 @@ class Crew:
             if self._staffed:
                 return
             self.stopping, self._staffed = False, True
+            self._process = os.getpid()
             for ordered in self._maps:
                 ordered.hire()
 
     def stop(self) -> None:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
+        if self._stayed_behind:
+            return
         with self.condition:
             self.stopping, self._staffed = True, False
             self._wake_all()
@@ -110,8 +117,27 @@ class Crew:
 
     def join(self) -> None:
         """Wait for the threads after ``stop``."""
+        if self._stayed_behind:
+            return
         for ordered in self._maps:
             ordered.join()
+        self._process = None
+
+    @property
+    def _stayed_behind(self) -> bool:
+        """Whether this process was forked from the one with the threads, which may have held any lock."""
+        return self._process is not None and self._process != os.getpid()
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that was forked from the one with the threads."""
+        if self._stayed_behind:
+            raise RuntimeError(
+                f"this EchoLoader began to iterate in process {self._process}, from which this one "
+                "was forked, and "
+                "its threads stayed there; make a loader in this process, or start it before the "
+                "first batch or by "
+                "the start method 'spawn'"
+            )
 
     def pause(self) -> None:
         """Return once no thread works; those that wait go on waiting until ``resume``."""

@@ -15,7 +15,7 @@ from tests.echo.sources import Dataset, arrays
 def test_numpy_scalars_are_plain_numbers() -> None:
     numbers: dict[str, Any] = {
         "batch_size": 4, "factor": 1.5, "shuffle_buffer": 3, "epochs": 2, "seed": 3, "rank": 1,
-        "world_size": 2, "max_factor": 8.0, "max_bad_examples": 1, "num_workers": 1, "prefetch": 1,
+        "world_size": 2, "max_factor": 8.0, "max_bad_examples": 0, "num_workers": 1, "prefetch": 1,
     }  # fmt: skip
     plain = EchoLoader(Dataset(20), echo="example_before_augmentation", **numbers)
     scalars = {name: np.asarray(number)[()] for name, number in numbers.items()}
@@ -24,7 +24,7 @@ def test_numpy_scalars_are_plain_numbers() -> None:
         assert torch.equal(one["x"], other["x"])
     state = through_torch_save(loader.state_dict())
     plain.load_state_dict(state)
-    assert {type(value) for value in state["settings"].values()} <= {int, float, str}
+    assert {type(value) for value in state["settings"].values()} <= {int, float, str, bool, type(None)}
     loader.close()
     plain.close()
 

@@ -1,0 +1,172 @@
+"""What EchoLoader answers to arguments and attributes of ``torch.utils.data.DataLoader``."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+# Of each argument that has no meaning here: the values that ask for nothing, and what to do for the others.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "batch_sampler": (
+        (None,),
+        "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep the "
+        "DataLoader that "
+        "has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
+    ),
+    "generator": ((None,), "all randomness follows seed=; give seed=generator.initial_seed()"),
+    "in_order": ((True,), "batches always come in order, which makes a resume exact; leave it out"),
+    "multiprocessing_context": ((None, ""), "workers are threads; leave it out"),
+    "pin_memory": ((False,), "device='cuda' pins batches and copies them beside the step; leave this out"),
+    "pin_memory_device": (("",), "device= says where batches are copied to; leave this out"),
+    "timeout": ((0,), "a thread can't be cut off; give the source its time limit (TarShards: retries=)"),
+    "worker_init_fn": (
+        (None,),
+        "workers are threads, and randomness is keyed by example: open files in the dataset, draw with "
+        "augment(example, rng)",
+    ),
+}
+# Attributes of a DataLoader that have no counterpart.
+_ABSENT = {
+    "sampler": "order= and the ranks decide what comes next; loader.set_epoch(n) goes to an iteration",
+    "batch_sampler": "batches are made after the echo; see batch_size and drop_last",
+    "collate_fn": "its argument is collate=",
+    "generator": "all randomness follows seed=",
+    "worker_init_fn": "workers are threads",
+    "prefetch_factor": "its argument is prefetch=, in batches",
+    "persistent_workers": "workers are threads, which cost nothing to start again",
+    "pin_memory": "device= says where batches are copied to",
+    "timeout": "the source has a time limit of its own",
+    "multiprocessing_context": "workers are threads",
+}
+
+
+@dataclass
+class Taken:
+    """Arguments of an EchoLoader that a DataLoader has under another name."""
+
+    order: str
+    collate: Callable[[list[Any]], Any] | None
+    prefetch: int
+
+    def take(
+        self, given: dict[str, Any], *, num_workers: int, shuffle_buffer: int, names: Iterable[str]
+    ) -> None:
+        """Take a DataLoader's arguments where they mean the same.
+
+        Args:
+            given: what was given beyond EchoLoader's own arguments.
+            num_workers, shuffle_buffer: of the EchoLoader.
+            names: of its own arguments.
+
+        Raises:
+            ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
+            TypeError: neither has such an argument.
+        """
+        for name, value in given.items():
+            if name == "shuffle":
+                self._shuffle(value, shuffle_buffer)
+            elif name == "collate_fn":
+                self._collate(value)
+            elif name == "prefetch_factor":
+                self._prefetch(value, num_workers)
+            elif name == "persistent_workers":
+                pass  # threads: to end them or keep them is the same
+            elif name not in _REFUSED:
+                raise TypeError(f"EchoLoader has no argument {name!r}{_similar(name, names)}")
+            elif not any(value is nothing or value == nothing for nothing in _REFUSED[name][0]):
+                raise ValueError(f"{name}={_shown(value)}: {_REFUSED[name][1]}")
+
+    def _shuffle(self, shuffle: bool | None, shuffle_buffer: int) -> None:
+        if shuffle is None:
+            return
+        if bool(shuffle) != (self.order != "stored") and self.order != "permutation":
+            raise ValueError(
+                f"shuffle={shuffle} with order={self.order!r}: they contradict each other; give one"
+            )
+        if not shuffle and shuffle_buffer:
+            raise ValueError(
+                f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; "
+                "leave one out "
+                "(order='stored' says that the source's own order goes into the buffer)"
+            )
+        if not shuffle:
+            self.order = "stored"
+
+    def _collate(self, collate: Any) -> None:
+        if collate is not None and self.collate is not None:
+            raise ValueError("collate_fn with collate: they are the same argument; give one")
+        self.collate = self.collate or collate
+
+    def _prefetch(self, prefetch_factor: Any, num_workers: int) -> None:
+        if prefetch_factor is None:
+            return
+        if not num_workers:
+            raise ValueError(f"prefetch_factor={prefetch_factor}: with num_workers=0 nothing is read ahead")
+        self.prefetch = prefetch_factor * num_workers
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
+
+
+def _similar(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def absent(name: str) -> str:
+    """The message for an attribute that an EchoLoader lacks."""
+    why = f": {_ABSENT[name]}" if name in _ABSENT else ""
+    return f"an EchoLoader has no attribute {name!r}{why}"
+
+
+def check_source(source: Any, batch_size: int | None) -> None:
+    """Raises ValueError for what can be iterated and is no source of examples."""
+    if isinstance(source, str | bytes):
+        raise ValueError(
+            f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, "
+            "a Dataset, "
+            "TarShards(...) for urls and paths of tar archives), or give a list of texts"
+        )
+    if batch_size is None or not isinstance(source, DataLoader):
+        return
+    if source.batch_size is not None or source.batch_sampler is not None:
+        raise ValueError(
+            f"batch_size={batch_size}: the source is a {type(source).__name__} that makes batches"
+            f"{f' of {source.batch_size}' if source.batch_size else ''}, and these would be batched "
+            "again; give "
+            "batch_size=None, echo='batch' to repeat its batches, or its dataset: "
+            "EchoLoader(data_loader.dataset, "
+            f"{batch_size})"
+        )
+
+
+def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | None, world_size: int) -> None:
+    """Raises ValueError where a sampler can't decide the order."""
+    if sampler is None:
+        return
+    kind = f"sampler={type(sampler).__name__}"
+    if batch_size is None:
+        raise ValueError(f"{kind} with batch_size=None: give it to the maker of the whole batches")
+    if shuffle or order != "permutation":
+        other = f"shuffle={shuffle}" if shuffle else f"order={order!r}"
+        raise ValueError(f"{kind} with {other}: both decide the order; leave one out")
+    if not hasattr(sampler, "__len__"):
+        raise ValueError(f"{kind}: it has no length, and passes need one; give it a __len__")
+    if isinstance(sampler, DistributedSampler) and world_size > 1:
+        raise ValueError(
+            f"{kind} with world_size={world_size}: EchoLoader shares out the examples among the "
+            "ranks itself; "
+            "leave the sampler out (or give rank=0, world_size=1 to share by it alone)"
+        )
+
+
+def check_iterable(name: str, *, shuffle: Any, sampler: Any) -> None:
+    """Raises ValueError where an order was given for what can only be iterated."""
+    if shuffle or sampler is not None:
+        given = "shuffle=True" if shuffle else f"sampler={type(sampler).__name__}"
+        raise ValueError(
+            f"{given}: {name} can only be iterated, in an order of its own; shuffle_buffer= shuffles examples"
+        )

@@ -1,0 +1,248 @@
+"""Every argument and attribute of a DataLoader gets an answer."""
+
+import inspect
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
+
+from adaecho import EchoLoader
+from tests.echo.sources import Dataset as Rows
+from tests.echo.sources import Stream, arrays
+
+
+def labels(loader: Any, batches: int | None = None) -> list[list[int]]:
+    return [batch["label"].tolist() for batch in islice(loader, batches)]
+
+
+# An argument of DataLoader: values that are taken, and one that is refused.
+ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
+    "shuffle": ([None, True, False], None, ""),
+    "drop_last": ([True, False], "yes", "drop_last='yes': must be True or False"),
+    "collate_fn": ([None, list], None, ""),
+    "num_workers": ([0, 2], 100_000, "num_workers=100000: each is a thread, at most 1024"),
+    "prefetch_factor": ([None], 2, "prefetch_factor=2: with num_workers=0 nothing is read ahead"),
+    "persistent_workers": ([True, False], None, ""),
+    "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: it has no length"),
+    "batch_sampler": (
+        [None],
+        BatchSampler(SequentialSampler(range(9)), 3, False),
+        r"batch_sampler=BatchSampler: .*EchoLoader\(data_loader, batch_size=None",
+    ),
+    "pin_memory": ([False], True, "pin_memory=True: device='cuda' pins batches"),
+    "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= says"),
+    "timeout": ([0], 30, "timeout=30: a thread can't be cut off"),
+    "worker_init_fn": ([None], print, "worker_init_fn=builtin_function_or_method: workers are threads"),
+    "multiprocessing_context": ([None], "spawn", "multiprocessing_context='spawn': workers are threads"),
+    "generator": ([None], torch.Generator(), r"generator=Generator: .*seed=generator.initial_seed\(\)"),
+    "in_order": ([True], False, "in_order=False: batches always come in order"),
+}
+
+
+def test_no_argument_of_data_loader_is_left_out() -> None:
+    known = set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"}
+    assert known == set(ANSWERS)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_each_is_taken_or_refused_in_one_line_that_says_what_replaces_it(name: str) -> None:
+    taken, refused, message = ANSWERS[name]
+    for value in taken:
+        with EchoLoader(Rows(9), 2, epochs=1, **{name: value}) as loader:
+            assert sum(1 for _ in loader) == (4 if value is True and name == "drop_last" else 5)
+    if message:
+        with pytest.raises(ValueError, match=message) as caught:
+            EchoLoader(Rows(9), 2, **{name: refused})
+        assert "\n" not in str(caught.value)
+
+
+def test_what_neither_has_is_named_with_what_is_like_it() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'; did you mean 'shuffle_buffer'"):
+        EchoLoader(arrays(9), 3, shuffle_bufer=3)
+    with pytest.raises(TypeError, match=r"no argument 'xyz'$"):
+        EchoLoader(arrays(9), 3, xyz=3)
+
+
+def test_shuffle_is_an_order() -> None:
+    for num_workers in (0, 2):
+        common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers}
+        with EchoLoader(Rows(20), 4, shuffle=False, **common) as loader:
+            data_loader = DataLoader(Rows(20), 4, shuffle=False)  # type: ignore[arg-type]
+            assert labels(loader) == [batch["label"].tolist() for batch in data_loader]
+        with EchoLoader(Rows(20), 4, shuffle=True, **common) as loader:
+            assert labels(loader) == labels(EchoLoader(Rows(20), 4, epochs=1))
+    for arguments in ({"shuffle": True, "order": "stored"}, {"shuffle": False, "order": "shards"}):
+        with pytest.raises(ValueError, match="contradict each other"):
+            EchoLoader(Rows(20), 4, **arguments)
+    with pytest.raises(ValueError, match="shuffle=False with shuffle_buffer=5: a shuffle buffer shuffles"):
+        EchoLoader(Rows(20), 4, shuffle=False, shuffle_buffer=5)
+
+
+def test_a_collate_fn_is_a_collate() -> None:
+    def first(examples: list[Any]) -> Any:
+        return examples[0]
+
+    one = EchoLoader(Rows(9), 3, collate_fn=first, epochs=1)
+    other = EchoLoader(Rows(9), 3, collate=first, epochs=1)
+    assert [batch["label"] for batch in one] == [batch["label"] for batch in other]
+    with pytest.raises(ValueError, match="collate_fn with collate"):
+        EchoLoader(Rows(9), 3, collate_fn=first, collate=first)
+
+
+def test_a_prefetch_factor_is_a_prefetch_of_all_workers() -> None:
+    source = Rows(1000)
+    with EchoLoader(source, 2, prefetch_factor=3, num_workers=2) as loader:
+        next(iter(loader))
+        loader.stop()
+        # 6 batches ahead, and what the threads of reading and batching have in their hands.
+        assert source.reads <= 2 * (1 + 6 + 2 * 2 * 2)
+    with pytest.raises(ValueError, match=r"prefetch=.*must be a whole number"):
+        EchoLoader(source, 2, prefetch_factor=1.5, num_workers=1)
+
+
+def test_attributes_are_those_of_a_data_loader() -> None:
+    source, sampler = Rows(9), SequentialSampler(range(9))
+    loader = EchoLoader(source, 3, num_workers=2, drop_last=True, epochs=1, sampler=sampler)
+    assert loader.dataset is source
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, len(loader)) == (3, 2, True, 3)
+    assert loader.sampler is sampler  # type: ignore[attr-defined]
+    plain = EchoLoader(source, 3)
+    assert getattr(plain, "sampler", None) is None
+    for name in ("sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn", "pin_memory"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': "):
+            getattr(plain, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
+        plain.other  # noqa: B018
+
+
+def test_set_epoch_goes_to_an_iteration() -> None:
+    plain = EchoLoader(Rows(20), 4, epochs=1)
+    passes = [labels(plain) for _ in range(4)]
+    habit = EchoLoader(Rows(20), 4, epochs=1)
+    for epoch in range(3):
+        habit.set_epoch(epoch)
+        assert labels(habit) == passes[epoch]
+    habit.set_epoch(1)
+    assert labels(habit, 2) == passes[1][:2]
+    state = habit.state_dict()
+    assert labels(habit) == passes[2]
+    resumed = EchoLoader(Rows(20), 4, epochs=1)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)  # the loop's habit: the pass that was restored goes on
+    assert labels(resumed) == passes[1][2:]
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    assert labels(resumed) == passes[3]
+    endless = EchoLoader(Rows(20), 4)
+    endless.set_epoch(3)
+    assert labels(endless, 5) == passes[0]
+
+
+class Sized(IterableDataset[int]):
+    """Iterable, with a length."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Any:
+        return iter(range(22))
+
+
+@pytest.mark.parametrize("factor", [1, 2, 1.6])
+@pytest.mark.parametrize("kind", ["data loader", "iterable", "batches of an iterable"])
+def test_the_length_around_what_is_iterated(kind: str, factor: float) -> None:
+    common: dict[str, Any] = {"epochs": 2, "factor": factor}
+    if kind == "iterable":
+        loader = EchoLoader(Sized(), 4, echo="example_before_augmentation", **common)
+    else:
+        source: Dataset[Any] = Sized() if "iterable" in kind else TensorDataset(torch.arange(22))
+        loader = EchoLoader(DataLoader(source, batch_size=4), batch_size=None, echo="batch", **common)
+    for steps in (None, 3, None):
+        announced = len(loader)
+        taken = sum(1 for _ in islice(loader, steps))
+        assert announced == (taken if steps is None else announced) > 3
+        if steps is None:
+            continue
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        within = len(loader)
+        assert within == announced
+        assert sum(1 for _ in loader) == announced - 3
+
+
+def test_a_schedule_and_a_progress_bar_know_the_length() -> None:
+    tqdm = pytest.importorskip("tqdm")
+    loader = EchoLoader(
+        DataLoader(TensorDataset(torch.arange(40)), batch_size=4),
+        batch_size=None,
+        epochs=1,
+        echo="batch",
+        factor=2,
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, epochs=2, steps_per_epoch=len(loader)
+    )
+    for _ in range(2):
+        bar = tqdm.tqdm(loader, disable=False, file=open("bar.txt", "w"))  # noqa: SIM115
+        assert bar.total == 20
+        for _ in bar:
+            optimizer.step()
+            if schedule.last_epoch < schedule.total_steps - 1:
+                schedule.step()
+        assert bar.n == 20
+        bar.fp.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": Rows(9)}, "needs epochs=: without, it never ends"),
+        ({"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"}, "factor='auto'"),
+        ({"source": Stream(9), "epochs": 1}, "around a Stream isn't known: that has no length"),
+    ],
+)
+def test_where_there_is_no_length_the_reason_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        len(EchoLoader(batch_size=3, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
+        ({"source": b"abc"}, "text is no source"),
+        (
+            {"source": DataLoader(TensorDataset(torch.arange(9)), batch_size=4)},
+            r"batch_size=3: the source is a DataLoader that makes batches of 4.*batch_size=None",
+        ),
+        (
+            {"sampler": SequentialSampler(range(9)), "shuffle": True},
+            "with shuffle=True: both decide the order",
+        ),
+        ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
+        ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
+        ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "can only be iterated"),
+        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream can only be iterated.*shuffle_buffer"),
+    ],
+)
+def test_what_can_not_be_a_source_or_an_order_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(**{"source": Rows(9), "batch_size": 3, **arguments})
+
+
+def test_a_data_loader_that_gives_single_examples_is_a_source() -> None:
+    single = DataLoader(TensorDataset(torch.arange(9)), batch_size=None)
+    assert [batch[0].tolist() for batch in EchoLoader(single, 3, epochs=1)] == np.arange(9).reshape(
+        3, 3
+    ).tolist()

@@ -1,0 +1,156 @@
+"""After an error, with two iterators, in a forked process, from a state that is none."""
+
+import subprocess
+import sys
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def labels(loader: Any, batches: int | None = None) -> list[list[int]]:
+    return [batch["label"].tolist() for batch in islice(loader, batches)]
+
+
+class Failing(Dataset):
+    """A disk that fails now and then."""
+
+    broken = False
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if self.broken and row >= 10:
+            raise ConnectionError("the store is away")
+        return super().__getitem__(row)
+
+
+@WORKERS
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_a_loader_that_failed_begins_a_new_pass_as_a_data_loader_does(
+    variant: dict[str, Any], num_workers: int
+) -> None:
+    common: dict[str, Any] = {"epochs": 1, "order": "stored", "num_workers": num_workers, **variant}
+    source = Failing(20)
+    with EchoLoader(source, 4, **common) as loader, EchoLoader(Dataset(20), 4, **common) as sound:
+        source.broken = True
+        iterator = iter(loader)
+        with pytest.raises(ConnectionError):
+            list(iterator)
+        with pytest.raises(RuntimeError, match=r"\(ConnectionError\); iter\(loader\) begins a new") as caught:
+            next(iterator)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        source.broken = False
+        list(sound)
+        again, expected = labels(loader), labels(sound)
+        if variant.get("factor") == 2.5:  # keyed by how many batches there were before
+            again, expected = sorted({label for batch in again for label in batch}), list(range(20))  # type: ignore[assignment]
+        assert again == expected
+
+
+@WORKERS
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_an_endless_loader_that_failed_goes_on_after_its_last_batch(
+    variant: dict[str, Any], num_workers: int
+) -> None:
+    common: dict[str, Any] = {
+        "order": "stored", "num_workers": num_workers, "shuffle_buffer": 3, "batch_size": 4, **variant,
+    }  # fmt: skip
+    source = Failing(20)
+    with EchoLoader(source, **common) as loader, EchoLoader(Dataset(20), **common) as sound:
+        source.broken = True
+        taken = []
+        iterator = iter(loader)
+        with pytest.raises(ConnectionError):
+            taken.extend(batch["label"].tolist() for batch in iterator)
+        source.broken = False
+        del iterator
+        taken += labels(loader, 8)
+        assert taken == labels(sound, len(taken))
+
+
+@WORKERS
+def test_two_live_iterators_warn(num_workers: int) -> None:
+    with EchoLoader(Dataset(40), 4, num_workers=num_workers) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        next(second)
+        with pytest.warns(UserWarning, match="one position, which its iterators share"):
+            next(first)
+        next(first)  # said once
+        del first
+        next(second)
+
+
+def test_one_iterator_after_the_other_does_not_warn() -> None:
+    loader = EchoLoader(Dataset(12), 4, epochs=1)
+    for _ in range(3):
+        for _ in loader:
+            break
+        iterator = iter(loader)
+        next(iterator)
+        iterator = iter(loader)
+        assert len(list(iterator)) == 3
+
+
+FORK = """
+import os, sys
+import numpy as np
+from adaecho import EchoLoader
+
+loader = EchoLoader(np.arange(1000), 4, num_workers=2, **eval(sys.argv[1]))
+if sys.argv[2] == "started":
+    iterator = iter(loader)
+    next(iterator)
+child = os.fork()
+if not child:
+    for use in (lambda: next(iter(loader)), loader.state_dict, lambda: loader.load_state_dict({})):
+        try:
+            use()
+        except RuntimeError as error:
+            assert "was forked" in str(error), error
+            print("refused", flush=True)
+        except ValueError:
+            print("checked", flush=True)
+        else:
+            print("worked", flush=True)
+    sys.exit(0)  # not os._exit: what runs at exit must not wait either
+assert os.waitpid(child, 0)[1] == 0
+next(iter(loader))
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("arguments", ["{}", "{'epochs': 1}", "{'echo': 'batch', 'factor': 2}"])
+@pytest.mark.parametrize("started", ["started", "new"])
+def test_a_forked_child_is_told_instead_of_hanging(arguments: str, started: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, arguments, started],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = ["refused"] * 3 if started == "started" else ["worked", "worked", "checked"]
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "it lacks .* and is empty"),
+        (None, "it is a NoneType"),
+        ([1, 2], "it is a list"),
+        (torch.nn.Linear(2, 2).state_dict(), "it lacks 'version', .* and has 'weight', 'bias'"),
+        ({"version": 2, "settings": {}}, "it lacks 'next_index', 'progress'"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(state: Any, message: str) -> None:
+    loader = EchoLoader(arrays(20), 4, order="stored")
+    assert labels(loader, 1) == [[0, 1, 2, 3]]
+    with pytest.raises(ValueError, match=f"load_state_dict: this is no state of an EchoLoader .*{message}"):
+        loader.load_state_dict(state)
+    assert labels(loader, 1) == [[4, 5, 6, 7]]

@@ -1,0 +1,142 @@
+"""A DataLoader's sampler as the order: drawn as a function of (seed, pass), resumed exactly."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from adaecho import EchoLoader
+from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
+
+LENGTH = 23
+SAMPLERS: dict[str, Any] = {
+    "weighted": lambda: WeightedRandomSampler([1.0 + row % 5 for row in range(LENGTH)], 17),
+    "with replacement": lambda: RandomSampler(range(LENGTH), replacement=True, num_samples=30),
+    "random": lambda: RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
+    "subset": lambda: SubsetRandomSampler(range(0, LENGTH, 2)),
+    "list": lambda: [5, 3, 3, 1],
+    "distributed": lambda: DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
+}
+
+
+def labels(loader: EchoLoader, batches: int | None = None) -> list[list[int]]:
+    return [batch["label"].tolist() for batch in islice(loader, batches)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_it_decides_what_is_read_and_leaves_the_global_generator_alone(name: str, num_workers: int) -> None:
+    torch.manual_seed(num_workers)
+    before = torch.get_rng_state()
+    sampler = SAMPLERS[name]()
+    own = getattr(sampler, "generator", None)
+    with EchoLoader(Dataset(LENGTH), 4, sampler=sampler, epochs=1, num_workers=num_workers) as loader:
+        passes = [labels(loader) for _ in range(3)]
+        assert all(sum(map(len, one)) == len(sampler) for one in passes)
+        assert [len(one) for one in passes] == [len(loader)] * 3
+    again = EchoLoader(arrays(LENGTH), 4, sampler=SAMPLERS[name](), epochs=1)
+    assert [labels(again) for _ in range(3)] == passes
+    assert torch.equal(torch.get_rng_state(), before)
+    assert getattr(sampler, "generator", None) is own
+    if name == "list":
+        assert passes == [[[5, 3, 3, 1]]] * 3
+    else:
+        assert passes[0] != passes[1] != passes[2]
+    if name in ("random", "subset"):
+        assert sorted(label for batch in passes[0] for label in batch) == sorted(
+            range(0, LENGTH, 2 if name == "subset" else 1)
+        )
+
+
+@pytest.mark.parametrize("epochs", [None, 1, 2])
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=IDS[1:])
+def test_resumes_exactly_at_every_batch(variant: dict[str, Any], epochs: int | None) -> None:
+    def make(num_workers: int) -> EchoLoader:
+        return EchoLoader(
+            Dataset(LENGTH), 4, sampler=SAMPLERS["weighted"](), epochs=epochs, shuffle_buffer=5,
+            num_workers=num_workers, **variant,
+        )  # fmt: skip
+
+    with make(0) as loader:
+        taken, states = [], []
+        for batch in islice(loader, 9):
+            taken.append(batch["label"].tolist())
+            states.append(loader.state_dict())
+    for position in range(0, len(taken), 2):
+        torch.rand(position)  # whatever the global generator does meanwhile
+        with make(position % 4) as restored:
+            restored.load_state_dict(states[position])
+            rest = labels(restored, len(taken) - position - 1)
+            assert rest == taken[position + 1 :]
+
+
+def test_weights_decide_how_often_a_row_comes() -> None:
+    sampler = WeightedRandomSampler([1.0, 3.0], 4000)
+    drawn = next(iter(EchoLoader(arrays(2), 4000, sampler=sampler)))["label"].numpy()
+    assert drawn.mean() == pytest.approx(0.75, abs=0.03)  # 4 standard deviations
+
+
+def test_ranks_share_out_what_it_draws() -> None:
+    whole = labels(EchoLoader(arrays(LENGTH), 1, sampler=SAMPLERS["weighted"](), epochs=1))
+    ranks = [
+        labels(
+            EchoLoader(arrays(LENGTH), 1, sampler=SAMPLERS["weighted"](), epochs=1, rank=rank, world_size=2)
+        )
+        for rank in range(2)
+    ]
+    assert len(ranks[0]) == len(ranks[1]) == 9
+    assert [*whole, whole[0]] == [one for both in zip(*ranks, strict=True) for one in both]
+
+
+class Changing:
+    """Draws from a global generator."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Any:
+        return iter(np.random.permutation(LENGTH).tolist())
+
+
+class Wrong:
+    """Tells another length, or gives a row that there isn't."""
+
+    def __init__(self, length: int, rows: list[int]) -> None:
+        self.length, self.rows = length, rows
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Changing(), "sampler=Changing: it drew two orders for one pass.*generator"),
+        (Wrong(3, [1, 2]), "sampler=Wrong: it gave 2 rows, and its length is 3"),
+        (Wrong(2, [1, 23]), "sampler=Wrong: it gave row 23 of a source with 23 rows"),
+        (Wrong(0, []), "sampler=Wrong: it gives no rows"),
+    ],
+)
+def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(arrays(LENGTH), 4, sampler=sampler)
+
+
+def test_a_distributed_sampler_where_the_loader_shares_out_is_refused() -> None:
+    sampler = SAMPLERS["distributed"]()
+    with pytest.raises(
+        ValueError, match=r"sampler=DistributedSampler with world_size=2.*leave the sampler out"
+    ):
+        EchoLoader(arrays(LENGTH), 4, sampler=sampler, rank=1, world_size=2)
+
+
+def test_a_state_belongs_to_its_sampler() -> None:
+    state = EchoLoader(arrays(LENGTH), 4, sampler=SAMPLERS["weighted"]()).state_dict()
+    with pytest.raises(ValueError, match="sampler was 'WeightedRandomSampler of 17' and is None now"):
+        EchoLoader(arrays(LENGTH), 4).load_state_dict(state)
