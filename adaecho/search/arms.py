@@ -76,26 +76,39 @@ def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = N
     return Typed(tuple(fixed), tuple(choices), intervals)
 
 
-def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchConfig]:
-    """Every arm of the sweep, each once, and the search settings they share.
+def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchConfig, list[str]]:
+    """Every arm of the sweep, each once, the search settings they share, and what was left out and why.
+
+    A combination of comma lists that can't be, e.g. ``echo=none echo.factor=2``, is left out if each of its
+    values is part of another that can.
 
     Raises:
         ConfigError: an arm doesn't compose or isn't valid (names it), an axis can't be, two arms would read
             different fresh budgets or be searched differently, or an arm sets what the command line sets.
     """
     arms: dict[int, Arm] = {}
-    search: SearchConfig | None = None
+    possible: set[str] = set()
+    impossible: dict[tuple[str, ...], ConfigError] = {}
+    shared = _composed("", typed, compose, ())["search"]
     for combination in itertools.product(*typed.choices):
-        base = _composed("", typed, compose, combination)
-        search = search or from_plain(base).search
-        for name, extra in (base["search"]["arms"] or {"": []}).items():
-            arm = _build_arm(name, typed, combination, extra, compose)
+        for name, extra in (shared["arms"] or {"": []}).items():
+            parts = (name, *combination)
+            try:
+                arm = _build_arm(name, typed, combination, extra, compose)
+                _check_corners(arm)
+            except ConfigError as error:
+                impossible[parts] = error
+                continue
+            possible.update(parts)
             arms.setdefault(stable_hash(arm.to_dict()), arm)
-    assert search is not None
+    for parts, reason in impossible.items():
+        if not possible.issuperset(parts):
+            raise reason
+    search = SearchConfig(**shared)
     _check_search(list(arms.values()), search)
-    _check_corners(list(arms.values()))
     _check_budgets(list(arms.values()))
-    return tuple(_unique_names(list(arms.values()))), search
+    left_out = [f"left out: {' '.join(parts).strip()} ({reason})" for parts, reason in impossible.items()]
+    return tuple(_unique_names(list(arms.values()))), search, left_out
 
 
 def _build_arm(
@@ -156,19 +169,16 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
             )
 
 
-def _check_corners(arms: list[Arm]) -> None:
-    """Every arm must be a valid config, at both ends of its axes, before anything runs."""
-    seen: set[tuple[Axis, ...]] = set()
-    for arm in arms:
-        for u in (0.0,) if arm.axes in seen else (0.0, 1.0):
-            config = arm.config
-            for axis in arm.axes:
-                config = with_value(config, axis.key, axis.value(u))
-            try:
-                from_plain(config)
-            except ConfigError as error:
-                raise ConfigError(f"arm {arm.name}: {error}") from error
-        seen.add(arm.axes)
+def _check_corners(arm: Arm) -> None:
+    """An arm must be a valid config, at both ends of its axes, before anything runs."""
+    for u in (0.0, 1.0) if arm.axes else (0.0,):
+        config = arm.config
+        for axis in arm.axes:
+            config = with_value(config, axis.key, axis.value(u))
+        try:
+            from_plain(config)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm.name}: {error}") from error
 
 
 def _scale_step_cap(config: dict[str, Any], fixed_by_arm: bool) -> dict[str, Any]:

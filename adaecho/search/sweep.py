@@ -87,13 +87,17 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if len(common) > 1:
         everywhere = [line for line in by_arm[common[0]] if all(line in by_arm[name] for name in common)]
     lines += [f"every arm's {line}" for line in everywhere]
-    return lines + [f"{name}.{line}" for name in common for line in by_arm[name] if line not in everywhere]
+    lines += [f"{name}.{line}" for name in common for line in by_arm[name] if line not in everywhere]
+    if not lines:  # they follow from the rest, as long as the code that draws them is the same
+        firsts = [{name: plain["arms"][name]["points"][:1] for name in common} for plain in (old, new)]
+        drawn = [{name: points[0][0] for name, points in first.items() if points} for first in firsts]
+        lines = [f"first point of {line}" for line in differences(*drawn)]
+    return lines
 
 
 def _compared(name: str, plain: dict[str, Any]) -> dict[str, Any]:
     axes = tuple(Axis(key, **axis) for key, axis in plain["axes"].items())
-    first = next((points[0] for points in plain["points"]), None)
-    return {**Arm(name, (), plain["config"], axes).to_dict(), "first point": first}
+    return Arm(name, (), plain["config"], axes).to_dict()
 
 
 def move_aside(folder: Path) -> Path:

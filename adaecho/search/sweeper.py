@@ -10,17 +10,20 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from adaecho.config.schema import BUDGETS, identity, to_plain
 from adaecho.errors import ConfigError
 from adaecho.records.lock import FolderLock
 from adaecho.records.tracking import mirror_sweep
-from adaecho.search.arms import build_arms, composer, parse_typed
-from adaecho.search.design import Design
+from adaecho.search.arms import Typed, build_arms, composer, parse_typed
+from adaecho.search.design import Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import move_aside, record_design
+
+_MAX_TRIALS = 100_000
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -35,8 +38,8 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         UserError: what was asked for can't be run; naming what, why and what to do.
         SystemExit: a search could not be completed; code 1.
     """
-    HydraConfig.instance().set_config(config)  # the sweep's folder is named through ${hydra:...}
-    folder = Path(config.hydra.sweep.dir)
+    HydraConfig.instance().set_config(config)  # for what is named through ${hydra:...}
+    folder = sweep_folder(config, parse_typed(arguments, config_loader))
     launcher = _launcher(config)
     with ExitStack() as stack:
         lock = FolderLock(folder)
@@ -99,10 +102,36 @@ def _launcher(config: DictConfig) -> str:
     return launcher
 
 
+def sweep_folder(config: DictConfig, typed: Typed) -> Path:
+    """The folder of a sweep: an experiment's, the one that was typed, or for an ad-hoc sweep one per design.
+
+    An ad-hoc sweep's name depends on all that may not change when it is continued.
+    """
+    folder = Path(config.hydra.sweep.dir)
+    chosen = any(str(typed).startswith("hydra.sweep.dir=") for typed in config.hydra.overrides.hydra)
+    if chosen or config.hydra.runtime.choices.get("experiment"):
+        return folder
+    plain = to_plain(config)
+    search = [plain["search"][key] for key in ("seed", "prune", "axes", "arms")]
+    intervals = {key: str(interval) for key, interval in typed.intervals.items()}
+    budgets = [plain[key] for key in BUDGETS]
+    digest = stable_hash(identity(plain), budgets, search, sorted(typed.choices), intervals)
+    return folder / f"{digest:016x}"[:10]
+
+
 def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> Design:
     """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
     typed = parse_typed(arguments, config_loader)
-    arms, search = build_arms(typed, composer(config_loader, config, typed.fixed))
+    arms, search, left_out = build_arms(typed, composer(config_loader, config, typed.fixed))
+    for line in left_out:
+        print(line)
+    total = search.trials * search.repeats * len(arms)
+    if total > _MAX_TRIALS:
+        raise ConfigError(
+            f"search.trials={search.trials}: with {_count(len(arms), 'arm')} and search.repeats="
+            f"{search.repeats} that is {total:,} trials, each with a folder; at most {_MAX_TRIALS:,} in a "
+            "sweep: lower search.trials (the paper takes 100)"
+        )
     return Design(
         arms=arms,
         seed=search.seed,

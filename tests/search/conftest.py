@@ -64,9 +64,10 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder."""
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
 
-    def run(*overrides: str, folder: str = "sweep") -> Path:
-        _composed([*_with_axes(overrides), f"hydra.sweep.dir={folder}"], sweeper.sweep)
-        return Path(folder)
+    def run(*overrides: str, folder: str | None = "sweep") -> Path:
+        where = [] if folder is None else [f"hydra.sweep.dir={folder}"]
+        _composed([*_with_axes(overrides), *where], sweeper.sweep)
+        return Path(folder or "runs")
 
     return run
 

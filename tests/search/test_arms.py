@@ -120,3 +120,26 @@ def test_fixed_overrides_keep_their_spelling() -> None:
     typed = parse_typed(["echo=batch", "data.path='a b'", "~tracking.entity"])
     assert typed.fixed == ("echo=batch", "data.path='a b'", "~tracking.entity")
     assert typed.choices == ()
+
+
+def test_pairs_that_cannot_be_are_left_out_and_named(
+    arms_of: BuildArms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = arms_of("echo=none,batch", "echo.factor=1,2,4")
+    assert [arm.name for arm in arms] == [
+        "echo-none_factor-1",
+        "echo-batch_factor-1",
+        "echo-batch_factor-2",
+        "echo-batch_factor-4",
+    ]
+    shown = capsys.readouterr().out
+    assert [line.partition(" (")[0] for line in shown.splitlines()] == [
+        "left out: echo=none echo.factor=2",
+        "left out: echo=none echo.factor=4",
+    ]
+    assert "echo=none repeats nothing" in shown
+
+
+def test_more_trials_than_a_sweep_can_hold_are_refused(arms_of: BuildArms) -> None:
+    with pytest.raises(ConfigError, match=r"search\.trials=1000000: .* at most 100,000"):
+        arms_of("search.trials=1000000")

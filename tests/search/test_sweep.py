@@ -381,3 +381,47 @@ def test_workers_end_with_their_launcher_and_log_what_trials_print(run_sweep: Co
     folder = run_sweep(*ONE_ARM)
     logs = [path.read_text() for path in sorted((folder / "workers").glob("worker-?.log"))]
     assert sum(log.count(": begun") for log in logs) == len(_begun(folder))
+
+
+def test_an_ad_hoc_sweep_has_a_folder_per_design(run_sweep: Command) -> None:
+    for overrides in (
+        ["search.trials=1"],
+        ["search.trials=1", "echo=none,batch"],
+        ["search.trials=1", "batch_size=16"],
+        ["search.trials=2", "search.workers=1"],  # continues the first
+    ):
+        run_sweep(*overrides, folder=None)
+    folders = list(Path("runs/sweep/digits").iterdir())
+    assert len(folders) == 3
+    assert sorted(len(list(folder.glob("*/*/*/summary.json"))) >= 2 for folder in folders) == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
+    """``hydra/sweeper=basic``."""
+    command = [
+        sys.executable,
+        "-m",
+        "adaecho.run",
+        "-m",
+        "hydra/sweeper=basic",
+        "tracking=none",
+        "device=cpu",
+    ]
+    subprocess.run([*command, "seed=1,2", "max_fresh_examples=320"], check=True, stdout=subprocess.DEVNULL)
+    seeds = [
+        json.loads(path.read_text())["seed"] for path in Path("runs/sweep/digits").glob("*/summary.json")
+    ]
+    assert sorted(seeds) == [1, 2]
+
+
+def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> None:
+    run_sweep("search.trials=1", "echo=none,batch")
+    with pytest.raises(FolderError) as refusal:
+        run_sweep("search.trials=1", "echo=none,batch", "batch_size=16")
+    assert str(refusal.value).splitlines()[1:-1] == [
+        "  every arm's config.batch_size: 32 in the folder, 16 now",
+    ]
