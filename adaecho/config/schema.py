@@ -18,9 +18,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from adaecho.config.bounds import at_least, finite_at_least, one_of
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
+from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
 
-ECHO_VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 ORDERS = ("permutation", "shards", "stored")
@@ -267,7 +267,7 @@ def validate(config: Config) -> None:
     """
     if config.data.path is not None and not config.data.path.strip():
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
-    one_of("echo.variant", config.echo.variant, ECHO_VARIANTS)
+    one_of("echo.variant", config.echo.variant, tuple(VARIANTS))
     one_of("echo.place", config.echo.place, PLACES)
     one_of("data.order", config.data.order, ORDERS)
     one_of("data.restore", config.data.restore, RESTORES)
@@ -316,12 +316,13 @@ def _validate_factor(echo: EchoConfig) -> None:
     factor = echo.factor
     if not 1 <= echo.max_factor < MAX_FACTOR:
         raise ConfigError(f"echo.max_factor={echo.max_factor}: must lie in [1, {MAX_FACTOR})")
-    if echo.batch_shuffle_buffer and echo.variant != "batch":
+    repeats = VARIANTS[echo.variant].repeats
+    if echo.batch_shuffle_buffer and repeats != "batches":
         raise ConfigError(
             f"echo.batch_shuffle_buffer={echo.batch_shuffle_buffer}: only echo=batch has batches to shuffle"
         )
     if factor == "auto":
-        if echo.variant == "none":
+        if not repeats:
             raise ConfigError("echo.factor=auto: echo=none repeats nothing; choose an echo= variant")
         return
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
@@ -333,7 +334,7 @@ def _validate_factor(echo: EchoConfig) -> None:
         )
     if factor >= MAX_FACTOR:
         raise ConfigError(f"echo.factor={factor}: must be less than {MAX_FACTOR}")
-    if echo.variant == "none" and factor != 1:
+    if not repeats and factor != 1:
         raise ConfigError(
             f"echo.factor={factor}: echo=none repeats nothing; choose an echo= variant or factor 1"
         )
@@ -367,7 +368,7 @@ def _validate_adascale(config: Config) -> None:
     if adascale.total_steps is not None and not adascale.total_steps > 0:
         raise ConfigError(f"adascale.total_steps={adascale.total_steps}: must be positive; null never stops")
     shares_examples = config.echo.factor != 1 and (
-        config.echo.variant != "batch" or config.echo.batch_shuffle_buffer > 0
+        VARIANTS[config.echo.variant].repeats != "batches" or config.echo.batch_shuffle_buffer > 0
     )
     if count == 1 and shares_examples:
         raise ConfigError(

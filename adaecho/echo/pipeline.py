@@ -15,6 +15,7 @@ from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.read.chunks import FreshQueue, Reader
 from adaecho.echo.threads.timers import Counters, Deliveries
 from adaecho.echo.threads.workers import AnyMap, Crew, InlineMap, OrderedMap
+from adaecho.echo.variants import Variant
 
 
 class Pipeline:
@@ -24,7 +25,7 @@ class Pipeline:
         reader: claims and reads fresh examples (or whole batches).
         queue: takes from the reader in any number.
         batches: makes batches from the queue, through the example stage or whole.
-        echo: the variant.
+        variant: where the echo lies.
         num_workers: threads for reading, and as many for making batches; 0 does everything inline.
         batch_size: examples per batch, 1 where whole batches are read.
         chunk: examples that one read claims.
@@ -42,7 +43,7 @@ class Pipeline:
         queue: FreshQueue,
         batches: ExampleBatches | WholeBatches,
         *,
-        echo: str,
+        variant: Variant,
         num_workers: int,
         batch_size: int,
         chunk: int,
@@ -56,7 +57,7 @@ class Pipeline:
         self.deliveries = deliveries
         whole = isinstance(batches, WholeBatches)
         self._work: Callable[[Any], list[Ready]] = batches.work
-        self._batches_upstream = not echo.startswith("example")
+        self._batches_upstream = variant.batches_upstream
         if self.crew is None:
             self._batch_map: AnyMap = InlineMap(batches.claim, batches.work)
         else:

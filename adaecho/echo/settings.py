@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from adaecho.echo.order import keyed
+from adaecho.echo.variants import VARIANTS, Variant
 
-VARIANTS = ("none", "batch", "example_before_augmentation", "example_after_augmentation")
 ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
 PLACES = ("decoded", "encoded", "auto")
@@ -48,7 +48,7 @@ class Settings:
     sampler: str | None = None  # its kind and length
 
     def __post_init__(self) -> None:
-        one_of("echo", self.echo, VARIANTS)
+        one_of("echo", self.echo, tuple(VARIANTS))
         one_of("order", self.order, ORDERS)
         for name, least in _WHOLE.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
@@ -58,7 +58,7 @@ class Settings:
         self._check_factor()
         self._check_drop_last()
         self._check_even_ranks()
-        if self.batch_shuffle_buffer and self.echo != "batch":
+        if self.batch_shuffle_buffer and self.variant.repeats != "batches":
             raise ValueError(
                 f"batch_shuffle_buffer={self.batch_shuffle_buffer}: only echo='batch' repeats batches"
             )
@@ -67,7 +67,7 @@ class Settings:
         object.__setattr__(self, name, value)
 
     def _check_whole_batches(self) -> None:
-        if self.echo not in ("none", "batch"):
+        if not self.variant.batches_upstream:
             raise ValueError(
                 f"echo={self.echo!r} with batch_size=None: the source's batches are whole; "
                 "choose echo='batch', or give a source of examples and a batch_size"
@@ -86,14 +86,14 @@ class Settings:
             raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keyed.MAX_ECHOES})")
         self._set("max_factor", _plain_number(self.max_factor))
         if factor == "auto":
-            if self.echo == "none":
+            if not self.variant.repeats:
                 raise ValueError("factor='auto': echo='none' repeats nothing; choose a variant")
             return
         if isinstance(factor, bool | str) or not math.isfinite(factor) or factor < 1:
             raise ValueError(f"factor={factor!r}: must be 'auto' or a number, at least 1 (repeats nothing)")
         if factor >= keyed.MAX_ECHOES:
             raise ValueError(f"factor={factor!r}: must be less than {keyed.MAX_ECHOES}")
-        if self.echo == "none" and factor != 1:
+        if not self.variant.repeats and factor != 1:
             raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
         self._set("factor", _plain_number(factor))
 
@@ -131,6 +131,11 @@ class Settings:
             "for each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give "
             "a source with a length, or share it out yourself, with rank=0, world_size=1"
         )
+
+    @property
+    def variant(self) -> Variant:
+        """What ``echo`` names."""
+        return VARIANTS[self.echo]
 
     @property
     def first_factor(self) -> float:
@@ -190,9 +195,9 @@ def check_place(place: str, decode: Any, settings: Settings) -> None:
         raise ValueError("place='encoded': without decode= examples are buffered as they come; leave it out")
     if settings.batch_size is None:
         raise ValueError("place='encoded' with batch_size=None: whole batches are not decoded here")
-    if settings.echo == "example_after_augmentation":
+    if settings.variant.augments_before:
         raise ValueError(
-            "place='encoded' with echo='example_after_augmentation': what is echoed there is decoded; "
+            f"place='encoded' with echo={settings.echo!r}: what is echoed there is decoded; "
             "choose place='decoded' or echo='example_before_augmentation'"
         )
 

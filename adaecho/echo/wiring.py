@@ -78,7 +78,7 @@ class Stages:
             stage = DecodeThenAugment(decode, augmentation, origin)
             # What is found bad after the buffer can't be skipped any more.
             decode = Tried(decode) if settings.max_bad_examples else None
-        before = settings.echo == "example_after_augmentation"
+        before = settings.variant.augments_before
         resident = isinstance(source, ArraySource) and source.resident and decode is None and not before
         whole = settings.batch_size is None
         # Arrays are read and worked on in groups of batches; anything slower comes batch by batch.
@@ -122,7 +122,7 @@ class Stages:
             self.reader,
             self.queue,
             self.examples or self.whole,  # type: ignore[arg-type]
-            echo=settings.echo,
+            variant=settings.variant,
             num_workers=num_workers,
             batch_size=batch_size,
             chunk=chunk,
@@ -131,7 +131,7 @@ class Stages:
             reads_inline=reads_inline,
             deliveries=self.deliveries,
         )
-        if settings.echo == "batch":
+        if settings.variant.repeats == "batches":
             pipeline.echo_batches(
                 seed=settings.seed + 1,
                 factor=settings.first_factor,
@@ -153,7 +153,7 @@ class Stages:
         return EchoStage(
             self.queue.take,
             seed=settings.seed,
-            factor=settings.first_factor if settings.echo.startswith("example") else 1.0,
+            factor=settings.first_factor if settings.variant.repeats == "examples" else 1.0,
             buffer=settings.shuffle_buffer,
             rank=self.rank,
             world=self.world,
@@ -208,9 +208,9 @@ def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, s
     """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
     if place != "auto":
         return place
-    if decode is None or settings.batch_size is None or settings.echo == "example_after_augmentation":
+    if decode is None or settings.batch_size is None or settings.variant.augments_before:
         return "decoded"
-    if settings.echo in ("none", "batch") and not settings.max_bad_examples:
+    if settings.variant.batches_upstream and not settings.max_bad_examples:
         return "encoded"
     return "decoded" if _fits_decoded(source, decode, settings.shuffle_buffer) else "encoded"
 

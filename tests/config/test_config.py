@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adaecho.config import schema
-from adaecho.config.schema import ECHO_VARIANTS
+from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
 from tests.conftest import Compose
@@ -29,7 +29,7 @@ def test_every_experiment_composes(compose_config: Compose, experiment: str) -> 
 
 
 def test_echo_variants_in_the_schema_are_the_groups_options() -> None:
-    assert sorted(ECHO_VARIANTS) == _options("echo")
+    assert sorted(VARIANTS) == _options("echo")
 
 
 def test_no_config_names_a_class_to_build() -> None:
