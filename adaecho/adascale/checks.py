@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from adaecho.adascale.statistics import Settings
 
+RULES = ("gain", "sqrt_gain", "measure")
+
 
 def check_parameters(parameters: Iterable[Tensor]) -> None:
     """Refuse sharded and complex parameters and parameters on several devices.
@@ -38,17 +40,46 @@ def check_parameters(parameters: Iterable[Tensor]) -> None:
         )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose step can't be scaled from outside.
+def check_optimizer(optimizer: Optimizer, rule: str) -> None:
+    """Refuse an optimizer whose step can't be scaled from outside, or that a rule is not meant for.
+
+    Optimizers that are not torch's are taken as they come.
 
     Raises:
-        ValueError: ZeroRedundancyOptimizer steps inside DDP's hooks.
+        ValueError: no such rule; ZeroRedundancyOptimizer steps inside DDP's hooks; LBFGS evaluates several
+            times a step; or the rule was made for another kind of optimizer.
     """
+    if rule not in RULES:
+        raise ValueError(f"AdaScale: rule={rule!r}: must be one of {', '.join(RULES)}")
     if getattr(optimizer, "_overlap_with_ddp", False):
         raise ValueError(
             "AdaScale: ZeroRedundancyOptimizer(overlap_with_ddp=True) updates parameters during backward, "
             "before the gain is known; use overlap_with_ddp=False"
         )
+    stepping = getattr(optimizer, "optim", optimizer)  # that of a ZeroRedundancyOptimizer
+    name = type(stepping).__name__
+    if isinstance(stepping, torch.optim.LBFGS):
+        raise ValueError(
+            "AdaScale: LBFGS searches along a line with several evaluations a step, so a step has no rate to "
+            "scale and no one gradient to measure; use LBFGS by itself, or SGD here"
+        )
+    of_torch = any(
+        kind.__module__.startswith("torch.optim.") for kind in type(stepping).__mro__ if kind != Optimizer
+    )
+    is_sgd, is_adam = (
+        isinstance(stepping, torch.optim.SGD),
+        isinstance(stepping, torch.optim.Adam | torch.optim.AdamW),
+    )
+    measure = 'rule="measure" reads the gain and leaves the rate alone'
+    if rule == "gain" and of_torch and not is_sgd:
+        remedy = f'rule="sqrt_gain" is the rule for it; {measure}' if is_adam else measure
+        raise ValueError(
+            f"AdaScale: around {name}, which divides the gradient by its own size, lr times the gain is too "
+            f"large: AdaScale's theory is of SGD. {remedy}"
+        )
+    if rule == "sqrt_gain" and of_torch and not is_adam:
+        remedy = 'rule="gain" is SGD\'s' if is_sgd else measure
+        raise ValueError(f'AdaScale: rule="sqrt_gain" is for Adam and AdamW, not for {name}; {remedy}')
 
 
 def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:
@@ -129,6 +160,7 @@ def checked_settings(
     is_scaled_loss: bool,
     debias_ewma: bool,
     grad_scaler: torch.amp.GradScaler | None,
+    rule: str,
 ) -> Settings:
     """AdaScale's arguments with their defaults filled in.
 
@@ -146,4 +178,4 @@ def checked_settings(
         )
     scale = checked_scale(num_gradients if scale is None else scale)
     theta = default_smoothing(num_gradients, scale) if smoothing is None else checked_smoothing(smoothing)
-    return Settings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler)
+    return Settings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler, rule)

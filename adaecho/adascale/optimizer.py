@@ -1,5 +1,6 @@
 """AdaScale around a torch optimizer."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +30,18 @@ class AdaScale(Optimizer):
                 (loss(micro_batch) / 4).backward()
             optimizer.step()                                # lr * gain, for this step only
 
-    Supported is SGD, with and without momentum; other optimizers are wrapped alike, but the theory does not
-    cover them. Statistics are of the gradients as backward leaves them (after DistributedDataParallel's
+    ``rule`` says what the gain does to the rate:
+
+    * ``gain``: lr * r, for SGD with and without momentum, which the theory covers.
+    * ``sqrt_gain``: lr * sqrt(r), for Adam and AdamW. The exponent is AdaptDL's (``AdamScale``, Qiao et al.,
+      OSDI 2021), and agrees with the square root rule for batch sizes where noise dominates (Malladi et al.,
+      NeurIPS 2022, which also scales betas and epsilon; here they stay). AdaptDL measures the gain on
+      gradients divided by Adam's sqrt(v) + epsilon; here it is of the gradients as they are. A heuristic,
+      without AdaScale's guarantee.
+    * ``measure``: lr as it is; gain, tau and ``gradient_noise_scale`` are readings. For any optimizer but
+      LBFGS.
+
+    Statistics are of the gradients as backward leaves them (after DistributedDataParallel's
     averaging), so clipping and unscaling before ``step()`` leave the gain alone. They are kept per parameter
     group: each group's learning rate is multiplied by its own gain; tau counts the pooled one.
 
@@ -52,9 +63,11 @@ class AdaScale(Optimizer):
         debias_ewma: exponential averages divided by the sum of their weights; False: the paper's plain mean
             of the first 1 / (1 - theta) samples, then exponential (appendix B.3).
         grad_scaler: the ``torch.amp.GradScaler`` in use, so that statistics are taken in unscaled units.
+        rule: ``gain``, ``sqrt_gain`` or ``measure``, see above.
 
     Raises:
-        ValueError: an argument can't be, or parameters are sharded (FSDP, FSDP2, DTensor).
+        ValueError: an argument can't be, the rule is not for that optimizer, or parameters are sharded (FSDP,
+            FSDP2, DTensor).
     """
 
     def __init__(
@@ -67,13 +80,18 @@ class AdaScale(Optimizer):
         is_scaled_loss: bool = True,
         debias_ewma: bool = True,
         grad_scaler: torch.amp.GradScaler | None = None,
+        rule: str = "gain",
     ) -> None:
+        if isinstance(optimizer, AdaScale):
+            raise ValueError(
+                "AdaScale: the optimizer is an AdaScale already, and its gain would count twice; wrap the SGD"
+            )
         # Optimizer.__init__ is left out: groups, state and step hooks are the wrapped optimizer's own.
-        checks.check_optimizer(optimizer)
+        checks.check_optimizer(optimizer, rule)
         self._optimizer = optimizer
         self._settings = checks.checked_settings(
             world_size, scale, smoothing, num_gradients_to_accumulate, is_scaled_loss, debias_ewma,
-            grad_scaler,
+            grad_scaler, rule,
         )  # fmt: skip
         checks.check_parameters(self._parameters())
         self._statistics = GradientStatistics(self._groups(), self._settings)
@@ -124,6 +142,20 @@ class AdaScale(Optimizer):
         """Averaged mu^2, the squared norm of the expected gradient; waits."""
         square = self._statistics.current_averages.square
         return float(square.sum() if pg_idx is None else square[pg_idx])
+
+    def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
+        """sigma^2 / mu^2 in base batches, >= 0; waits for the device.
+
+        Times the examples of a base batch it is the simple noise scale tr(Sigma) / |G|^2 (McCandlish et al.
+        2018, arXiv 1812.06162, equation 2.9), the batch size about which larger batches stop to pay. Both
+        averages are taken before the ratio (appendix A.1 there). inf where mu^2 is 0, nan before the first
+        sample. Like the gain it comes out low where noise dominates, since mu^2 is clipped at 0 before it is
+        averaged.
+        """
+        variance, square = self.grad_var_avg(pg_idx), self.grad_sqr_avg(pg_idx)
+        if square == 0:
+            return math.inf if variance else math.nan
+        return variance / square
 
     @property
     def scale_invariant_steps(self) -> float:
@@ -187,7 +219,7 @@ class AdaScale(Optimizer):
     # The optimizer's methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step with each group's learning rate multiplied by its gain, then restored.
+        """One step with each group's learning rate multiplied as ``rule`` says, then restored.
 
         Not taken, on any rank, if a gradient was not finite; averages and tau then stay as they were.
 
@@ -278,14 +310,14 @@ class AdaScale(Optimizer):
         return [parameter for group in self._groups() for parameter in group]
 
     def _take_step(self, sample: Sample) -> None:
-        gains = self._statistics.gains()
+        gain, factors = self._statistics.gains()[-1], self._statistics.rate_factors()
         on_device = self._step_supports_amp_scaling
         if on_device:
             amp = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
-            step_on_device(self._optimizer, gains[:-1].unbind(), sample.finite, *amp)
-            gain, taken = gains[-1], sample.finite
+            step_on_device(self._optimizer, factors.unbind(), sample.finite, *amp)
+            taken = sample.finite
         else:
-            gain, taken = step_on_host(self._optimizer, gains, sample.finite)
+            gain, taken = step_on_host(self._optimizer, factors, gain, sample.finite)
         self._progress.advance(gain, taken)
         self._statistics.commit(sample, keep_gradient=on_device or bool(taken))
 

@@ -25,6 +25,7 @@ class Settings:
     is_scaled_loss: bool
     debias_ewma: bool
     grad_scaler: torch.amp.GradScaler | None
+    rule: str
 
     @property
     def num_gradients(self) -> int:
@@ -71,6 +72,13 @@ class GradientStatistics:
             for average in (self.current_averages.variance, self.current_averages.square)
         )
         return gain_ratio(variance, square, self.settings.scale)
+
+    def rate_factors(self) -> Tensor:
+        """What each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
+        gains = self.gains()[:-1]
+        return {"gain": gains, "sqrt_gain": gains.sqrt(), "measure": torch.ones_like(gains)}[
+            self.settings.rule
+        ]
 
     def commit(self, sample: Sample, keep_gradient: bool) -> None:
         """Take in ``sample``, whose step was taken (or skipped: then it left the averages alone)."""

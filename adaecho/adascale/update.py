@@ -21,18 +21,21 @@ def scaled_learning_rates(optimizer: Optimizer, factors: Sequence[float | Tensor
             group["lr"] = lr
 
 
-def step_on_host(optimizer: Optimizer, gains: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-    """Step at ``lr * gain`` if ``finite``, after reading both at once: the one synchronisation of a step.
+def step_on_host(
+    optimizer: Optimizer, factors: Tensor, gain: Tensor, finite: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Step at ``lr * factor`` if ``finite``, after reading all at once: the one synchronisation of a step.
 
     Args:
         optimizer: any.
-        gains: of each group, then the pooled one.
+        factors: of each group.
+        gain: the pooled one, scalar.
         finite: bool scalar.
 
     Returns:
         On the host: the pooled gain, and whether the step was taken.
     """
-    host = torch.cat([gains, finite[None].to(gains.dtype)]).cpu()
+    host = torch.cat([factors, gain[None], finite[None].to(factors.dtype)]).cpu()
     taken = host[-1] > 0
     if taken:
         with scaled_learning_rates(optimizer, host[:-2].tolist()):
@@ -53,16 +56,16 @@ def steps_on_device(optimizer: Optimizer, device: torch.device) -> bool:
 
 def step_on_device(
     optimizer: Optimizer,
-    gains: Sequence[Tensor],
+    factors: Sequence[Tensor],
     finite: Tensor,
     found_inf: Tensor | None,
     grad_scale: Tensor | None,
 ) -> None:
-    """Step at ``lr * gain`` if ``finite`` and not ``found_inf``, decided by the fused kernel.
+    """Step at ``lr * factor`` if ``finite`` and not ``found_inf``, decided by the fused kernel.
 
     Args:
         optimizer: a fused one, for which ``steps_on_device`` holds.
-        gains: one scalar per group.
+        factors: one scalar per group.
         finite: bool scalar.
         found_inf: GradScaler's verdict, > 0 for overflow.
         grad_scale: GradScaler's scale where gradients are still scaled.
@@ -71,9 +74,9 @@ def step_on_device(
     skip = (~finite).float()
     optimizer.found_inf = skip if found_inf is None else torch.maximum(skip, found_inf.float())  # type: ignore[attr-defined]
     optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
-    factors = [gain.to(group["lr"].dtype) for gain, group in zip(gains, optimizer.param_groups, strict=True)]
+    pairs = zip(factors, optimizer.param_groups, strict=True)
     try:
-        with scaled_learning_rates(optimizer, factors):
+        with scaled_learning_rates(optimizer, [factor.to(group["lr"].dtype) for factor, group in pairs]):
             optimizer.step()
     finally:
         del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ class AdaScaleWrapper(AdaScale):
         optim_cls: the optimizer's class.
         is_scaled_loss: whether losses are divided by ``num_gradients_to_accumulate``.
         grad_scaler: the GradScaler in use.
+        rule: what the gain does to the rate.
         **additional_optim_args: the optimizer's own arguments.
 
     Raises:
@@ -44,6 +45,7 @@ class AdaScaleWrapper(AdaScale):
         *,
         is_scaled_loss: bool = True,
         grad_scaler: torch.amp.GradScaler | None = None,
+        rule: str = "gain",
         **additional_optim_args: Any,
     ) -> None:
         # Nothing but who calls tells that these are one rank's share of the parameters.
@@ -61,4 +63,5 @@ class AdaScaleWrapper(AdaScale):
             is_scaled_loss=is_scaled_loss,
             debias_ewma=debias_ewma,
             grad_scaler=grad_scaler,
+            rule=rule,
         )

@@ -21,6 +21,7 @@ from adaecho.config.tasks import check_options
 from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
 
+ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 ORDERS = ("permutation", "shards", "stored")
@@ -68,6 +69,7 @@ class AdaScaleConfig:
     """
 
     enabled: bool = MISSING
+    rule: str = "gain"  # lr times the gain; sqrt_gain: times its root (Adam); measure: only read the gain
     num_gradients_to_accumulate: int = 1
     scale: float | None = None
     smoothing: float | None = None
@@ -161,6 +163,7 @@ _NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("pl
 # are no part of the identity, so that folders keep their names and searches their points.
 _ADDED: dict[str, dict[str, Any]] = {
     "task": {"model": "conv"},
+    "adascale": {"rule": "gain"},
     "data": {"order": "permutation"},
     "optimizer": {
         "name": "sgd",
@@ -340,26 +343,42 @@ def _validate_factor(echo: EchoConfig) -> None:
         )
 
 
-def _validate_adascale(config: Config) -> None:
-    adascale, count = config.adascale, config.adascale.num_gradients_to_accumulate
-    if not adascale.enabled:
+def _validate_adascale_rule(config: Config) -> None:
+    """The rule against the optimizer, and against what a scaled rate rules out."""
+    rule, name = config.adascale.rule, config.optimizer.name
+    if rule == "measure":
+        if config.adascale.total_steps is not None:
+            raise ConfigError(
+                f"adascale.total_steps={config.adascale.total_steps}: adascale.rule=measure leaves the "
+                "schedule alone, so its scale-invariant steps end nothing; use max_steps"
+            )
         return
-    if config.optimizer.name != "sgd":
+    if (rule == "gain") != (name == "sgd"):
+        remedy = "sqrt_gain" if rule == "gain" else "gain"
         raise ConfigError(
-            f"optimizer.name={config.optimizer.name}: AdaScale's gain is derived for SGD; choose "
-            "optimizer.name=sgd or adascale=off"
+            f"optimizer.name={name}: adascale.rule={rule} is not made for it; choose adascale.rule={remedy}, "
+            "adascale=measure to read the gain alone, or adascale=off"
         )
     if config.optimizer.clip_norm is not None:
         raise ConfigError(
             f"optimizer.clip_norm={config.optimizer.clip_norm}: AdaScale's gain is of unclipped gradients, "
-            "and would multiply a step that clipping has shortened; choose null or adascale=off"
+            "and would multiply a step that clipping has shortened; choose null, adascale=measure or "
+            "adascale=off"
         )
     if config.schedule.counts != "steps":
         raise ConfigError(
             f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
-            "steps; choose schedule.counts=steps or adascale=off"
+            "steps; choose schedule.counts=steps, adascale=measure or adascale=off"
         )
+
+
+def _validate_adascale(config: Config) -> None:
+    adascale, count = config.adascale, config.adascale.num_gradients_to_accumulate
+    if not adascale.enabled:
+        return
+    one_of("adascale.rule", adascale.rule, ADASCALE_RULES)
     at_least("adascale.num_gradients_to_accumulate", count, 1)
+    _validate_adascale_rule(config)
     if config.batch_size % count:
         raise ConfigError(
             f"batch_size={config.batch_size}: can't be dealt evenly to adascale.num_gradients_to_accumulate="

@@ -30,23 +30,21 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """The configured optimizer, with AdaScale around it under ``adascale=on``."""
     given = config.optimizer
     groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
-    if given.name == "adam":
-        return torch.optim.Adam(
-            groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon
-        )
-    if given.name == "adamw":
-        return torch.optim.AdamW(
-            groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon
-        )
-    sgd = EagerSGD(groups, lr=given.learning_rate, momentum=given.momentum, nesterov=given.nesterov)
+    optimizer: torch.optim.Optimizer
+    if given.name == "sgd":
+        optimizer = EagerSGD(groups, lr=given.learning_rate, momentum=given.momentum, nesterov=given.nesterov)
+    else:
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
+        optimizer = kind(groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon)
     if not config.adascale.enabled:
-        return sgd
+        return optimizer
     return AdaScale(
-        sgd,
+        optimizer,
         num_gradients_to_accumulate=config.adascale.num_gradients_to_accumulate,
         scale=config.adascale.scale,
         smoothing=config.adascale.smoothing,
         debias_ewma=config.adascale.debias_ewma,
+        rule=config.adascale.rule,
     )
 
 

@@ -169,7 +169,7 @@ class Trainer:
 
     def learning_rate(self) -> float:
         """Of the next step, before AdaScale's gain."""
-        if self.adascale is not None:
+        if self.adascale is not None and self.config.adascale.rule != "measure":
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.counts == "fresh_examples":
             return self.schedule.rate(self.loader.fresh_examples / self.config.batch_size)
@@ -179,12 +179,17 @@ class Trainer:
         total_steps = self.config.adascale.total_steps
         return self.adascale is not None and total_steps is not None and self.adascale.done(total_steps)
 
-    def gain(self) -> dict[str, float]:
-        """AdaScale's gain ratio, what makes it up, tau, and tau in units of fresh batches; empty without."""
+    def gain(self) -> dict[str, float | None]:
+        """AdaScale's gain ratio, what makes it up, tau, and tau in units of fresh batches; empty without.
+
+        Also the gradient noise scale in examples; None where it is not finite.
+        """
         if self.adascale is None:
             return {}
+        noise = self.adascale.gradient_noise_scale() * self.config.batch_size / self.adascale.scale
         return {
             "gain": self.adascale.gain(),
+            "gradient_noise_scale_examples": noise if math.isfinite(noise) else None,
             "gradient_variance": self.adascale.grad_var_avg(),
             "gradient_square": self.adascale.grad_sqr_avg(),
             "scale_invariant_steps": self.adascale.scale_invariant_steps,

@@ -106,3 +106,20 @@ def test_gain_is_between_one_and_the_scale(scale):
 def test_gain_is_one_before_anything_was_seen():
     zero = torch.zeros(3, dtype=torch.float64)
     assert gain_ratio(zero, zero, 8.0).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("directions", "percent_low"), [(100, 3.5), (1000, 1.1)])
+def test_clipping_makes_the_gain_low_where_noise_dominates(directions: int, percent_low: float) -> None:
+    """S = 2, sigma^2 / mu^2 = 300 spread evenly over so many directions: what the module states."""
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for _ in range(20):
+        noise = torch.randn(1000, 2, directions, generator=generator, dtype=torch.float64)
+        gradients = noise * (300 / directions) ** 0.5
+        gradients[..., 0] += 1  # mu^2 = 1
+        sums, mean = gradients.square().sum((1, 2)), gradients.mean(1).square().sum(1)
+        samples.append(torch.stack(estimate_across_gradients(sums, mean, 2, 2.0)))
+    variance, square = torch.cat(samples, dim=1).mean(1)
+    true = (300 + 1) / (300 / 2 + 1)
+    low = 100 * (1 - gain_ratio(variance, square, 2.0).item() / true)
+    assert low == pytest.approx(percent_low, abs=0.15)

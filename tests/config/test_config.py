@@ -92,7 +92,10 @@ def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Co
         (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
         (("data.order=random",), r"data\.order=random"),
         (("data.restore=never",), r"data\.restore=never"),
-        (("adascale=on", "optimizer.name=adam"), r"optimizer\.name=adam: AdaScale"),
+        (
+            ("adascale=on", "optimizer.name=adam"),
+            r"optimizer\.name=adam: adascale\.rule=gain is not made for it",
+        ),
         (("adascale=on", "optimizer.clip_norm=1"), r"optimizer\.clip_norm=1.0: AdaScale"),
         (("adascale=on", "schedule.counts=fresh_examples"), r"schedule\.counts=fresh_examples: AdaScale"),
         (("task.model=resnet",), r"task\.model=resnet: must be one of conv, mlp"),

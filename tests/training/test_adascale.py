@@ -53,8 +53,8 @@ def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: st
     assert fresh == pytest.approx(summary["scale_invariant_steps"])
 
 
-@pytest.mark.parametrize("task", ["digits", "digits_mlp", "cifar10"])
-def test_a_run_with_every_task(compose_config: Compose, tmp_path: Path, task: str) -> None:
+@pytest.mark.parametrize("task", ["digits", "digits_mlp", "cifar10"])  # whose data a test has or can make
+def test_a_run_with_other_tasks(compose_config: Compose, tmp_path: Path, task: str) -> None:
     overrides = [f"task={task}", "adascale=on", "adascale.num_gradients_to_accumulate=2", "max_steps=3"]
     if task == "cifar10":
         encoded = [encode(image) for image in random_images(24)]
@@ -176,3 +176,34 @@ def test_equal_micro_batches_are_worth_one(compose_config: Compose) -> None:
 def test_configs_that_can_not_be(compose_config: Compose, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_config("task=digits", "adascale=on", *overrides)
+
+
+def test_measuring_leaves_the_rate_alone_and_is_logged(compose_config: Compose, tmp_path: Path) -> None:
+    """The noise scale is in examples; rate and schedule are the bare optimizer's."""
+    overrides = ("task=digits", "max_steps=12", "target.value=null", "evaluate.every_fresh_examples=64")
+    overrides = (*overrides, "schedule.shape=linear_decay", "schedule.decay_steps=10", "precision=float32")
+    bare = run_trial(compose_config(*overrides), tmp_path / "bare")
+    measured = run_trial(compose_config(*overrides, "adascale=measure"), tmp_path / "measured")
+    rates = [[line["learning_rate"] for line in lines(tmp_path / name)] for name in ("bare", "measured")]
+    assert rates[0] == rates[1]
+    assert 1 < measured["gain"] <= 2
+    assert all(line["gradient_noise_scale_examples"] is not None for line in lines(tmp_path / "measured"))
+    last, batch_size = lines(tmp_path / "measured")[-1], compose_config(*overrides).batch_size
+    ratio = last["gradient_variance"] / last["gradient_square"]
+    assert last["gradient_noise_scale_examples"] == pytest.approx(ratio * batch_size / 2)
+    assert "gain" not in bare
+    with pytest.raises(ConfigError, match=r"adascale\.total_steps=9.0: adascale\.rule=measure leaves"):
+        compose_config("task=digits", "adascale=measure", "adascale.total_steps=9")
+    with pytest.raises(ConfigError, match=r"adascale\.rule=root: .*gain, sqrt_gain, measure"):
+        compose_config("task=digits", "adascale=on", "adascale.rule=root")
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_goes_with_its_own_rule(compose_config: Compose, tmp_path: Path, name: str) -> None:
+    chosen = ("task=digits", "adascale=on", f"optimizer.name={name}", "optimizer.learning_rate=0.001")
+    with pytest.raises(ConfigError, match=rf"optimizer\.name={name}: .*choose adascale\.rule=sqrt_gain"):
+        compose_config(*chosen)
+    summary = run_trial(compose_config(*chosen, "adascale.rule=sqrt_gain", "max_steps=3"), tmp_path / "run")
+    assert 1 <= summary["gain"] <= 2
+    with pytest.raises(ConfigError, match=r"optimizer\.name=sgd: .*choose adascale\.rule=gain"):
+        compose_config("task=digits", "adascale=on", "adascale.rule=sqrt_gain")

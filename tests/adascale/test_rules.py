@@ -1,0 +1,183 @@
+"""What the gain does to the rate: SGD's rule, Adam's square root, or nothing; and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from adaecho import AdaScale
+from adaecho.adascale import AdaScaleWrapper
+from tests.adascale.helpers import (
+    assert_identical,
+    backward,
+    batches,
+    micro_gradients,
+    mlp,
+    train,
+    weights,
+)
+from tests.adascale.slow import SlowAdaScale
+
+
+class SlowAdam:
+    """Algorithm 1 of Kingma and Ba (2015), decoupled weight decay as in Loshchilov and Hutter (2019)."""
+
+    def __init__(self, tensors, betas, eps, decay):
+        self.tensors, self.betas, self.eps, self.decay = tensors, betas, eps, decay
+        self.first = [torch.zeros_like(tensor) for tensor in tensors]
+        self.second = [torch.zeros_like(tensor) for tensor in tensors]
+        self.t = 0
+
+    def step(self, gradients, rate):
+        self.t += 1
+        one, two = self.betas
+        for k, (tensor, gradient) in enumerate(zip(self.tensors, gradients, strict=True)):
+            self.first[k] = one * self.first[k] + (1 - one) * gradient
+            self.second[k] = two * self.second[k] + (1 - two) * gradient**2
+            mean, square = self.first[k] / (1 - one**self.t), self.second[k] / (1 - two**self.t)
+            tensor.data -= rate * self.decay * tensor + rate * mean / (square.sqrt() + self.eps)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1], ids=["Adam", "AdamW"])
+def test_the_square_root_rule_against_a_slow_version(decay):
+    model, twin = mlp(), mlp()
+    groups = [list(model[0].parameters()), list(model[2].parameters())]
+    twins = [list(twin[0].parameters()), list(twin[2].parameters())]
+    rates, options = [0.02, 0.005], {"betas": (0.8, 0.95), "eps": 1e-3}
+    build = torch.optim.AdamW if decay else torch.optim.Adam
+    given = [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
+    optimizer = AdaScale(
+        build(given, **options, weight_decay=decay),
+        num_gradients_to_accumulate=3,
+        smoothing=0.6,
+        rule="sqrt_gain",
+    )
+    measured = SlowAdaScale(twins, [0.0, 0.0], 3, 0.6)
+    adams = [SlowAdam(group, **options, decay=decay) for group in twins]
+    tau = 0.0
+    for micro_batches in batches(8, 3):
+        gradients = list(micro_gradients(twin, twins, micro_batches))
+        tau += measured.step(gradients)
+        for number, (adam, rate) in enumerate(zip(adams, rates, strict=True)):
+            gain = measured.ratio(*measured.averages(number))
+            means = [sum(parts) / 3 for parts in zip(*(micro[number] for micro in gradients), strict=True)]
+            adam.step(means, rate * math.sqrt(gain))
+        (pooled,) = train(model, optimizer, [micro_batches])
+        assert 1 < pooled <= 3
+    torch.testing.assert_close(weights(model), weights(twin), rtol=1e-9, atol=1e-12)
+    assert optimizer.scale_invariant_steps == pytest.approx(tau, rel=1e-9)
+    assert [group["lr"] for group in optimizer.param_groups] == rates
+
+
+OPTIMIZERS = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
+    lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+    lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+    lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
+]
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS, ids=["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_measuring_leaves_every_weight_as_it_would_be(build, dtype):
+    model, bare = mlp(dtype), mlp(dtype)
+    optimizer = AdaScale(
+        build(model.parameters()), num_gradients_to_accumulate=2, smoothing=0.5, rule="measure"
+    )
+    plain = build(bare.parameters())
+    slow = SlowAdaScale([list(bare.parameters())], [0.0], 2, 0.5)
+    tau = 0.0
+    for micro_batches in batches(8, 2, dtype=dtype):
+        tau += slow.step(list(micro_gradients(bare, [list(bare.parameters())], micro_batches)))
+        plain.zero_grad()
+        backward(bare, micro_batches)
+        plain.step()
+        (gain,) = train(model, optimizer, [micro_batches])
+        variance, square = slow.averages(0)
+        relative = 1e-9 if dtype == torch.float64 else 1e-3
+        assert gain == pytest.approx(slow.ratio(variance, square), rel=relative)
+        noise_scale = variance / square if square else math.inf
+        assert optimizer.gradient_noise_scale() == pytest.approx(noise_scale, rel=10 * relative)
+    assert gain > 1
+    assert optimizer.scale_invariant_steps == pytest.approx(tau, rel=relative)
+    assert_identical(weights(model), weights(bare))
+
+
+def test_the_noise_scale_of_gradients_that_are_known():
+    """tr(Sigma) / |G|^2 of one-example base batches: gradients of a linear loss are its inputs."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.zeros(50, dtype=torch.float64, requires_grad=True)
+    mean = torch.full((50,), 0.2, dtype=torch.float64)  # |G|^2 = 2
+    optimizer = AdaScale(
+        torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=4, smoothing=0.999, rule="measure"
+    )
+    assert math.isnan(optimizer.gradient_noise_scale())
+    for _ in range(4000):
+        for _ in range(4):
+            gradient = mean + 0.4 * torch.randn(50, generator=generator, dtype=torch.float64)  # tr = 8
+            ((weight * gradient).sum() / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.gradient_noise_scale() == pytest.approx(4, rel=0.1)
+    assert optimizer.gradient_noise_scale(0) == optimizer.gradient_noise_scale()
+
+
+def test_no_gradient_but_noise_has_an_infinite_noise_scale():
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = AdaScale(torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=2)
+    for sign in (1, -1):
+        (sign * weight.sum() / 2).backward()
+    optimizer.step()
+    assert optimizer.gradient_noise_scale() == math.inf
+
+
+PARAMETER = torch.nn.Parameter(torch.zeros(3))
+
+
+def of(kind, **arguments):
+    return lambda: AdaScale(kind([PARAMETER], **arguments), num_gradients_to_accumulate=2)
+
+
+def under(rule, kind):
+    return lambda: AdaScale(kind([PARAMETER], lr=0.1), num_gradients_to_accumulate=2, rule=rule)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (of(torch.optim.Adam), r'around Adam, .* is of SGD. rule="sqrt_gain" is the rule for it'),
+        (of(torch.optim.AdamW), 'around AdamW, .* rule="sqrt_gain"'),
+        (of(torch.optim.RMSprop), 'around RMSprop, .* rule="measure"'),
+        (of(torch.optim.LBFGS), "LBFGS searches along a line .* use LBFGS by itself"),
+        (under("measure", torch.optim.LBFGS), "LBFGS searches along a line"),
+        (under("sqrt_gain", torch.optim.SGD), 'not for SGD; rule="gain" is SGD'),
+        (under("sqrt_gain", torch.optim.Adagrad), 'not for Adagrad; rule="measure"'),
+        (under("root", torch.optim.SGD), "rule='root': must be one of gain, sqrt_gain, measure"),
+        (lambda: AdaScale(of(torch.optim.SGD)()), "is an AdaScale already, .* wrap the SGD"),
+        (
+            lambda: AdaScaleWrapper([PARAMETER], optim_cls=torch.optim.Adam, scale=2.0, lr=0.1),
+            'rule="sqrt_gain"',
+        ),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_refused_with_the_remedy(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_an_optimizer_of_ones_own_is_taken():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        def step(self):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data -= group["lr"] * parameter.grad
+
+    model, expected = mlp(), mlp()
+    sgd = AdaScale(torch.optim.SGD(expected.parameters(), lr=0.1), num_gradients_to_accumulate=2)
+    train(expected, sgd, batches(3, 2))
+    train(model, AdaScale(Own(model.parameters()), num_gradients_to_accumulate=2), batches(3, 2))
+    torch.testing.assert_close(weights(model), weights(expected))
