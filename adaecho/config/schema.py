@@ -122,6 +122,8 @@ class SearchConfig:
     axes: dict[str, str] = field(default_factory=dict)
     # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)
+    # name of an arm: name of the one it is compared with, where that is not plain (see records/outcome.py)
+    baselines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

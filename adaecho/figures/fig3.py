@@ -112,8 +112,9 @@ def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
 
 def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
     """A dashed line over each echoed group at the baseline's mean over its factor."""
-    plain = [arm for arm in ordered if arm["ratio_to_baseline"] == 1 and arm["echo_variant"] == "none"]
-    if not plain:
+    names = {arm["baseline"] for arm in ordered}
+    plain = [arm for arm in ordered if arm["arm"] in names and arm["fresh_examples"]]
+    if len(plain) != 1:
         return
     baseline = plain[0]["fresh_examples"]["mean"]
     for factor in sorted({_factor(arm) for arm in ordered} - {1.0, float("inf")}):

@@ -3,6 +3,8 @@
 A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them. Its keys::
 
     experiment, task, arm, echo_variant, echo_factor     what was compared
+    baseline                                             the arm it names for comparison, or null
+    batch_size, shuffle_buffer, batch_shuffle_buffer     what figures draw costs against
     repeat, index                                        which search of the arm, which point of the search
     status                                               reached, budget_spent, diverged, failed, ...
     counted                                              whether it is among the search's non-divergent budget
@@ -15,10 +17,14 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
 from statistics import fmean
 from typing import Any
 
+from adaecho.records.statistics import cost_ratio
+
 Row = dict[str, Any]
 # What a run ends with; one that failed, was preempted or is running is still to be done.
 FINISHED = frozenset({"reached", "budget_spent", "diverged", "pruned"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
+_SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
+SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 
 def outcome(rows: list[Row]) -> list[Row]:
@@ -28,23 +34,46 @@ def outcome(rows: list[Row]) -> list[Row]:
     that reached the target, and their extremes kept (the bars and error bars of the paper's Fig. 3).
 
     Returns:
-        Per arm: ``arm``, ``echo_variant``, ``echo_factor``; ``searches`` and how many of them ``reached`` the
-        target; ``trials`` that count, and how many of these ``missed`` the target; how many others
-        ``diverged`` (replaced, not counted) or ``failed``; ``fresh_examples``, ``steps`` and
-        ``train_time_s`` to the target as {mean, min, max}, null if no search reached it;
-        ``ratio_to_baseline``, of mean fresh examples, null without a baseline that reached the target.
+        Per arm: ``arm``, ``echo_variant``, ``echo_factor`` and what else of ``SETTINGS`` its rows hold;
+        ``searches`` and how many of them ``reached`` the target; ``trials`` that count, and how many of these
+        ``missed`` the target; how many others ``diverged`` (replaced, not counted) or ``failed``;
+        ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, null if no
+        search reached it; its ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null
+        without a baseline that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval,
+        null with fewer than two searches on either side; see ``records.statistics.cost_ratio``.
     """
     best = best_trials(rows)
-    arms = [_arm(rows_of_arm, best) for rows_of_arm in _by_arm(rows).values()]
-    baseline = _baseline(arms)
+    by_arm = _by_arm(rows)
+    arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm.values()]
+    costs = {
+        name: [row["to_target_fresh_examples"] for (arm, _), row in best.items() if arm == name]
+        for name in by_arm
+    }
     for arm in arms:
-        comparable = baseline and baseline["fresh_examples"] and arm["fresh_examples"]
-        arm["ratio_to_baseline"] = (
-            arm["fresh_examples"]["mean"] / baseline["fresh_examples"]["mean"]
-            if comparable and baseline
-            else None
-        )
+        arm["baseline"] = baseline_of(arm, arms)
+        ours, theirs = costs[arm["arm"]], costs.get(arm["baseline"] or "", [])
+        ratio = cost_ratio(ours, theirs) if ours and theirs else None
+        arm["ratio_to_baseline"] = ratio and ratio.value
+        arm["ratio_low"], arm["ratio_high"] = (ratio.low, ratio.high) if ratio else (None, None)
     return arms
+
+
+def baseline_of(arm: Row, arms: list[Row]) -> str | None:
+    """The arm that another is compared with: its name, or None where that can't be told.
+
+    It is the one that the arm names; else, of those without echoing (or else of factor 1), the one with the
+    arm's batch size and shuffle buffer; else the one called baseline; else the only one without echoing.
+    """
+    if arm.get("baseline"):
+        return str(arm["baseline"])
+    plain = [other for other in arms if other["echo_variant"] == "none"]
+    plain = plain or [other for other in arms if other["echo_factor"] == 1]
+    alike = [other for other in plain if all(other.get(key) == arm.get(key) for key in _SHARED)]
+    named = [other for other in arms if other["arm"] == "baseline"]
+    for candidates in (alike, named, plain):
+        if len(candidates) == 1:
+            return str(candidates[0]["arm"])
+    return None
 
 
 def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
@@ -78,7 +107,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
     reached = [row for (arm, _), row in best.items() if arm == first["arm"]]
     counted = [row for row in rows if row["counted"]]
     return {
-        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor")},
+        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *SETTINGS) if key in first},
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),
         "trials": len(counted),
@@ -91,10 +120,3 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
 
 def _spread(costs: list[float]) -> dict[str, float] | None:
     return {"mean": fmean(costs), "min": min(costs), "max": max(costs)} if costs else None
-
-
-def _baseline(arms: list[Row]) -> Row | None:
-    """The arm called baseline, else the only one without echoing."""
-    named = [arm for arm in arms if arm["arm"] == "baseline"]
-    plain = [arm for arm in arms if arm["echo_variant"] == "none"]
-    return named[0] if named else plain[0] if len(plain) == 1 else None

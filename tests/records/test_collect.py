@@ -52,6 +52,10 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
         "arm": "batch_e2",
         "echo_variant": "batch",
         "echo_factor": 2,
+        "baseline": None,
+        "batch_size": 32,
+        "shuffle_buffer": 0,
+        "batch_shuffle_buffer": 0,
         "repeat": 1,
         "index": 4,
         "status": "reached",
@@ -94,7 +98,7 @@ def test_single_runs_become_arms(tmp_path):
     assert into == tmp_path / "results" / "first" / "digits"
     found = tables(into)
     assert [row["arm"] for row in found["trials"]] == ["baseline", "batch_e2"]
-    assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == [1.0, 0.5]
+    assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == pytest.approx([1.0, 0.5])
     assert found["curves"][1]["fresh_examples"] == [160, 320]
     assert found["curves"][1]["values"] == [0.5, 1.0]
     assert found["origin"]["commands"] == [

@@ -45,11 +45,16 @@ def test_two_arms_by_hand():
         "fresh_examples": {"mean": 6400, "min": 3200, "max": 9600},
         "steps": {"mean": 200, "min": 100, "max": 300},
         "train_time_s": {"mean": 5.0, "min": 4.0, "max": 6.0},
+        "baseline": "baseline",
         "ratio_to_baseline": 1.0,
+        "ratio_low": pytest.approx(1 / baseline["ratio_high"]),
+        "ratio_high": pytest.approx(1 / baseline["ratio_low"]),
     }
     assert batch["fresh_examples"] == {"mean": 3200, "min": 1600, "max": 4800}
     assert batch["steps"] == {"mean": 200, "min": 100, "max": 300}
-    assert batch["ratio_to_baseline"] == 0.5
+    # Of geometric means: (1600 * 4800) / (3200 * 9600) under the root.
+    assert batch["ratio_to_baseline"] == pytest.approx(0.5)
+    assert batch["ratio_low"] < 0.5 < batch["ratio_high"]
 
 
 def test_a_tie_goes_to_the_lower_index_whatever_the_order():
@@ -114,7 +119,29 @@ def test_which_arm_is_the_baseline(names, ratios):
         trial(name, 0, 0, cost, variant=variant)
         for name, cost, variant in zip(names, (320, 640), variants, strict=True)
     ]
-    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == ratios
+    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == [
+        ratio and pytest.approx(ratio) for ratio in ratios
+    ]
+
+
+def test_each_arm_is_compared_with_the_one_of_its_settings():
+    arms = {
+        "plain32": ("none", 1, 32, 320),
+        "plain128": ("none", 1, 128, 640),
+        "e2_32": ("batch", 2, 32, 240),
+        "e2_128": ("batch", 2, 128, 320),
+        "e2_64": ("batch", 2, 64, 320),
+    }
+    rows = [
+        {**trial(name, 0, 0, cost, variant=variant, factor=factor), "batch_size": size, "shuffle_buffer": 8}
+        for name, (variant, factor, size, cost) in arms.items()
+    ]
+    found = {arm["arm"]: arm for arm in outcome(rows)}
+    assert [arm["baseline"] for arm in found.values()] == ["plain32", "plain128", "plain32", "plain128", None]
+    assert found["e2_32"]["ratio_to_baseline"] == pytest.approx(0.75)
+    assert found["e2_128"]["ratio_to_baseline"] == pytest.approx(0.5)
+    rows[-1]["baseline"] = "plain128"
+    assert outcome(rows)[-1]["ratio_to_baseline"] == pytest.approx(0.5)
 
 
 def test_no_rows_no_arms():
