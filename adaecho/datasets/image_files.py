@@ -14,6 +14,8 @@ _ROWS = 64  # read from parquet at once
 class ImageFiles:
     """Map-style: the bytes of each file, as ``image``."""
 
+    thread_safe = True
+
     def __init__(self, files: list[Path]) -> None:
         self._files = files
 

@@ -20,9 +20,10 @@ from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.sampled import SampledOrder
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
+from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.random_access import RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import ArraySource, IterableSource, MapSource
+from adaecho.echo.read.sources import ArraySource, IterableSource
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Deliveries
 
@@ -94,7 +95,7 @@ class Stages:
         self.snapshots = snapshots and isinstance(source, IterableSource)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self._source = source
-        self.reader = self._reader(source, order, preparation, resident)
+        self.reader = self._reader(source, order, preparation, resident, settings, num_workers)
         self.bad = BadExamples(settings.max_bad_examples)
         by_itself = ahead and isinstance(source, IterableSource)
         self.deliveries = Deliveries(self.reader.claim) if by_itself else None
@@ -143,11 +144,20 @@ class Stages:
         return pipeline
 
     def _reader(
-        self, source: Any, order: Permutation | None, preparation: Preparation, resident: bool
+        self,
+        source: Any,
+        order: Permutation | None,
+        preparation: Preparation,
+        resident: bool,
+        settings: Settings,
+        num_workers: int,
     ) -> Reader:
         if order is None:
             return SequentialReader(source, preparation, rank=self.rank, world=self.world)
-        return RandomReader(source, order, preparation, rank=self.rank, world=self.world, resident=resident)
+        return RandomReader(
+            source, order, preparation, rank=self.rank, world=self.world, resident=resident,
+            seed=settings.seed, num_workers=num_workers, echo=settings.echo,
+        )  # fmt: skip
 
     def _example_stage(self, settings: Settings, batch_size: int, pool: ResidentPool | None) -> EchoStage:
         return EchoStage(

@@ -39,6 +39,8 @@ class IndexedTarShards:
         TransferError: an archive could not be read, or is another one than when it was indexed.
     """
 
+    thread_safe = True  # each read is a transfer of its own
+
     def __init__(
         self,
         shards: str | Sequence[str],

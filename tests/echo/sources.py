@@ -36,6 +36,8 @@ def ragged(row: int) -> dict[str, Any]:
 class Dataset:
     """Map-style; counts its own reads."""
 
+    thread_safe = True
+
     def __init__(self, length: int, make: Any = example) -> None:
         self.reads = 0
         self.examples = [make(row) for row in range(length)]

@@ -2,19 +2,14 @@
 
 import inspect
 import pickle
-import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
-
-from adaecho.echo.batch.augment_process import AugmentProcess, one_by_one, seeded
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Stack, obstacle, remedy, stack
 from adaecho.echo.order import keyed
+from adaecho.echo.threads.seeded_process import SeededProcess, global_generators_kept, one_by_one, seeded
 from adaecho.echo.threads.workers import CrewThread
 
 Origin = Callable[[int], str]
@@ -64,10 +59,10 @@ class Augmentation:
         thread = threading.current_thread()
         if isinstance(thread, CrewThread):
             if thread.helper is None:
-                thread.helper = AugmentProcess(self._pickled())
+                thread.helper = SeededProcess(self._pickled(), "augment", "augment(example, rng)")
             augmented: list[Any] = thread.helper(singles, drawn.tolist(), failed)
             return augmented
-        with _global_generators_kept():
+        with global_generators_kept():
             return seeded(self._augment, singles, drawn.tolist(), failed)
 
     def _with_generator(self, example: Any, key: Any) -> Any:
@@ -158,14 +153,3 @@ def _num_arguments(augment: Callable[..., Any]) -> int:
         raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
     return 2 if len(required) == 2 or named_rng else 1
-
-
-@contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        torch.set_rng_state(torch_state)

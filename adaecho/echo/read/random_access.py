@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Fresh
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.read.chunks import Preparation, Serials, all_again
-from adaecho.echo.read.sources import ArraySource, MapSource
+from adaecho.echo.read.map_source import MapSource
+from adaecho.echo.read.sources import ArraySource
+
+_DATASET_SEED = 2  # beside the seeds of examples and of batches
 
 
 class RandomReader:
@@ -22,6 +26,9 @@ class RandomReader:
         preparation: what happens to them before the echo.
         rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
         resident: give row numbers instead of examples; the pool is the source itself.
+        seed: of what a dataset draws from global generators.
+        num_workers: threads that read.
+        echo: the variant, for a warning where a dataset draws.
     """
 
     def __init__(
@@ -33,10 +40,14 @@ class RandomReader:
         rank: int,
         world: int,
         resident: bool,
+        seed: int = 0,
+        num_workers: int = 0,
+        echo: str = "none",
     ) -> None:
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit = 0, sys.maxsize
+        self._seed, self._num_workers, self._echo = seed + _DATASET_SEED, num_workers, echo
 
     def begin(
         self,
@@ -44,6 +55,8 @@ class RandomReader:
         passes: int | None,
         abandoned_at: int | None = None,  # noqa: ARG002 (where passes begin is known)
     ) -> int:
+        if isinstance(self._source, MapSource):
+            self._source.begin(self._num_workers, self._echo)
         self._index, self._limit = 0, sys.maxsize
         if passes is not None:
             of_each = self._permutation.iteration_length // self._world
@@ -73,7 +86,7 @@ class RandomReader:
             return Fresh(
                 serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
             )
-        fetched, failed = self._fetch(rows)
+        fetched, failed = self._fetch(serials, rows)
         decoded = self._preparation.decode_all(
             serials, fetched, lambda position: self._source.origin(int(rows[position])), self._world, rows
         )
@@ -83,7 +96,9 @@ class RandomReader:
         good = serials[decoded.positions]
         return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
 
-    def _fetch(self, rows: NDArray[np.int64]) -> tuple[Callable[[int], Any], Exception | None]:
+    def _fetch(
+        self, serials: Serials, rows: NDArray[np.int64]
+    ) -> tuple[Callable[[int], Any], Exception | None]:
         """What gives the example at a position, and why they could not be read at once."""
         if isinstance(self._source, ArraySource):
             examples = self._source.read(rows).examples()
@@ -92,7 +107,8 @@ class RandomReader:
         together, failed = source.read_many(rows)
         if together is not None:
             return together.__getitem__, None
-        return lambda position: source.read_one(int(rows[position])), failed
+        keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
+        return lambda position: source.read_one(int(rows[position]), keys[position]), failed
 
     def restore(
         self,

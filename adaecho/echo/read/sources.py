@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Rows, Stack, flatten
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.read.map_source import MapSource
 
 
 class ArraySource:
@@ -28,53 +28,6 @@ class ArraySource:
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
         return f"row {row} of the source"
-
-
-class MapSource:
-    """A map-style dataset: ``len(dataset)`` and ``dataset[row]``.
-
-    It may have ``__getitems__(rows)`` for many rows at once, ``origin(row)`` for messages, and
-    ``shard_lengths``, the number of examples in each of its shards, for the order "shards".
-    """
-
-    resident = False
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.length = len(dataset)
-        self.shard_lengths = getattr(dataset, "shard_lengths", None)
-
-    def read_one(self, row: int) -> Any:
-        """One example."""
-        return self._dataset[row]
-
-    def read_many(self, rows: Rows) -> tuple[list[Any] | None, Exception | None]:
-        """Examples read at once; None where the dataset can't, with its error where one may be a bad one.
-
-        Raises:
-            ValueError: they are not as many as the rows.
-        """
-        together = getattr(self._dataset, "__getitems__", None)
-        if together is None:
-            return None, None
-        try:
-            examples = list(together(rows.tolist()))
-        except Exception as error:
-            error.add_note(f"while reading {self.origin(int(rows[0]))} and {len(rows) - 1} more")
-            if not is_of_machine(error):
-                return None, error
-            raise
-        if len(examples) != len(rows):
-            raise ValueError(
-                f"source: {type(self._dataset).__name__}.__getitems__ returned {len(examples)} examples for "
-                f"{len(rows)} rows; it must return one for each row, in their order"
-            )
-        return examples, None
-
-    def origin(self, row: int) -> str:
-        """What to call an example in a message."""
-        own = getattr(self._dataset, "origin", None)
-        return f"example {row} of {type(self._dataset).__name__}" if own is None else str(own(row))
 
 
 class IterableSource:

@@ -37,15 +37,17 @@ class CrewThread(threading.Thread):
     def __init__(self, crew: "Crew", target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.crew = crew
-        self.helper: Helper | None = None
+        self.helper: Helper | None = None  # of augment
+        self.reader: Helper | None = None  # of the dataset
         self.leaving = False
 
     def run(self) -> None:
         try:
             super().run()
         finally:
-            if self.helper is not None:
-                self.helper.close()
+            for helper in (self.helper, self.reader):
+                if helper is not None:
+                    helper.close()
 
     def rest(self, seconds: float) -> None:
         """Sleep, no longer than until the crew is to stop.

@@ -1,6 +1,7 @@
-"""A process for an ``augment`` that draws from the global generators, which a thread must not touch.
+"""Functions that draw from the global generators, seeded for each example: in place, or in a process.
 
-Each worker thread that needs one has its own, started when first used and ended with the thread.
+A thread must not touch those generators, so each worker thread that needs one has a process of its own,
+started when first used and ended with the thread.
 """
 
 import multiprocessing
@@ -8,7 +9,8 @@ import pickle
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +19,31 @@ import torch
 
 Keys = list[int]
 Failed = Callable[[Exception, int], None]
-"""Called with what an augmentation raised and which of its examples it raised it for."""
+"""Called with what a function raised and which of its examples it raised it for."""
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Give the global generators of torch, NumPy and ``random`` back as they were."""
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(torch_state)
+
+
+def draws(function: Callable[[], Any]) -> bool:
+    """Whether calling a function moves a global generator on; they are given back as they were."""
+    with global_generators_kept():
+        before = _states()
+        function()
+        return _states() != before
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state().numpy().tobytes()
 
 
 def seeded(augment: Callable[[Any], Any], examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
@@ -46,19 +72,22 @@ def one_by_one(
     return augmented
 
 
-class AugmentProcess:
+class SeededProcess:
     """Runs ``seeded`` elsewhere.
 
     Args:
-        pickled_augment: what to run, pickled.
+        pickled: the function to run.
+        name: of what is run, in messages.
+        remedy: what needs no process.
     """
 
-    def __init__(self, pickled_augment: bytes) -> None:
+    def __init__(self, pickled: bytes, name: str, remedy: str) -> None:
+        self._name, self._remedy = name, remedy
         # Not forked: this process has threads, whose locks a fork would copy as they are.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, pickled_augment), name="adaecho-augment", daemon=True
+            target=_serve, args=(theirs, pickled), name=f"adaecho-{name}", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -76,15 +105,15 @@ class AugmentProcess:
         except (EOFError, OSError) as error:
             self._process.join(1)
             raise RuntimeError(
-                f"the worker process of augment ended with exit code {self._process.exitcode}. It imports "
-                'the main script, whose own work must stand under if __name__ == "__main__":. '
-                "num_workers=0 and augment(example, rng) need no process"
+                f"the worker process of {self._name} ended with exit code {self._process.exitcode}. It "
+                'imports the main script, whose own work must stand under if __name__ == "__main__":. '
+                f"num_workers=0 and {self._remedy} need no process"
             ) from error
         if good:
             augmented: list[Any] = result
             return augmented
         raised, where, position = result
-        raised.add_note(f"in a worker process of augment:\n{where}")
+        raised.add_note(f"in a worker process of {self._name}:\n{where}")
         failed(raised, position)
         raise raised
 
@@ -98,10 +127,10 @@ class AugmentProcess:
         self._process.close()
 
 
-def _serve(connection: Connection, pickled_augment: bytes) -> None:
+def _serve(connection: Connection, pickled: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks; the pipe's end is the end
     torch.set_num_threads(1)
-    augment = pickle.loads(pickled_augment)
+    augment = pickle.loads(pickled)
     while True:
         try:
             examples, drawn = pickle.loads(connection.recv_bytes())

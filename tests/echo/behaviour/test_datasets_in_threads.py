@@ -1,0 +1,279 @@
+"""Datasets of others: never shared by threads unless they say so, and what they draw depends on no thread."""
+
+import pickle
+import random
+import threading
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+
+from adaecho import EchoLoader
+from adaecho.echo.read import access
+from tests.echo.sources import IDS, VARIANTS
+
+RECORD = 64
+
+
+class LazyFile(Dataset[Any]):
+    """The common way to read records of a file; slow enough that threads would come between seek and read."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.path, self.length, self.file = path, length, None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> Any:
+        if self.file is None:
+            self.file: Any = open(self.path, "rb")  # noqa: SIM115
+        self.file.seek(row * RECORD)
+        time.sleep(0.0005)
+        return np.frombuffer(self.file.read(RECORD), dtype=np.int64).copy()
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class OpenFile(LazyFile):
+    """It can't be pickled."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        super().__init__(path, length)
+        self[0]
+
+
+class InHand(Dataset[Any]):
+    """Tells whether two threads were ever in it together."""
+
+    def __init__(self) -> None:
+        self.inside, self.together, self.threads = 0, False, set[int]()
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, row: int) -> int:
+        self.threads.add(threading.get_ident())
+        self.inside += 1
+        self.together |= self.inside > 1
+        time.sleep(0.001)
+        self.inside -= 1
+        return row
+
+
+class Locked(InHand):
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot pickle an open file")
+
+
+class Holding(InHand):
+    def __init__(self, array: Any) -> None:
+        super().__init__()
+        self.array = array
+
+
+class Safe(InHand):
+    thread_safe = True
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "records"
+    np.repeat(np.arange(200), RECORD // 8).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("wrap", ["plain", "subset", "concat", "stack"])
+@pytest.mark.parametrize("num_workers", [0, 2, 4])
+def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_workers: int) -> None:
+    plain = LazyFile(records, 200)
+    dataset: Any = {
+        "plain": lambda: plain,
+        "subset": lambda: Subset(plain, range(200)),
+        "concat": lambda: ConcatDataset([Subset(plain, range(100)), Subset(plain, range(100, 200))]),
+        "stack": lambda: StackDataset(x=plain, label=list(range(200))),
+    }[wrap]()
+    with EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader:
+        found = torch.cat([batch["x"] if wrap == "stack" else batch for batch in loader])
+    assert found.tolist() == [[row] * (RECORD // 8) for row in range(200)]
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_what_can_not_be_copied_is_read_in_turns_with_a_warning(records: Path, num_workers: int) -> None:
+    dataset = OpenFile(records, 200)
+    with (  # noqa: PT031 (the loader warns when it is made)
+        pytest.warns(UserWarning, match="OpenFile can't be copied for each reading thread") as caught,
+        EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader,
+    ):
+        for _ in range(2):
+            assert torch.cat(list(loader))[:, 0].tolist() == list(range(200))
+    assert len(caught) == 1
+    dataset = Locked()  # type: ignore[assignment]
+    with (
+        pytest.warns(UserWarning, match="read one at a time: open files when first needed"),
+        EchoLoader(dataset, 8, epochs=1, num_workers=num_workers) as loader,
+    ):
+        list(loader)
+    assert not dataset.together  # type: ignore[attr-defined]
+
+
+def test_what_says_that_it_is_safe_is_shared() -> None:
+    dataset = Safe()
+    with EchoLoader(dataset, 8, epochs=1, num_workers=4) as loader:
+        list(loader)
+    assert len(dataset.threads) > 1
+    plain = InHand()
+    with EchoLoader(plain, 8, epochs=1, num_workers=4) as loader:
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(200))
+    assert not plain.threads
+
+
+def test_which_datasets_are_shared() -> None:
+    safe, plain = Safe(), InHand()
+    tensors = TensorDataset(torch.arange(3))
+    for dataset in (
+        [1, 2],
+        (1, 2),
+        range(3),
+        safe,
+        Subset(safe, [0]),
+        tensors,
+        ConcatDataset([safe, tensors]),
+    ):
+        assert access.may_be_shared(dataset)
+    for other in (plain, Subset(plain, [0]), ConcatDataset([safe, plain]), StackDataset(a=safe, b=plain)):
+        assert not access.may_be_shared(other)
+
+
+def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", np.arange(1 << 20))
+    mapped = Holding(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    monkeypatch.setattr(access, "_LARGEST_COPY_BYTES", 1 << 16)
+    copies = access.ThreadCopies(mapped)
+    copies.begin(2)
+    assert copies._loaded().array is mapped.array
+    copies = access.ThreadCopies(Holding(np.arange(1 << 20)))
+    copies.begin(2)
+    with pytest.warns(UserWarning, match="it takes more than 0 MiB"):
+        copies.warn_of_turns()
+
+
+def test_copies_are_taken_anew_for_each_iteration(records: Path) -> None:
+    dataset = LazyFile(records, 200)
+    with EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=2) as loader:
+        list(loader)
+        other = records.with_name("other")
+        np.repeat(np.arange(1000, 1200), RECORD // 8).tofile(other)
+        dataset.path, dataset.file = other, None
+        assert torch.cat(list(loader))[:, 0].tolist() == list(range(1000, 1200))
+
+
+class Noisy:
+    """Draws from each of the global generators."""
+
+    def __call__(self, row: int) -> Any:
+        return np.array([row, random.random(), np.random.rand(), float(torch.rand(()))])
+
+
+class SomeNoisy(Noisy):
+    """Only some rows draw."""
+
+    def __call__(self, row: int) -> Any:
+        return super().__call__(row) if row == 39 else np.array([row, 0.0, 0.0, 0.0])
+
+
+class Transformed(Dataset[Any]):
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return self.transform(row)
+
+
+def rows_of(batches: Any) -> list[list[float]]:
+    return [row for batch in batches for row in batch.tolist()]
+
+
+@pytest.mark.parametrize("variant", VARIANTS[2:5:2], ids=IDS[2:5:2])
+def test_what_a_dataset_draws_depends_on_no_thread_and_no_resume(variant: dict[str, Any]) -> None:
+    common: dict[str, Any] = {"shuffle_buffer": 8, "seed": 3, **variant}
+    found = []
+    for num_workers in (0, 2):
+        with (  # noqa: PT031 (the loader warns when it is made)
+            pytest.warns(UserWarning, match="Transformed draws random numbers in its transform") as caught,
+            EchoLoader(Transformed(Noisy()), 4, num_workers=num_workers, **common) as loader,
+        ):
+            iterator = iter(loader)
+            first = rows_of(islice(iterator, 5))
+            state = loader.state_dict()
+            rest = rows_of(islice(iterator, 30))
+            loader.load_state_dict(state)
+            assert rows_of(islice(loader, 30)) == rest
+        assert len(caught) == 1
+        found.append(first + rest)
+    assert found[0] == found[1]
+    # A row of a later pass is another draw: fresh again.
+    assert len({tuple(row) for row in found[0]}) > len({row[0] for row in found[0]})
+
+
+def test_the_global_generators_are_given_back() -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), float(torch.rand(()))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    with pytest.warns(UserWarning, match="draws random numbers"):
+        list(islice(EchoLoader(Transformed(Noisy()), 4), 3))
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+def test_the_warning_says_what_echoing_becomes() -> None:
+    source = Subset(Transformed(Noisy()), range(40))
+    with pytest.warns(UserWarning, match=r"same draw, which is echoing after augmentation; .*augment="):
+        EchoLoader(source, 4, echo="example_before_augmentation", factor=2)
+    with pytest.warns(UserWarning, match="in its transform"):
+        EchoLoader(Transformed(SomeNoisy()), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EchoLoader(Transformed(np.array), 4)
+        EchoLoader(TensorDataset(torch.arange(3)), 2)
+
+
+def test_a_dataset_that_draws_and_can_not_be_pickled_is_refused_with_threads() -> None:
+    source = Transformed(lambda row: np.array([row, random.random()]))
+    with (
+        pytest.warns(UserWarning, match="draws"),
+        pytest.raises(ValueError, match="move what is random to augment="),
+    ):
+        EchoLoader(source, 4, num_workers=2)
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(source)
+
+
+def test_errors_of_a_dataset_that_draws_name_the_example() -> None:
+    for num_workers in (0, 2):
+        with (  # noqa: PT031 (the loader warns when it is made)
+            pytest.warns(UserWarning, match="draws"),
+            EchoLoader(
+                Transformed(Failing()), 4, num_workers=num_workers, order="stored", max_bad_examples=1
+            ) as loader,
+        ):
+            assert [row[0] for row in next(iter(loader)).tolist()] == [0, 1, 3, 4]
+            assert loader.bad_examples[0]["row"] == 2
+
+
+class Failing(Noisy):
+    def __call__(self, row: int) -> Any:
+        if row == 2:
+            raise ValueError("row 2 is damaged")
+        return super().__call__(row)
