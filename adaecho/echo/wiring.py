@@ -231,7 +231,7 @@ def _fits_decoded(source: Any, decode: Callable[[Any], Any], buffer: int) -> boo
     if free is None or not isinstance(source, MapSource):
         return True
     try:
-        first = decode(source.read_one(0))
+        first = decode(source.peek(0))
     except Exception:  # a bad one, or a broken transfer: reading will tell
         return True
     return buffer * num_bytes(first) <= free / 2

@@ -32,7 +32,7 @@ class Tried:
         self._decode = decode
 
     def __call__(self, example: Any) -> Any:
-        self._decode(example)
+        self._decode(isolated(example, pictures=False))
         return example
 
 

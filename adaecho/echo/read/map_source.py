@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from adaecho.echo.memory.tree import Rows
+from adaecho.echo.memory.tree import Rows, isolated
 from adaecho.echo.read.access import Drawing, ThreadCopies, check_draws, may_be_shared
 from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.threads.seeded_process import global_generators_kept
 
 
 class MapSource:
@@ -45,6 +46,14 @@ class MapSource:
             self._drawing.begin(num_workers)
         elif num_workers > 1:
             self._copies.warn_of_turns()
+
+    def peek(self, row: int) -> Any:
+        """One example before any iteration, of a copy where there can be one: a file opened stays closed."""
+        if self._shared:
+            return self._dataset[row]
+        self._copies.begin(num_workers=1)
+        with global_generators_kept(), self._copies.here() as dataset:
+            return isolated(dataset[row], pictures=False)
 
     def read_one(self, row: int, key: int) -> Any:
         """One example; the key seeds what it draws."""
