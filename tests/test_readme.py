@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,9 +29,27 @@ def test_there_is_something_to_try() -> None:
     assert COMMANDS
 
 
-@pytest.mark.parametrize("place", PYTHON)
+# Of the extra `trainers`. They warn at import and change global settings: each block has its own process.
+TRAINERS = ("accelerate", "lightning", "transformers", "webdataset")
+IMPORTED = {
+    place: re.findall(rf"^(?:import|from) ({'|'.join(TRAINERS)})\b", code, flags=re.MULTILINE)
+    for place, code in PYTHON.items()
+}
+
+
+@pytest.mark.parametrize("place", [place for place in PYTHON if not IMPORTED[place]])
 def test_python_blocks_run(place: str) -> None:
     exec(compile(PYTHON[place], place, "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("place", [place for place in PYTHON if IMPORTED[place]])
+def test_python_blocks_of_other_trainers_run(place: str) -> None:
+    for name in IMPORTED[place]:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is absent; pip install 'adaecho[trainers]'")
+    command = [sys.executable, "-c", PYTHON[place]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
