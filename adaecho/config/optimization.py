@@ -17,14 +17,14 @@ COUNTS = ("steps", "fresh_examples")
 class OptimizerConfig:
     """SGD with Nesterov or heavy-ball momentum, as in the paper's experiments; Adam and AdamW beside."""
 
-    learning_rate: float = MISSING
+    learning_rate: float = MISSING  # before schedule and gain
     momentum: float = MISSING  # of sgd
     nesterov: bool = MISSING  # of sgd; false is heavy-ball momentum
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # decoupled under adamw, else added to the gradient
     name: str = "sgd"  # sgd | adam | adamw
     beta1: float = 0.9  # of adam and adamw, with torch's defaults
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta2: float = 0.999  # of adam and adamw
+    epsilon: float = 1e-8  # of adam and adamw
     decay_norms_and_biases: bool = True  # false: weight_decay spares parameters of fewer than two dimensions
     clip_norm: float | None = None  # the largest norm of the whole gradient; null doesn't clip
 
@@ -35,16 +35,16 @@ class ScheduleConfig:
 
     shape: str = "constant"  # constant | linear_decay | drops
     decay_steps: int | None = None  # linear_decay falls by decay_factor over these and stays there
-    decay_factor: float = 100.0
+    decay_factor: float = 100.0  # the rate ends at learning_rate / decay_factor
     warmup_steps: int = 0  # a linear rise to the full rate over this many first steps, multiplying the shape
-    decay_epochs: float | None = None
-    warmup_epochs: float | None = None
+    decay_epochs: float | None = None  # in place of decay_steps
+    warmup_epochs: float | None = None  # in place of warmup_steps
     # drops divides the rate by drop_factor at the first drop, and again a gap later; null: one drop only.
     first_drop_steps: int | None = None
-    first_drop_epochs: float | None = None
-    drop_gap_steps: int | None = None
-    drop_gap_epochs: float | None = None
-    drop_factor: float = 10.0
+    first_drop_epochs: float | None = None  # in place of first_drop_steps
+    drop_gap_steps: int | None = None  # between the two drops; null: one drop only
+    drop_gap_epochs: float | None = None  # in place of drop_gap_steps
+    drop_factor: float = 10.0  # of each drop
     # What steps and epochs count. steps: SGD updates; an epoch is as many as give each example once.
     # fresh_examples: a step is batch_size fresh examples and an epoch all of them, however often repeated.
     counts: str = "steps"

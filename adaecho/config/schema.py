@@ -6,6 +6,7 @@ run folder by what can change its trajectory and by nothing else.
 
 import functools
 import hashlib
+import inspect
 import json
 import math
 from dataclasses import asdict, dataclass, field
@@ -40,10 +41,10 @@ class DataConfig:
     # Held out of the training files, by a permutation seeded with split_seed; null where the data has a
     # validation split of its own.
     validation_examples: int | None = None
-    split_seed: int = 0
+    split_seed: int = 0  # of that permutation
     order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
     restore: str = "replay"  # replay | snapshot: how a resumed stream gets its buffer back
-    num_workers: int = 0
+    num_workers: int = 0  # threads that read, decode and augment; 0: in the training thread
     prefetch: int = 2  # batches read ahead of the echo stage
     max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
 
@@ -52,7 +53,7 @@ class DataConfig:
 class EchoConfig:
     """Which part of the pipeline is repeated, and how often (paper, section 2)."""
 
-    variant: str = MISSING
+    variant: str = MISSING  # none | batch | example_before_augmentation | example_after_augmentation
     factor: Any = MISSING  # a number >= 1, or "auto": follow the measured R
     shuffle_buffer: int = MISSING  # examples
     batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
@@ -68,12 +69,12 @@ class AdaScaleConfig:
     learning rate and its schedule are meant for (unless ``scale`` says otherwise).
     """
 
-    enabled: bool = MISSING
+    enabled: bool = MISSING  # adascale=on, measure or off
     rule: str = "gain"  # lr times the gain; sqrt_gain: times its root (Adam); measure: only read the gain
-    num_gradients_to_accumulate: int = 1
-    scale: float | None = None
-    smoothing: float | None = None
-    debias_ewma: bool = True
+    num_gradients_to_accumulate: int = 1  # micro-batches of a step
+    scale: float | None = None  # base batches that a step averages; null: one for each micro-batch
+    smoothing: float | None = None  # theta of the averages, in [0, 1); null: over 1000 base batches
+    debias_ewma: bool = True  # false: the averages of the paper's appendix B.3
     total_steps: float | None = None  # stop when the scale-invariant steps reach it (Algorithm 2)
 
 
@@ -81,16 +82,16 @@ class AdaScaleConfig:
 class TargetConfig:
     """The first evaluation that meets it ends a run; a null value never stops."""
 
-    metric: str = MISSING
-    value: float | None = None
+    metric: str = MISSING  # one that the task reports
+    value: float | None = None  # the first evaluation that meets it ends the run; null never stops
 
 
 @dataclass
 class EvaluateConfig:
     """Evaluations fall at multiples of this many fresh examples, the same for every arm."""
 
-    every_fresh_examples: int = MISSING
-    batch_size: int = 1000
+    every_fresh_examples: int = MISSING  # between two evaluations, the same for every arm
+    batch_size: int = 1000  # of the validation split
     max_examples: int | None = None  # of the validation split, the first of it; null: all
 
 
@@ -98,10 +99,10 @@ class EvaluateConfig:
 class TrackingConfig:
     """The mirror of a run outside its folder; it can never stop or slow the run."""
 
-    kind: str = MISSING
+    kind: str = MISSING  # none | wandb
     mode: str = "offline"  # offline | online
-    project: str = "adaecho"
-    entity: str | None = None
+    project: str = "adaecho"  # of Weights & Biases
+    entity: str | None = None  # of Weights & Biases; null: your default
 
 
 @dataclass
@@ -110,13 +111,13 @@ class SearchConfig:
 
     trials: int = 1  # non-divergent trials per search
     repeats: int = 1  # independent searches per arm
-    seed: int = 0
+    seed: int = 0  # of the points and of the trials' own seeds
     max_diverged: int | None = None  # diverged trials per search before it gives up; null: 2 * trials
     workers: int = 2  # local processes
     # Stop a trial that has read more fresh examples than the best complete one of its search. It can
     # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
     prune: bool = False
-    needs_every_trial: bool = False
+    needs_every_trial: bool = False  # refuses prune=true
     allow_changed_code: bool = False  # let a queued job run although the code has changed since
     # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1))
     axes: dict[str, str] = field(default_factory=dict)
@@ -140,16 +141,16 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    seed: int = 0
-    batch_size: int = MISSING
-    max_steps: int | None = None
-    max_fresh_examples: int | None = None
-    max_train_time_s: float | None = None
+    seed: int = 0  # of weights, order, echo and augmentation
+    batch_size: int = MISSING  # examples of a step
+    max_steps: int | None = None  # SGD updates; null: no limit
+    max_fresh_examples: int | None = None  # examples read; null: no limit
+    max_train_time_s: float | None = None  # without evaluation and checkpoints; null: no limit
     max_loss: float = 1000.0  # a training loss beyond this, or not finite, ends the run as diverged
-    checkpoint_every_s: float = 60.0
-    device: str = "auto"
+    checkpoint_every_s: float = 60.0  # seconds of work that a kill can cost
+    device: str = "auto"  # auto | cpu | cuda
     precision: str = "auto"  # bfloat16 autocast where the processor has it in hardware
-    channels_last: bool = False
+    channels_last: bool = False  # memory format of the model
     threads: int = 1  # of torch on CPU; results repeat bit for bit at equal threads
     fresh: bool = False  # start anew and keep the old folder beside the new one
 
@@ -260,8 +261,16 @@ def _resolve_run_id(*, _root_: DictConfig) -> str:
 def register() -> None:
     """Make the schema and the resolvers of ``conf/config.yaml`` known to Hydra."""
     ConfigStore.instance().store(name="schema", node=Config)
-    OmegaConf.register_new_resolver("adaecho.run_id", _resolve_run_id, replace=True)
-    OmegaConf.register_new_resolver("adaecho.name_or", lambda name, other: name or other, replace=True)
+    # OmegaConf 2.4 deprecates register_new_resolver for a name that 2.3 has for an older one (no replace=).
+    register_resolver: Any = OmegaConf.register_resolver
+    if "replace" not in inspect.signature(register_resolver).parameters:
+        register_resolver = OmegaConf.register_new_resolver
+    register_resolver("adaecho.run_id", _resolve_run_id, replace=True)
+    register_resolver("adaecho.name_or", _name_or, replace=True)
+
+
+def _name_or(name: str | None, other: str) -> str:
+    return name or other
 
 
 def validate(config: Config) -> None:
