@@ -1,35 +1,43 @@
 """Which share of a sweep's time goes to training, with workers that stay alive and with a process per trial.
 
-One search of 100 digits trials as people type it, then its first trials again, each in a process of its
-own, which is what a plain launcher does; two at a time. The share is the trials' own training and evaluation
-clocks over wall time times two: start-up, the Optuna mirror and the figure at the end included.
+One search of digits trials as people type it, then its first trials again, each in a process of its own,
+which is what a plain launcher does; two at a time. The share is the trials' own training and evaluation
+clocks over wall time times two: start-up, the Optuna export and the figure at the end included.
+``--against CHECKOUT`` runs the same search with another checkout's code, in turns.
 
 Run: python -m benchmarks.search_overhead
 """
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
 
 WORKERS = 2
-TRIALS = 100
 SINGLE_TRIALS = 12
+ROOT = Path(__file__).resolve().parents[1]
 COMMON = ["task=digits", "tracking=none"]
 
 Points = list[dict[str, float]]
 
 
-def sweep(folder: Path) -> Points:
-    """A search over the task's own axes on ``WORKERS`` local workers; its first points."""
-    settings = [f"search.trials={TRIALS}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
-    _run(["-m", *COMMON, *settings])
+def sweep(folder: Path, trials: int, checkout: Path) -> None:
+    """A search over the task's own axes on ``WORKERS`` local workers."""
+    settings = [f"search.trials={trials}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
+    _run(["-m", *COMMON, *settings], checkout)
+
+
+def _points(folder: Path) -> Points:
     rows = json.loads((folder / "trials.json").read_text())
     return [row["hyperparameters"] for row in rows[:SINGLE_TRIALS]]
 
@@ -58,22 +66,37 @@ def _row(way: str, folder: Path, wall_s: float) -> dict[str, Any]:
     }
 
 
-def _run(arguments: list[str]) -> None:
-    subprocess.run([sys.executable, "-m", "adaecho.run", *arguments], check=True, stdout=subprocess.DEVNULL)
+def _run(arguments: list[str], checkout: Path = ROOT) -> None:
+    command = [sys.executable, "-m", "adaecho.run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=checkout, env=environment)
+
+
+def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
+    begin = time.perf_counter()
+    run()
+    return _row(way, folder, time.perf_counter() - begin)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=100, help="of the search")
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--rounds", type=int, default=1, help="of this checkout's search and the other's")
+    typed = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        alive, single = Path(temporary) / "alive", Path(temporary) / "single"
-        begin = time.perf_counter()
-        points = sweep(alive)
-        middle = time.perf_counter()
-        processes(single, points)
-        end = time.perf_counter()
-        rows = [
-            _row("workers that stay alive", alive, middle - begin),
-            _row("a process per trial", single, end - middle),
-        ]
+        root = Path(temporary)
+        ways = {"workers that stay alive": ROOT} | (
+            {"the same, of the other checkout": typed.against.resolve()} if typed.against else {}
+        )
+        for number in range(typed.rounds):
+            for way, checkout in ways.items():
+                folder = root / f"{number}" / way.replace(" ", "-").replace(",", "")
+                rows.append(_timed(way, folder, partial(sweep, folder, typed.trials, checkout)))
+        points = _points(next((root / "0").iterdir()))
+        single = root / "single"
+        rows.append(_timed("a process per trial", single, partial(processes, single, points)))
     record.show(rows)
     print(record.write("search_overhead", rows, packages=("torch", "hydra-core", "scipy")))
 

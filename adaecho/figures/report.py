@@ -1,33 +1,19 @@
 """The report: every committed table with its figures, as plain Markdown and as one HTML page."""
 
 import html
-from typing import Any
 
-from adaecho.records.ends import COUNTS, ends, without_target
-from adaecho.records.outcome import Row, outcome
+from adaecho.records.outcome import Row
+from adaecho.records.table import end_of_sweep
 
-Arm = dict[str, Any]
 Cells = tuple[str, ...]
 
-_HEADINGS = (
-    "arm",
-    "fresh examples",
-    "min to max",
-    "ratio",
-    "steps",
-    "seconds",
-    "searches that reached",
-    "trials",
-    "missed",
-    "diverged",
-    "failed",
-)
 EXPLANATION = (
     "Costs are read off at the first evaluation that meets the target. Each search is represented by the "
-    "trial that needed fewest fresh examples. Costs are means over the searches that reached the target, the "
+    "trial that needed fewest fresh examples. Costs are means over the searches that reached the target, and "
+    "their range is over these searches; with one search per arm, over its trials that reached it. The "
     "ratio is that of fresh examples to the baseline's. Missed, diverged and failed count trials; diverged "
     "ones are replaced. Where no target was set: means over the runs of an arm at the end of their budgets, "
-    "with minimum and maximum of the metric; the gain is AdaScale's, averaged over the steps."
+    "with the range of the metric; the gain is AdaScale's, averaged over the steps."
 )
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -70,20 +56,9 @@ class Section:
 
 def section(title: str, rows: list[Row], figures: list[str], commands: list[str]) -> Section:
     """The section of a table's rows: costs to the target, or where the runs ended if there was none."""
-    if not without_target(rows):
-        return Section(title, _HEADINGS, [_cells(arm) for arm in outcome(rows)], figures, commands)
-    arms = ends(rows)
-    finals = [key for key in arms[0] if key.startswith("final_")]
-    headings = [heading for key in finals for heading in (_words(key), "min to max")]
-    counts = [_words(key) for key in COUNTS]
-    cells = [_end_cells(arm, finals) for arm in arms]
-    return Section(
-        title,
-        ("arm", *headings, "best", *counts, "mean gain", "runs", "diverged", "failed"),
-        cells,
-        figures,
-        commands,
-    )
+    columns = end_of_sweep(rows)
+    cells = list(zip(*(column.cells for column in columns), strict=True))
+    return Section(title, tuple(column.heading for column in columns), cells, figures, commands)
 
 
 def markdown_report(sections: list[Section]) -> str:
@@ -102,40 +77,3 @@ def html_report(sections: list[Section]) -> str:
 
 def _html_row(cells: tuple[str, ...], kind: str) -> str:
     return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
-
-
-def _cells(arm: Arm) -> tuple[str, ...]:
-    fresh, ratio = arm["fresh_examples"], arm["ratio_to_baseline"]
-    return (
-        arm["arm"],
-        _mean(arm, "fresh_examples", ",.0f"),
-        f"{fresh['min']:,} to {fresh['max']:,}" if fresh else "-",
-        f"{ratio:.2f}" if ratio is not None else "-",
-        _mean(arm, "steps", ",.0f"),
-        _mean(arm, "train_time_s", ",.1f"),
-        f"{arm['reached']} of {arm['searches']}",
-        *(str(arm[key]) for key in ("trials", "missed", "diverged", "failed")),
-    )
-
-
-def _mean(arm: Arm, cost: str, form: str) -> str:
-    return format(arm[cost]["mean"], form) if arm[cost] else "-"
-
-
-def _end_cells(arm: Arm, finals: list[str]) -> Cells:
-    metrics: list[str] = []
-    for key in finals:
-        spread = arm[key]
-        metrics += [_mean(arm, key, ".4f"), f"{spread['min']:.4f} to {spread['max']:.4f}" if spread else "-"]
-    return (
-        arm["arm"],
-        *metrics,
-        _mean(arm, "best_value", ".4f"),
-        *(_mean(arm, key, ",.0f") for key in COUNTS),
-        _mean(arm, "mean_gain", ".2f"),
-        *(str(arm[key]) for key in ("runs", "diverged", "failed")),
-    )
-
-
-def _words(key: str) -> str:
-    return key.replace("_", " ")

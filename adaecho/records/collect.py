@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, UserError
-from adaecho.records.ends import ends, without_target
 from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import COSTS, Row, best_trials, outcome
+from adaecho.records.outcome import COSTS, Row, best_trials
+from adaecho.records.table import summarize
 
 _ADASCALE = ("gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
@@ -147,7 +147,7 @@ def _write(
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
     origin = {"commands": commands, "environments": _environments(folders)}
-    arms = ends(rows) if without_target(rows) else outcome(rows)
+    arms = summarize(rows)
     for name, table in (("trials", rows), ("outcome", arms), ("curves", curves)):
         if table:
             write_text(into / f"{name}.json", _one_line_each(table))

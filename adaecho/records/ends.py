@@ -8,9 +8,7 @@ A pure function over the rows of ``records.outcome``, which at the end of a budg
     scale_invariant_steps                             is tau
 """
 
-from statistics import fmean
-
-from adaecho.records.outcome import Row
+from adaecho.records.outcome import Row, spread
 
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 _ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
@@ -49,13 +47,9 @@ def _arm(rows: list[Row], finals: list[str]) -> Row:
         "runs": len(ended),
         "diverged": sum(row["status"] == "diverged" for row in rows),
         "failed": sum(row["status"] == "failed" for row in rows),
-        **{key: _spread([row[key] for row in ended if row.get(key) is not None]) for key in keys},
+        **{key: spread([row[key] for row in ended if row.get(key) is not None]) for key in keys},
     }
 
 
 def _has_gain(row: Row) -> bool:
     return row.get("scale_invariant_steps") is not None
-
-
-def _spread(values: list[float]) -> dict[str, float] | None:
-    return {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None

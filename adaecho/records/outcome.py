@@ -114,9 +114,10 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         "diverged": sum(row["status"] == "diverged" for row in rows),
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
         "failed": sum(row["status"] == "failed" for row in rows),
-        **{cost: _spread([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
+        **{cost: spread([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
 
 
-def _spread(costs: list[float]) -> dict[str, float] | None:
-    return {"mean": fmean(costs), "min": min(costs), "max": max(costs)} if costs else None
+def spread(values: list[float]) -> dict[str, float] | None:
+    """Mean and extremes; None of nothing."""
+    return {"mean": fmean(values), "min": min(values), "max": max(values)} if values else None

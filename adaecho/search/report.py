@@ -6,30 +6,34 @@ from rich.console import Console
 from rich.table import Table
 
 from adaecho.records.collect import trial_row
-from adaecho.records.ends import COUNTS, ends, without_target
+from adaecho.records.ends import without_target
 from adaecho.records.files import write_json
-from adaecho.records.outcome import best_trials, outcome
+from adaecho.records.outcome import best_trials
+from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
 from adaecho.search.design import Design, TrialId
 from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
 Row = dict[str, Any]
-NARROW = 76  # columns of a terminal below which a table keeps to its main figures
+NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main figures
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 
 
 def write_outcome(state: SweepState, console: Console) -> None:
     """Write ``trials.json``, ``outcome.json`` and the Optuna study beside the trials; show the outcome."""
     rows = trial_rows(state)
-    to_the_end = without_target(rows)
-    arms = ends(rows) if to_the_end else outcome(rows)
     write_json(state.folder / "trials.json", rows)
-    write_json(state.folder / "outcome.json", arms)
+    write_json(state.folder / "outcome.json", summarize(rows))
     export(state)
     console.print()
-    console.print(ends_table(arms) if to_the_end else outcome_table(arms, rows, console.width))
-    about = "At the end of the budgets: means over the runs of each arm." if to_the_end else caption(state)
-    lines = [about, *unfinished(state), *remarks(state), *edge_warnings(state, rows), *draw(state, rows)]
+    console.print(terminal_table(end_of_sweep(rows), console.width))
+    lines = [
+        caption(state, rows),
+        *unfinished(state),
+        *remarks(state),
+        *edge_warnings(state, rows),
+        *draw(state, rows),
+    ]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -68,70 +72,22 @@ def _row(design: Design, search: Search, index: int) -> Row:
     return {**row, "hyperparameters": design.point(search.arm, search.repeat, index)}
 
 
-def outcome_table(arms: list[Row], rows: list[Row], width: int) -> Table:
-    """Per arm: the best trial's cost to the target, its spread, its ratio to the baseline's; what went wrong.
-
-    With several searches per arm the figures are the mean of their best trials and the range of those; with
-    one, the best trial, and the range over all its trials that reached the target. In a ``width`` that is
-    narrow the columns are fewer.
-    """
+def terminal_table(columns: list[Column], width: int) -> Table:
+    """The columns for which a terminal of this width has room."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("arm", overflow="fold", min_width=12)
-    narrow = ("fresh\nexamples", "ratio", "missed")
-    headings = ("fresh\nexamples", "range", "ratio", "steps", "seconds", "diverged", "missed")
-    shown = narrow if width < NARROW else headings
-    for heading in shown:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for arm in arms:
-        counted = [row for row in rows if row["arm"] == arm["arm"] and row["counted"]]
-        cells = dict(zip(headings, _cells(arm, counted), strict=True))
-        table.add_row(arm["arm"], *(cells[heading] for heading in shown))
+    shown = [column for column in columns if column.medium <= (NARROW if width < NARROW_WIDTH else TERMINAL)]
+    table.add_column(shown[0].heading, overflow="fold", min_width=12)
+    for column in shown[1:]:
+        table.add_column(column.heading.replace(" ", "\n"), justify="right", no_wrap=True)
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(cells[0], *("-" if cell == "0" else cell.replace(" to ", "-") for cell in cells[1:]))
     return table
 
 
-def _cells(arm: Row, counted: list[Row]) -> tuple[str, ...]:
-    spread, ratio = _spread(arm, counted), arm["ratio_to_baseline"]
-    return (
-        _mean(arm["fresh_examples"], ",.0f"),
-        f"{spread[0]:,}-{spread[1]:,}" if spread else "-",
-        f"{ratio:.2f}" if ratio is not None else "-",
-        _mean(arm["steps"], ",.0f"),
-        _mean(arm["train_time_s"], ".1f"),
-        str(arm["diverged"] or "-"),
-        str(arm["missed"] or "-"),
-    )
-
-
-def ends_table(arms: list[Row]) -> Table:
-    """Per arm without a target: the metrics where the budget ended, what was spent, how many runs."""
-    finals = [key for key in arms[0] if key.startswith("final_")] if arms else []
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("arm", overflow="fold")
-    headings = [*(key.removeprefix("final_") for key in finals), *COUNTS, "mean_gain", "runs", "diverged"]
-    for heading in headings:
-        table.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
-    for arm in arms:
-        table.add_row(
-            arm["arm"],
-            *(_mean(arm[key], ".4f") for key in finals),
-            *(_mean(arm[key], ",.0f") for key in COUNTS),
-            _mean(arm["mean_gain"], ".2f"),
-            str(arm["runs"] or "-"),
-            str(arm["diverged"] or "-"),
-        )
-    return table
-
-
-def _spread(arm: Row, rows: list[Row]) -> tuple[int, int] | None:
-    if arm["searches"] > 1:
-        costs = arm["fresh_examples"]
-        return (costs["min"], costs["max"]) if costs else None
-    reached = [row["to_target_fresh_examples"] for row in rows if row["to_target_fresh_examples"] is not None]
-    return (min(reached), max(reached)) if reached else None
-
-
-def caption(state: SweepState) -> str:
+def caption(state: SweepState, rows: list[Row]) -> str:
     """What the columns of the table mean."""
+    if without_target(rows):
+        return "At the end of the budgets: means over the runs of each arm."
     if state.design.repeats > 1:
         return (
             f"To the target: mean over {state.design.repeats} searches of the best trial of each; "
@@ -141,10 +97,6 @@ def caption(state: SweepState) -> str:
         "To the target: the best trial of each arm; range: over the arm's trials that reached it; "
         "ratio: to the baseline's fresh examples."
     )
-
-
-def _mean(figures: dict[str, float] | None, form: str) -> str:
-    return format(figures["mean"], form) if figures else "-"
 
 
 def remarks(state: SweepState) -> list[str]:

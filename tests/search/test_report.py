@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from adaecho.records.ends import ends
-from adaecho.records.outcome import outcome
+from adaecho.records.table import end_of_sweep
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import edge_warnings, ends_table, outcome_table, remarks, trial_rows, unfinished
+from adaecho.search.report import edge_warnings, remarks, terminal_table, trial_rows, unfinished
 from adaecho.search.state import SweepState
 from tests.search.conftest import Command
 
@@ -68,7 +67,7 @@ def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
 def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
     rows = trial_rows(state)
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(outcome_table(outcome(rows), rows, console.width))
+    console.print(terminal_table(end_of_sweep(rows), console.width))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
@@ -79,7 +78,7 @@ def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
 def test_a_narrow_table_keeps_the_arms_and_their_main_figures(state: SweepState, width: int) -> None:
     rows = trial_rows(state)
     console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(outcome_table(outcome(rows), rows, console.width))
+    console.print(terminal_table(end_of_sweep(rows), console.width))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "1.00", "-"]
@@ -155,11 +154,17 @@ def test_a_folder_without_a_sweep_is_refused(
 
 
 def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
-    row = {"arm": "a", "echo_variant": "none", "echo_factor": 1, "status": "budget_spent"}
+    row = {
+        "arm": "a",
+        "echo_variant": "none",
+        "echo_factor": 1,
+        "status": "budget_spent",
+        "target_value": None,
+    }
     counts = {"fresh_examples": 3200, "steps": 100, "trained_examples": 6400}
     rows = [{**row, **counts, "final_accuracy": value, "best_value": value} for value in (0.5, 0.75)]
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(ends_table(ends(rows)))
+    console.print(terminal_table(end_of_sweep(rows), console.width))
     assert isinstance(console.file, io.StringIO)
     line = console.file.getvalue().splitlines()[-1].split()
     assert line == ["a", "0.6250", "3,200", "100", "6,400", "-", "2", "-"]

@@ -1,0 +1,107 @@
+"""The end of a sweep as a table of text, computed here once; terminal, Markdown and HTML only lay it out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from adaecho.records.ends import COUNTS, ends, without_target
+from adaecho.records.outcome import Row, outcome
+
+# Which columns a medium has room for: a narrow terminal, one of 80 columns, a page.
+NARROW, TERMINAL, PAGE = range(3)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, one cell per arm, and the least medium that shows it."""
+
+    heading: str
+    cells: list[str]
+    medium: int
+
+
+def summarize(rows: list[Row]) -> list[Row]:
+    """One dict per arm: costs to the target, or where the runs ended if there was none."""
+    return ends(rows) if without_target(rows) else outcome(rows)
+
+
+def end_of_sweep(rows: list[Row]) -> list[Column]:
+    """The columns of the table for these trials, ``-`` where an arm has no such figure.
+
+    With several searches per arm a cost is the mean of their best trials and its range theirs; with one, the
+    best trial's, and the range that of all its trials that reached the target.
+    """
+    arms = summarize(rows)
+    columns = _ends_columns(arms) if without_target(rows) else _cost_columns(arms, rows)
+    return [Column(heading, [cell(arm) for arm in arms], medium) for heading, cell, medium in columns]
+
+
+_Columns = list[tuple[str, Callable[[Row], str], int]]
+
+
+def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
+    with_interval = any(arm["ratio_low"] is not None for arm in arms)
+    return [
+        ("arm", _text("arm"), NARROW),
+        ("fresh examples", _mean("fresh_examples", ",.0f"), NARROW),
+        ("range", lambda arm: _cost_range(arm, rows), TERMINAL),
+        ("ratio", lambda arm: _number(arm["ratio_to_baseline"], ".2f"), NARROW),
+        *([("95 % interval", _interval, PAGE)] if with_interval else []),
+        ("steps", _mean("steps", ",.0f"), TERMINAL),
+        ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
+        ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),
+        ("trials", _text("trials"), PAGE),
+        ("diverged", _text("diverged"), TERMINAL),
+        ("missed", _text("missed"), NARROW),
+        ("failed", _text("failed"), PAGE),
+    ]
+
+
+def _ends_columns(arms: list[Row]) -> _Columns:
+    columns: _Columns = [("arm", _text("arm"), NARROW)]
+    for key in (key for key in (arms[0] if arms else {}) if key.startswith("final_")):
+        columns += [
+            (key.replace("_", " "), _mean(key, ".4f"), NARROW),
+            ("range", _range(key, ".4f"), PAGE),
+        ]
+    return [
+        *columns,
+        ("best", _mean("best_value", ".4f"), PAGE),
+        *((key.replace("_", " "), _mean(key, ",.0f"), TERMINAL) for key in COUNTS),
+        ("mean gain", _mean("mean_gain", ".2f"), TERMINAL),
+        ("runs", _text("runs"), TERMINAL),
+        ("diverged", _text("diverged"), TERMINAL),
+        ("failed", _text("failed"), PAGE),
+    ]
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda arm: str(arm[key])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _mean(key: str, form: str) -> Callable[[Row], str]:
+    return lambda arm: _number((arm[key] or {}).get("mean"), form)
+
+
+def _range(key: str, form: str) -> Callable[[Row], str]:
+    return lambda arm: _span(arm[key], form)
+
+
+def _span(spread: dict[str, Any] | None, form: str) -> str:
+    return f"{spread['min']:{form}} to {spread['max']:{form}}" if spread else "-"
+
+
+def _interval(arm: Row) -> str:
+    return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
+
+
+def _cost_range(arm: Row, rows: list[Row]) -> str:
+    if arm["searches"] > 1:
+        return _span(arm["fresh_examples"], ",")
+    costs = [row["to_target_fresh_examples"] for row in rows if row["arm"] == arm["arm"] and row["counted"]]
+    reached = [cost for cost in costs if cost is not None]
+    return _span({"min": min(reached), "max": max(reached)} if reached else None, ",")
