@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from adaecho.echo.batch.batches import Position
 from adaecho.echo.order import keyed
-from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.state import Position
+from adaecho.echo.state import Stages
 from adaecho.echo.threads.timers import Clocks
-from adaecho.echo.wiring import Stages
 
 
 class Gauges:
@@ -16,7 +15,6 @@ class Gauges:
 
     _position: Position
     _stages: Stages
-    _pipeline: Pipeline
     _clocks: Clocks
 
     @property
@@ -27,13 +25,8 @@ class Gauges:
     @property
     def fresh_examples_in_buffer(self) -> int:
         """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
-        position, echoed = self._position, self._pipeline.echoed
-        items = [keyed.NO_ITEMS]
-        if self._stages.examples is not None:
-            items.append(self._stages.examples.stage.state_at(position.output)["buffer"])
-        if echoed is not None:
-            items += [held.items for held in echoed.state_at(position.batch_output)[1].values()]
-        return len(keyed.serials_of(np.concatenate(items)))
+        held = [items for stage in self._stages.all for items in stage.items_at(self._position)]
+        return len(keyed.serials_of(np.concatenate([keyed.NO_ITEMS, *held])))
 
     @property
     def reread_examples(self) -> int:
@@ -48,18 +41,12 @@ class Gauges:
     @property
     def factor(self) -> float:
         """The echoing factor in force."""
-        return self._factor_at()[0]
+        return self._stages.factor_at(self._position)[0]
 
     @property
     def factor_changes(self) -> list[tuple[int, float]]:
         """Each change by ``factor="auto"``: number of the first fresh item under it, and the factor."""
-        return self._factor_at()[1]
-
-    def _factor_at(self) -> tuple[float, list[tuple[int, float]]]:
-        factor, position = self._stages.factor, self._position
-        if factor is None:
-            return 1.0, []
-        return factor.at(position.next_number if self._pipeline.echoed is not None else position.next_index)
+        return self._stages.factor_at(self._position)[1]
 
     @property
     def wait_time_s(self) -> float:

@@ -13,10 +13,11 @@ import torch
 
 from adaecho.echo import state as saved
 from adaecho.echo.auto import AutoFactor
-from adaecho.echo.batch.batches import Ready
+from adaecho.echo.batch.batches import Position, Ready
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.data_loader import Taken, absent, check_iterable, check_sampler, check_source
 from adaecho.echo.gauges import Gauges
+from adaecho.echo.pipeline import Pipeline, Work, choose_place
 from adaecho.echo.read.sources import IterableSource, as_source
 from adaecho.echo.settings import (
     RESTORES,
@@ -30,7 +31,6 @@ from adaecho.echo.settings import (
 )
 from adaecho.echo.threads.timers import Clocks, works_ahead
 from adaecho.echo.threads.workers import Interrupted
-from adaecho.echo.wiring import Stages, choose_place
 
 
 class EchoLoader(Gauges):
@@ -159,15 +159,19 @@ class EchoLoader(Gauges):
         place = choose_place(place, decode, found, self.settings)
         if isinstance(found, IterableSource):
             check_iterable(found.name, shuffle=shuffle, sampler=sampler)
-        self._stages = Stages(
-            found, self.settings, decode=decode, augment=augment, collate=collate, sampler=sampler,
-            length_of=batch_length, place=place, device=self._device, snapshots=restore == "snapshot",
-            num_workers=num_workers, prefetch=prefetch, ahead=works_ahead(source),
+        self._pipeline = Pipeline(
+            found,
+            self.settings,
+            Work(
+                decode, augment, collate, batch_length, sampler, place, self._device,
+                snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
+                works_ahead=works_ahead(source),
+            ),
         )  # fmt: skip
-        self._pipeline = self._stages.pipeline
+        self._stages = self._pipeline.stages
         self._ahead: deque[Ready] = deque()
-        self._position = saved.Position()
-        self._clocks = Clocks(self._pipeline.counters, self._stages.deliveries)
+        self._position = Position()
+        self._clocks = Clocks(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: Exception | None = None
         self._closed = False
@@ -195,29 +199,12 @@ class EchoLoader(Gauges):
 
     def _begin(self) -> None:
         """Begin an iteration, giving up the one before if it hasn't ended."""
-        position, stages = self._position, self._stages
         self._failed = None
         self._pipeline.halt()
         self._clocks.pause()
         self._ahead.clear()
-        abandoned_at = position.next_index if position.in_pass else None
-        stages.bad.forget(position.next_index)
-        position.iteration = self._upcoming
-        self._next_iteration = None
-        index = stages.reader.begin(position.iteration, self.settings.epochs, abandoned_at)
-        position.skipped += index - position.next_index
-        position.next_index = position.first_index = index
-        position.first_number = position.next_number
-        position.in_pass = True
-        stages.queue.begin(index)
-        if stages.examples is not None:
-            stages.examples.begin(index, position.skipped)
-            position.output = stages.examples.stage.emitted
-        elif stages.whole is not None:
-            stages.whole.fresh_examples = position.fresh_examples
-        if self._pipeline.echoed is not None:
-            self._pipeline.echoed.begin(position.next_number)
-            position.batch_output = self._pipeline.echoed.emitted
+        upcoming, self._next_iteration = self._upcoming, None
+        self._stages.begin(self._position, upcoming, self.settings.epochs)
 
     def _abandoned(self) -> None:
         """The newest iterator is gone."""
@@ -229,12 +216,10 @@ class EchoLoader(Gauges):
             raise StopIteration
         ready = self._ahead.popleft()
         self._position.take(ready)
-        if self._pipeline.echoed is not None:
-            self._pipeline.echoed.consumed(ready)
-        if self._stages.examples is not None:
-            self._stages.examples.consumed(ready)
+        for stage in self._stages.all:
+            stage.consumed(ready)
         self._clocks.step()
-        if self._auto is not None and self._stages.factor is not None and self._auto.due():
+        if self._auto is not None and self._auto.due():
             self._auto.follow(self._clocks.ratio, self._stages.factor)
         self._device.received(ready.batch)
         return ready.batch
@@ -272,7 +257,7 @@ class EchoLoader(Gauges):
             raise
         self._clocks.waited(start)
         if ready is None:
-            self._position.end(self._stages.queue.index, whole=self._stages.whole is not None)
+            self._position.end(self._stages.queue.index, whole=self._stages.made.whole)
         else:
             self._ahead.append(ready)
         return ready is not None
@@ -286,9 +271,9 @@ class EchoLoader(Gauges):
         position = self._position
         if position.in_pass and (self._iterating or position.restored):
             first = position.first_index, position.first_number
-            return self._stages.num_batches(self.settings, position.iteration, *first)
+            return self._pipeline.num_batches(position.iteration, *first)
         first = position.next_index, position.next_number
-        return self._stages.num_batches(self.settings, self._upcoming, *first)
+        return self._pipeline.num_batches(self._upcoming, *first)
 
     @property
     def _upcoming(self) -> int:

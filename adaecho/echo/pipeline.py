@@ -6,146 +6,196 @@ for a burst of repeats downstream.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adaecho.echo.batch.batch_echo import EchoedBatches
+import numpy as np
+
+from adaecho.echo.batch.augment import Augmentation, DecodeThenAugment, Origin
+from adaecho.echo.batch.batch_echo import DOWNSTREAM_QUEUE, EchoedBatches, NotEchoed
+from adaecho.echo.batch.batch_length import batch_length
 from adaecho.echo.batch.batches import ExampleBatches, OneByOne, Ready, WholeBatches
+from adaecho.echo.batch.device import ToDevice
+from adaecho.echo.batch.example_echo import EchoStage
+from adaecho.echo.memory.budget import check_memory, check_slots, free_bytes
+from adaecho.echo.memory.pool import ResidentPool
 from adaecho.echo.memory.snapshot import Recent
-from adaecho.echo.read.chunks import FreshQueue, Reader
+from adaecho.echo.memory.tree import num_bytes
+from adaecho.echo.order.permutation import Permutation
+from adaecho.echo.order.sampled import SampledOrder
+from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
+from adaecho.echo.read.map_source import MapSource
+from adaecho.echo.read.random_access import RandomReader
+from adaecho.echo.read.sequential import SequentialReader
+from adaecho.echo.read.sources import ArraySource, IterableSource
+from adaecho.echo.settings import Settings
+from adaecho.echo.state import Stages
 from adaecho.echo.threads.timers import Counters, Deliveries
 from adaecho.echo.threads.workers import AnyMap, Crew, InlineMap, OrderedMap
-from adaecho.echo.variants import Variant
+
+_LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
+_FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
+
+Source = ArraySource | MapSource | IterableSource
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an EchoLoader is given beside its settings: functions, and how and where they work.
+
+    Attributes:
+        decode, augment, collate, batch_length: the functions.
+        sampler: an order of rows, or None.
+        place: "decoded" or "encoded", what the buffer holds.
+        device: where batches go.
+        snapshots: states are to hold contents.
+        num_workers, prefetch: threads, and batches read ahead of the echo.
+        works_ahead: the source does so by itself.
+    """
+
+    decode: Callable[[Any], Any] | None
+    augment: Any
+    collate: Callable[[list[Any]], Any] | None
+    batch_length: Callable[[Any], int] | None
+    sampler: Any
+    place: str
+    device: ToDevice
+    snapshots: bool
+    num_workers: int
+    prefetch: int
+    works_ahead: bool
 
 
 class Pipeline:
-    """The stages wired up, inline or over threads.
+    """The stages of one loader, inline or over threads.
 
-    Args:
-        reader: claims and reads fresh examples (or whole batches).
-        queue: takes from the reader in any number.
-        batches: makes batches from the queue, through the example stage or whole.
-        variant: where the echo lies.
-        num_workers: threads for reading, and as many for making batches; 0 does everything inline.
-        batch_size: examples per batch, 1 where whole batches are read.
-        chunk: examples that one read claims.
-        prefetch_examples: examples (or whole batches) read ahead of the echo.
-        prefetch: batches made ahead, where making them is upstream of the echo.
-        reads_inline: reading needs no threads of its own.
-        deliveries: of a source that works ahead by itself.
+    Attributes:
+        stages: from the source to the batch.
+        deliveries: of a source that works ahead by itself, timed.
+        crew: the threads; None inline.
     """
 
-    DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
+    def __init__(self, source: Source, settings: Settings, work: Work) -> None:
+        self._source, self._settings = source, settings
+        _check(source, settings, work.decode)
+        variant, whole = settings.variant, settings.batch_size is None
+        iterated = isinstance(source, IterableSource)
+        order = None if isinstance(source, IterableSource) else _order(source, settings, work.sampler)
+        origin = _origin_of(source, order)
+        decode, after = _around_the_buffer(settings, work, origin)
+        augment_first = after if variant.augments_before else None
+        # Whole batches have been shared out among the ranks by their maker.
+        rank, world = (0, 1) if whole else (settings.rank, settings.world_size)
+        resident = isinstance(source, ArraySource) and source.resident and decode is None
+        resident = resident and not variant.augments_before
+        recent = partial(_recent, work.snapshots and iterated)
+        length = work.batch_length or batch_length
+        as_stored = decode is None and work.place == "decoded"
+        self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
 
-    def __init__(
+        # read > decode [> augment]
+        preparation = Preparation(decode, augment_first, stacked=not whole, length=length if whole else None)
+        reader: Reader
+        if isinstance(source, IterableSource):
+            reader = SequentialReader(source, preparation, rank=rank, world=world)
+        else:
+            assert order is not None
+            reader = RandomReader(
+                source, order, preparation, rank=rank, world=world, resident=resident,
+                seed=settings.seed, num_workers=work.num_workers, echo=settings.echo,
+            )  # fmt: skip
+        bad = BadExamples(settings.max_bad_examples)
+        self.deliveries = Deliveries(reader.claim) if work.works_ahead and iterated else None
+        queue = FreshQueue((self.deliveries or reader).claim, reader.work, bad)
+        # > [echo >] shuffle > [augment >] batch
+        made: ExampleBatches | WholeBatches
+        if settings.batch_size is None:
+            made = WholeBatches(queue, work.device.move, length, kept=isinstance(source, MapSource))
+        else:
+            stage = _example_stage(queue, settings, source if resident else None, settings.batch_size)
+            made = ExampleBatches(
+                stage, settings.batch_size, None if augment_first else after, work.collate, self._group,
+                recent(), work.device.move, origin, drop_last=settings.drop_last,
+            )  # fmt: skip
+        # [> echo > shuffle batches]
+        self.crew = Crew(reader.release) if work.num_workers else None
+        self._batch_map = self._connect(reader, queue, made, work, reads_inline=resident or whole)
+        self._batches = OneByOne(self._batch_map)
+        echo: EchoedBatches | NotEchoed = NotEchoed(self._batches)
+        if variant.repeats == "batches":
+            echo = EchoedBatches(
+                made, self._batches, self.crew, seed=settings.seed + 1, factor=settings.first_factor,
+                buffer=settings.batch_shuffle_buffer, rank=rank, world=world, recent=recent(),
+            )  # fmt: skip
+        self.stages = Stages(
+            reader, queue, bad, made, echo,
+            factor=echo.factor if variant.repeats == "batches" else made.factor,
+            world=world, iterated=iterated, source_length=None if iterated else source.length,
+            snapshots=work.snapshots and iterated,
+        )  # fmt: skip
+
+    def _connect(
         self,
         reader: Reader,
         queue: FreshQueue,
-        batches: ExampleBatches | WholeBatches,
+        made: ExampleBatches | WholeBatches,
+        work: Work,
         *,
-        variant: Variant,
-        num_workers: int,
-        batch_size: int,
-        chunk: int,
-        prefetch_examples: int,
-        prefetch: int,
         reads_inline: bool,
-        deliveries: Deliveries[Any] | None,
-    ) -> None:
-        self._reader, self._queue, self._batch_size = reader, queue, batch_size
-        self.crew = Crew(reader.release) if num_workers else None
-        self.deliveries = deliveries
-        whole = isinstance(batches, WholeBatches)
-        self._work: Callable[[Any], list[Ready]] = batches.work
-        self._batches_upstream = variant.batches_upstream
+    ) -> AnyMap:
+        """Let threads read, and make batches; gives the latter's map."""
+        batch_map: AnyMap
         if self.crew is None:
-            self._batch_map: AnyMap = InlineMap(batches.claim, batches.work)
+            batch_map = InlineMap(made.claim, made.work)
         else:
+            workers, batch_size = work.num_workers, self._settings.batch_size or 1
             if not reads_inline:
-                window = math.ceil(prefetch_examples / chunk) + num_workers
+                small = math.ceil(batch_size / (2 * workers))
+                chunk = self._group * batch_size if self._group > 1 else small
+                window = math.ceil(work.prefetch * batch_size / chunk) + workers
+                claim = partial(queue.claim, chunk)
                 queue.read_ahead(
-                    OrderedMap(
-                        self.crew,
-                        partial(queue.claim, chunk),
-                        reader.work,
-                        threads=num_workers,
-                        window=window,
-                        name="read",
-                    )
+                    OrderedMap(self.crew, claim, reader.work, threads=workers, window=window, name="read")
                 )
-            ahead = prefetch if self._batches_upstream else self.DOWNSTREAM_QUEUE
-            threads = 1 if whole else num_workers
-            self._batch_map = OrderedMap(
-                self.crew, batches.claim, self._work_ahead, threads=threads, window=ahead + threads - 1,
-                name="batch",
+            ahead = work.prefetch if self._settings.variant.batches_upstream else DOWNSTREAM_QUEUE
+            threads = 1 if made.whole else workers
+            batch_map = OrderedMap(
+                self.crew, made.claim, partial(self._make_ahead, made), threads=threads,
+                window=ahead + threads - 1, name="batch",
             )  # fmt: skip
-        self._batch_map.upstream = queue.map
-        self._batches = OneByOne(self._batch_map)
-        self._echo_inline: InlineMap[Ready, Ready] | None = None
-        self._echo_behind: OrderedMap[Ready, Ready] | None = None
-        self.echoed: EchoedBatches | None = None
+        batch_map.upstream = queue.map
+        return batch_map
 
-    def echo_batches(
-        self, *, seed: int, factor: float, buffer: int, rank: int, world: int, recent: Recent | None
-    ) -> None:
-        """Add the batch echo at the end.
-
-        The consumer repeats small batches itself, with copies made upstream: to wake a thread, which takes
-        the interpreter's lock from the step, costs more. Large ones are copied by a thread beside the step.
-        """
-        echoed = EchoedBatches(
-            self._batches, seed=seed, factor=factor, buffer=buffer, rank=rank, world=world, recent=recent
-        )
-        self.echoed = echoed
-        self._echo_inline = InlineMap(partial(echoed.claim, by_crew=False), _same)
-        self._echo_inline.upstream = self._batch_map
-        if self.crew is not None:
-            self._echo_behind = OrderedMap(
-                self.crew, partial(echoed.claim, by_crew=True), _same,
-                threads=0, window=self.DOWNSTREAM_QUEUE, name="echo",
-            )  # fmt: skip
-            self._echo_behind.upstream = self._batch_map
-
-    def _work_ahead(self, claim: Any) -> list[Ready]:
-        made = self._work(claim)
-        if self.echoed is not None and made:
-            self.echoed.copy_ahead(made)
-        return made
+    def _make_ahead(self, made: ExampleBatches | WholeBatches, claim: Any) -> list[Ready]:
+        ready = made.work(claim)
+        if ready:
+            self.stages.echo.copy_ahead(ready)
+        return ready
 
     def next(self) -> Ready | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.crew is not None:
             self.crew.go()
         try:
-            return self._next()
+            return self.stages.echo.next()
         except StopIteration as error:
             raise RuntimeError(
                 "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
                 "the loop as if there were no more batches"
             ) from error
 
-    def _next(self) -> Ready | None:
-        if self._echo_inline is None or self.echoed is None:
-            return self._batches.get(by_crew=False)
-        behind = self._echo_behind
-        if behind is not None and behind.wanted:
-            return behind.get(by_crew=False)
-        ready = self._echo_inline.get(by_crew=False)
-        if self.crew is not None and behind is not None and self.echoed.slow:
-            self.crew.staff(behind, 1)
-        return ready
-
     def counters(self) -> Counters:
         """What has been done so far."""
-        read, made = self._queue.map, self._batch_map
-        echo_maps = (self._echo_inline, self._echo_behind)
-        echoed_s = sum(one.claim_s + one.work_s for one in echo_maps if one is not None)
-        fresh_batches = self._queue.examples / self._batch_size
+        read, made = self.stages.queue.map, self._batch_map
+        echoed_s = self.stages.echo.busy_s
+        fresh_batches = self.stages.queue.examples / (self._settings.batch_size or 1)
         delivered_s = 0.0 if self.deliveries is None else self.deliveries.busy_s
         # Inline reading is a part of claiming a batch.
         inline_s = read.claim_s + read.work_s if isinstance(read, InlineMap) else 0.0
         read_s = (inline_s, 0.0) if isinstance(read, InlineMap) else _bounds(read)
-        if self._batches_upstream:
+        if self._settings.variant.batches_upstream:
             made_s = _bounds(made, inline_s)
             return Counters((delivered_s, *read_s, *made_s), (echoed_s, 0.0), fresh_batches)
         return Counters((delivered_s, *read_s, 0.0, 0.0), _bounds(made), fresh_batches)
@@ -153,7 +203,7 @@ class Pipeline:
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
         if self.crew is None:
-            self._reader.release()
+            self.stages.reader.release()
         else:
             self.crew.stop()
 
@@ -162,17 +212,39 @@ class Pipeline:
         if self.crew is not None:
             self.crew.stop()
             self.crew.join()
-            if self._echo_behind is not None:
-                self.crew.staff(self._echo_behind, 0)
-        for one in (self._queue.map, self._batch_map, self._echo_inline, self._echo_behind):
-            if one is not None:
-                one.reset()
+        self.stages.queue.map.reset()
+        self._batch_map.reset()
+        self.stages.echo.reset()
         self._batches.clear()
 
     def close(self) -> None:
         """End all threads and let go of the source."""
         self.halt()
-        self._reader.close()
+        self.stages.reader.close()
+
+    def num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
+        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
+
+        Raises:
+            TypeError: it isn't known.
+        """
+        if self._settings.epochs is None:
+            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
+        if self._settings.factor == "auto":
+            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
+        if isinstance(self.stages.reader, RandomReader):
+            serials = self.stages.reader.serials_of(iteration)
+        else:
+            serials = first_index + np.arange(self._iterated() * self._settings.epochs)
+        return self.stages.echo.num_batches(first_number, self.stages.made.num_batches(serials))
+
+    def _iterated(self) -> int:
+        """Examples (or whole batches) of a pass of what is iterated."""
+        source = self._source
+        assert isinstance(source, IterableSource)
+        if source.length is None:
+            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
+        return source.length
 
 
 def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
@@ -186,5 +258,117 @@ def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
     return claim_s, (claim_s + stage.work_s) / stage.wanted
 
 
-def _same(ready: Ready) -> Ready:
-    return ready
+def _around_the_buffer(
+    settings: Settings, work: Work, origin: Origin
+) -> tuple[Callable[[Any], Any] | None, Augmentation | DecodeThenAugment | None]:
+    """What decodes before the buffer, and what comes after it (or, augmenting first, just before it)."""
+    augmentation = _augmentation(work.augment, settings, origin, work.num_workers)
+    if work.decode is None or work.place == "decoded":
+        return work.decode, augmentation
+    # What is found bad after the buffer can't be skipped any more.
+    tried = Tried(work.decode) if settings.max_bad_examples else None
+    return tried, DecodeThenAugment(work.decode, augmentation, origin)
+
+
+def _example_stage(
+    queue: FreshQueue, settings: Settings, resident: Source | None, batch_size: int
+) -> EchoStage:
+    pool = ResidentPool(resident.arrays) if isinstance(resident, ArraySource) else None
+    echoes = settings.variant.repeats == "examples"
+    return EchoStage(
+        queue.take,
+        seed=settings.seed,
+        factor=settings.first_factor if echoes else 1.0,
+        buffer=settings.shuffle_buffer,
+        rank=settings.rank,
+        world=settings.world_size,
+        block=max(batch_size, _LEAST_BLOCK),
+        pool=pool,
+        lookahead=1 if pool is None else _FREE_LOOKAHEAD,
+        check_memory=check_memory,
+    )
+
+
+def _recent(snapshots: bool) -> Recent | None:
+    return Recent() if snapshots else None
+
+
+def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:
+    """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+    if place != "auto":
+        return place
+    if decode is None or settings.batch_size is None or settings.variant.augments_before:
+        return "decoded"
+    if settings.variant.batches_upstream and not settings.max_bad_examples:
+        return "encoded"
+    return "decoded" if _fits_decoded(source, decode, settings.shuffle_buffer) else "encoded"
+
+
+def _fits_decoded(source: Any, decode: Callable[[Any], Any], buffer: int) -> bool:
+    """Whether so many examples like the first would leave half of the free memory; unknown of a stream."""
+    free = free_bytes()
+    if free is None or not isinstance(source, MapSource):
+        return True
+    try:
+        first = decode(source.peek(0))
+    except Exception:  # a bad one, or a broken transfer: reading will tell
+        return True
+    return buffer * num_bytes(first) <= free / 2
+
+
+def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers: int) -> Augmentation | None:
+    if augment is None:
+        return None
+    augmentation = Augmentation(augment, settings.seed, origin)
+    if num_workers:
+        augmentation.check_threads()
+    return augmentation
+
+
+def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | None) -> None:
+    """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
+    if settings.batch_size is None and isinstance(source, ArraySource):
+        raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
+    if isinstance(source, IterableSource):
+        settings.check_ranks_can_iterate(source.name)
+    # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
+    copied = isinstance(source, ArraySource) and not source.resident and decode is None
+    example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
+    check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
+    check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
+
+
+def _batches_at_once(source: Source, batch_size: int | None) -> int:
+    """Arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
+    if batch_size is None or not isinstance(source, ArraySource):
+        return 1
+    examples = min(_GROUP, _GROUP_BYTES // max(source.arrays.example_bytes, 1))
+    return max(1, examples // batch_size)
+
+
+def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
+    shard_lengths = getattr(source, "shard_lengths", None)
+    if settings.order == "shards" and shard_lengths is None:
+        raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
+    whole = settings.batch_size is None
+    world = 1 if whole else settings.world_size
+    if sampler is not None:
+        return SampledOrder(
+            sampler,
+            source.length,
+            settings.seed,
+            passes=settings.epochs,
+            world=world,
+            drop_last=settings.drop_last,
+        )
+    return Permutation(
+        source.length, "stored" if whole else settings.order, settings.seed, shard_lengths,
+        passes=settings.epochs, world=world, drop_last=settings.drop_last,
+    )  # fmt: skip
+
+
+def _origin_of(source: Source, order: Permutation | None) -> Origin:
+    def origin(serial: int) -> str:
+        return source.origin(serial if order is None else int(order.rows(np.array([serial]))[0]))
+
+    return origin

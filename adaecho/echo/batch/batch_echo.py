@@ -6,13 +6,28 @@ examples is done here one by one, with plain numbers; the plan that tells states
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from adaecho.echo.batch.batches import OneByOne, Ready
+from adaecho.echo.batch.batches import (
+    Again,
+    ExampleBatches,
+    Held,
+    OneByOne,
+    Position,
+    Ready,
+    Serials,
+    WholeBatches,
+    stand_ins,
+    with_array,
+    with_tensor,
+)
 from adaecho.echo.memory.budget import check_memory
+from adaecho.echo.memory.packing import pack, unpack
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import duplicate, duplicate_many, num_bytes
@@ -20,16 +35,11 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.plan import Plan, pending, serials_in, state
 from adaecho.echo.order.shuffle_buffer import drain_order, slots
+from adaecho.echo.threads.workers import Crew, InlineMap, OrderedMap
 
+DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 # To copy more than this takes longer than to hand a batch over from another thread.
 _SLOW_BYTES = 1 << 21
-
-
-class Held(NamedTuple):
-    """What a fresh batch can be made again from: its items, and where it is read whole its place."""
-
-    items: keyed.Items
-    place: int  # its local number upstream
 
 
 @dataclass(slots=True)
@@ -55,7 +65,9 @@ class EchoedBatches:
     """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
 
     Args:
-        batches: upstream.
+        made: the stage before, which can make batches again.
+        batches: of it, one by one.
+        crew: threads, or None to work inline.
         seed: of the draws of this stage.
         factor: repeats of each fresh batch on average, at least 1.
         buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
@@ -70,7 +82,9 @@ class EchoedBatches:
 
     def __init__(
         self,
+        made: ExampleBatches | WholeBatches,
         batches: OneByOne,
+        crew: Crew | None,
         *,
         seed: int,
         factor: float,
@@ -82,6 +96,14 @@ class EchoedBatches:
         self.factor = Factor(seed, factor, world=world)
         self.recent = recent
         self.emitted = 0
+        self._made, self._crew = made, crew
+        self._inline: InlineMap[Ready, Ready] = InlineMap(partial(self.claim, by_crew=False), _same)
+        self._inline.upstream = batches.map
+        self._behind: OrderedMap[Ready, Ready] | None = None
+        if crew is not None:
+            claim = partial(self.claim, by_crew=True)
+            self._behind = OrderedMap(crew, claim, _same, threads=0, window=DOWNSTREAM_QUEUE, name="echo")
+            self._behind.upstream = batches.map
         self._batches, self._seed, self._size = batches, seed, buffer
         self._rank, self._world = rank, world
         self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
@@ -89,9 +111,10 @@ class EchoedBatches:
         self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
         self._begin(state(0, keyed.NO_ITEMS))
 
-    def begin(self, number: int) -> None:
+    def begin(self, position: Position) -> None:
         """Start with nothing held, at the number of the next fresh batch."""
-        self._begin(state(number, keyed.NO_ITEMS))
+        self._begin(state(position.next_number, keyed.NO_ITEMS))
+        position.batch_output = self.emitted
 
     def _begin(self, at: dict[str, Any]) -> None:
         self._next_number: int = at["next_index"]
@@ -213,18 +236,72 @@ class EchoedBatches:
         if not fresh.to_consume:
             del self._fresh[ready.number]
 
-    def num_repeats(self, first_number: int, batches: int) -> int:
-        """How often consecutive batches are repeated, together."""
+    def num_batches(self, first_number: int, batches: int) -> int:
+        """How often consecutive fresh batches leave, together."""
         numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
         return int(self.factor.repeats(numbers * self._world + self._rank).sum())
 
+    # Delivery
+
+    def next(self) -> Ready | None:
+        """The next repeat.
+
+        The consumer repeats small batches itself, with copies made upstream: to wake a thread, which takes
+        the interpreter's lock from the step, costs more. Large ones are copied by a thread beside the step.
+        """
+        if self._behind is not None and self._behind.wanted:
+            return self._behind.get(by_crew=False)
+        ready = self._inline.get(by_crew=False)
+        if self._crew is not None and self._behind is not None and self.slow:
+            self._crew.staff(self._behind, 1)
+        return ready
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on repeats."""
+        inline_s = self._inline.claim_s + self._inline.work_s
+        return inline_s if self._behind is None else inline_s + self._behind.claim_s + self._behind.work_s
+
+    def reset(self) -> None:
+        """Forget what was claimed, after the threads have ended."""
+        self._inline.reset()
+        if self._crew is not None and self._behind is not None:
+            self._crew.staff(self._behind, 0)
+            self._behind.reset()
+
     # State
 
-    def state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
+    def items_at(self, position: Position) -> list[keyed.Items]:
+        return [held.items for held in self._state_at(position.batch_output)[1].values()]
+
+    def _state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
         """The state as it was after so many outputs in all, and every batch it held by number."""
         at = self._plan.state_at(output)
         numbers = (serials_in(at) // self._world).tolist()
         return at, {number: self._fresh[number].held for number in numbers}
+
+    def save(self, position: Position) -> dict[str, Any]:
+        at, held = self._state_at(position.batch_output)
+        # A few tensors, however many batches there are; of whole ones only number, place and length.
+        items = [] if self._made.whole else [one.items for one in held.values()]
+        return {
+            "batches": with_tensor(at),
+            "held_batches": {
+                "numbers": torch.tensor(list(held), dtype=torch.int64),
+                "places": torch.tensor([one.place for one in held.values()], dtype=torch.int64),
+                "lengths": torch.tensor([len(one.items) for one in held.values()], dtype=torch.int64),
+                "items": torch.from_numpy(np.concatenate([keyed.NO_ITEMS, *items])),
+            },
+        }
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
+        assert self.recent is not None
+        serials = state["held_batches"]["numbers"].numpy() * self._world + self._rank
+        return {"batches": pack(self.recent.contents(self, serials))}
+
+    def needed(self, state: dict[str, Any]) -> Serials:
+        held = _held(state["held_batches"], state["fresh_examples"]).values()
+        return np.concatenate([keyed.NO_ITEMS, *map(self._made.serials_of, held)])
 
     def held(self, serials: NDArray[np.int64]) -> Examples:
         """The batches behind serials of which repeats are still to leave."""
@@ -235,10 +312,20 @@ class EchoedBatches:
         """Outputs that nobody has taken yet: none, they leave one by one."""
         return []
 
-    def load(self, at: dict[str, Any], held: dict[int, Held], remade: dict[int, Any], last: Ready) -> None:
-        """Return to a state, with the batches it held made again."""
+    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
+        at, held = with_array(state["batches"]), _held(state["held_batches"], position.fresh_examples)
+        if "contents" in state:
+            unpacked = unpack(state["contents"]["batches"])
+            assert isinstance(unpacked, list)
+            batches = [self._made.move(batch) for batch in unpacked]
+        else:
+            batches = [self._made.remade(one, again) for one in held.values()]
+        remade = dict(zip(held, batches, strict=True))
         self._begin(at)
-        self._last = last
+        position.batch_output = self.emitted
+        self._last = Ready(
+            None, keyed.NO_ITEMS, position.output, position.next_index, position.fresh_examples
+        )
         self._pending = at["pending_item"], at["pending_repeats"]
         self._slots = at["buffer"].tolist()
         if at["draining"]:
@@ -248,3 +335,67 @@ class EchoedBatches:
             fresh = self._fresh.setdefault(number, _Fresh(remade[number], [], held[number], 0, 0))
             fresh.to_emit += 1
             fresh.to_consume += 1
+
+
+def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held]:
+    """The batches that a state holds, by number."""
+    if "numbers" not in plain:  # a state as it was written before: the items of each batch
+        return {int(number): Held(items.numpy(), int(number)) for number, items in plain.items()}
+    lengths, items = plain["lengths"].numpy(), plain["items"].numpy()
+    if not len(items):
+        items = stand_ins(fresh_examples - int(lengths.sum()), fresh_examples)
+    of_each = np.split(items, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    held = zip(plain["numbers"].tolist(), of_each, plain["places"].tolist(), strict=True)
+    return {number: Held(one, place) for number, one, place in held}
+
+
+class NotEchoed:
+    """... > batch: each batch once.
+
+    Args:
+        batches: upstream.
+    """
+
+    def __init__(self, batches: OneByOne) -> None:
+        self.factor = Factor(0, 1.0, world=1)
+        self.busy_s = 0.0
+        self._batches = batches
+
+    def copy_ahead(self, made: list[Ready]) -> None:
+        """No copies are needed."""
+
+    def next(self) -> Ready | None:
+        """The next batch; None at the end of the iteration."""
+        return self._batches.get(by_crew=False)
+
+    def reset(self) -> None:
+        pass
+
+    def num_batches(self, first_number: int, batches: int) -> int:  # noqa: ARG002
+        """As many as are made."""
+        return batches
+
+    def begin(self, position: Position) -> None:
+        pass
+
+    def consumed(self, ready: Ready) -> None:
+        pass
+
+    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
+        return []
+
+    def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
+        return keyed.NO_ITEMS
+
+    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
+        pass
+
+
+def _same(ready: Ready) -> Ready:
+    return ready

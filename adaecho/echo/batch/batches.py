@@ -1,21 +1,29 @@
 """From fresh examples, or somebody else's batches, to batches."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from adaecho.echo.batch.augment import Origin, span
 from adaecho.echo.batch.example_echo import EchoStage
+from adaecho.echo.memory.packing import pack, unpack
 from adaecho.echo.memory.pool import Examples, joined
 from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import Stack, collate, duplicate
 from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh, Taken
+from adaecho.echo.order.plan import pending, serials_in
 from adaecho.echo.read.chunks import FreshQueue
 from adaecho.echo.threads.workers import AnyMap
+
+Serials = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -45,6 +53,117 @@ class Ready:
     copies: list[Any] = field(default_factory=list)
 
 
+@dataclass
+class Position:
+    """Where the consumer is.
+
+    Attributes:
+        fresh_examples: read for the batches taken so far.
+        reread_examples: read again to restore a position.
+        next_index: upstream position, as a local number; ``skipped`` of the numbers before were passed over.
+        next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
+        first_index: ``next_index`` when the iteration began.
+        iteration: how many have begun; ``in_pass`` while it has not ended.
+        output, batch_output: of the example and batch stage, all in all.
+    """
+
+    fresh_examples: int = 0
+    reread_examples: int = 0
+    next_index: int = 0
+    skipped: int = 0
+    next_number: int = 0
+    first_number: int = 0
+    first_index: int = 0
+    iteration: int = 0
+    in_pass: bool = False
+    output: int = 0
+    batch_output: int = 0
+    restored: bool = False
+
+    def begin(self, iteration: int, index: int) -> None:
+        """An iteration begins at a local number."""
+        self.iteration, self.in_pass = iteration, True
+        self.skipped += index - self.next_index
+        self.next_index = self.first_index = index
+        self.first_number = self.next_number
+
+    def take(self, ready: Ready) -> None:
+        """The consumer takes a batch."""
+        self.fresh_examples, self.next_index = ready.fresh_examples, ready.next_index
+        self.next_number = ready.next_number
+        self.output, self.batch_output = ready.output, ready.batch_output
+
+    def end(self, index: int, *, whole: bool) -> None:
+        """The iteration ends at a local number, maybe after bad examples that no batch followed."""
+        self.in_pass, self.next_index = False, index
+        if not whole:  # how many examples a bad batch has is not known
+            self.fresh_examples = index - self.skipped
+
+
+class Held(NamedTuple):
+    """What a fresh batch can be made again from: its items, and where it is read whole its place."""
+
+    items: keyed.Items
+    place: int  # its local number upstream
+
+
+class Again:
+    """What lay in the buffers at a position: as the state holds it, or read again, once, in serial order.
+
+    Args:
+        serials: rising, shape [n].
+        things: of these serials, as the pool takes them.
+    """
+
+    def __init__(self, serials: Serials, things: Any) -> None:
+        self._serials, self._things = serials, things
+
+    def select(self, serials: Serials) -> Any:
+        """The things of some of the serials."""
+        index = np.searchsorted(self._serials, serials)
+        things = self._things
+        if isinstance(things, list):
+            return [things[place] for place in index]
+        return things[index] if isinstance(things, np.ndarray) else things.take(index)
+
+
+class Stage(Protocol):
+    """What stages have in common. A position is the consumer's, however far they have worked ahead."""
+
+    factor: Factor
+
+    def begin(self, position: Position) -> None:
+        """Start an iteration with nothing held."""
+
+    def consumed(self, ready: Ready) -> None:
+        """The consumer has taken a batch: states before it won't be asked for any more. Never waits."""
+
+    def items_at(self, position: Position) -> list[keyed.Items]:
+        """The items of which it holds a repeat."""
+
+    def save(self, position: Position) -> dict[str, Any]:
+        """Its entries of a state: plain numbers and tensors."""
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What it holds at a state, packed; no thread may work meanwhile."""
+
+    def needed(self, state: dict[str, Any]) -> Serials:
+        """The serials of fresh things without which it can't return to a state, in any order."""
+
+    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
+        """Return to a state, with what it needs."""
+
+
+def with_tensor(state: dict[str, Any]) -> dict[str, Any]:
+    """A stage's state as ``torch.save`` takes it."""
+    return {**state, "buffer": torch.from_numpy(state["buffer"])}
+
+
+def with_array(state: dict[str, Any]) -> dict[str, Any]:
+    """And back."""
+    return {**state, "buffer": state["buffer"].numpy()}
+
+
 class ExampleBatches:
     """echo > shuffle > [augment >] batch, from fresh examples.
 
@@ -61,6 +180,8 @@ class ExampleBatches:
         drop_last: leave out a short batch at the end of a pass.
     """
 
+    whole = False
+
     def __init__(
         self,
         stage: EchoStage,
@@ -74,19 +195,20 @@ class ExampleBatches:
         *,
         drop_last: bool = False,
     ) -> None:
-        self.stage = stage
+        self.stage, self.factor = stage, stage.factor
         self.skipped = 0  # local numbers that were passed over unread
         self.recent = recent
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group, self.move, self._origin = group, move, origin
         self._drop_last = drop_last
 
-    def begin(self, index: int, skipped: int) -> None:
-        """Start with an empty buffer at a local number, having passed over so many unread."""
-        self.skipped = skipped
-        self.stage.begin_pass(index)
+    def begin(self, position: Position) -> None:
+        """Start with an empty buffer at the position's local number."""
+        self.skipped = position.skipped
+        self.stage.begin_pass(position.next_index)
         if self.recent is not None:
             self.recent.clear()
+        position.output = self.stage.emitted
 
     def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
         """The examples of the next batches; None at the end of the pass."""
@@ -119,6 +241,42 @@ class ExampleBatches:
         self.stage.forget(ready.output)
         if self.recent is not None:
             self.recent.forget(ready.output)
+
+    def items_at(self, position: Position) -> list[keyed.Items]:
+        return [self.stage.state_at(position.output)["buffer"]]
+
+    def save(self, position: Position) -> dict[str, Any]:
+        return {"examples": with_tensor(self.stage.state_at(position.output))}
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
+        assert self.recent is not None
+        serials = serials_in(with_array(state["examples"]))
+        return {"examples": pack(self.recent.contents(self.stage, serials))}
+
+    def needed(self, state: dict[str, Any]) -> Serials:
+        of = with_array(state["examples"])
+        return np.concatenate([of["buffer"], pending(of)]) >> keyed.ECHO_BITS
+
+    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
+        self.begin(position)
+        at = with_array(state["examples"])
+        if "contents" in state:
+            again = Again(serials_in(at), unpack(state["contents"]["examples"]))
+        self.stage.load(at, again.select)
+
+    def serials_of(self, held: Held) -> Serials:
+        """Of the fresh examples in a batch."""
+        return held.items >> keyed.ECHO_BITS
+
+    def remade(self, held: Held, again: Again) -> Any:
+        """A batch made a second time."""
+        lent = self.stage.lend(again.select(self.serials_of(held)))
+        return self.collated(held.items, self.augmented(held.items, lent))
+
+    def num_batches(self, serials: Serials) -> int:
+        """Of so many fresh examples."""
+        items = int(self.factor.repeats(serials).sum())
+        return items // self._batch_size if self._drop_last else math.ceil(items / self._batch_size)
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Augment examples that have left the buffer."""
@@ -162,10 +320,13 @@ class WholeBatches:
         kept: the source keeps its batches and will give them again: they are copied for the consumer.
     """
 
+    whole = True
+
     def __init__(
         self, queue: FreshQueue, move: Callable[[Any], Any], length: Callable[[Any], int], kept: bool
     ) -> None:
         self.move, self.fresh_examples = move, 0
+        self.factor = Factor(0, 1.0, world=1)  # they leave once each
         self._queue, self._length, self._kept = queue, length, kept
 
     def claim(self) -> Fresh | None:
@@ -182,6 +343,40 @@ class WholeBatches:
         self.fresh_examples += length
         items = stand_ins(before, self.fresh_examples)
         return [Ready(taken, items, 0, fresh.next_index, self.fresh_examples)]
+
+    def begin(self, position: Position) -> None:
+        """Go on counting at a position."""
+        self.fresh_examples = position.fresh_examples
+
+    def consumed(self, ready: Ready) -> None:
+        pass
+
+    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
+        return []
+
+    def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
+        return keyed.NO_ITEMS
+
+    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:  # noqa: ARG002
+        self.begin(position)
+
+    def serials_of(self, held: Held) -> Serials:
+        """Of a batch, as the reader counts them."""
+        return np.array([held.place], dtype=np.int64)
+
+    def remade(self, held: Held, again: Again) -> Any:
+        """A batch read a second time."""
+        return self.taken(again.select(self.serials_of(held))[0])
+
+    def num_batches(self, serials: Serials) -> int:
+        """Of so many that are read."""
+        return len(serials)
 
     def taken(self, batch: Any) -> Any:
         """A batch of the source as the consumer may have it."""

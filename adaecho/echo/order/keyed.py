@@ -45,14 +45,19 @@ def _hash(values: Keys) -> Keys:
 
 
 def serials_of(items: Items) -> NDArray[np.int64]:
-    """The fresh things behind items, each once, rising.
+    """The fresh things behind items, each once, rising."""
+    return distinct(items >> ECHO_BITS)
+
+
+def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each number once, rising.
 
     Sorted here: ``np.unique`` of NumPy 2.4 hashes whole numbers, which takes far longer for a million.
     """
-    serials: NDArray[np.int64] = np.sort(items >> ECHO_BITS)
-    new = np.ones(len(serials), dtype=bool)
-    np.not_equal(serials[1:], serials[:-1], out=new[1:])
-    return serials[new]
+    rising: NDArray[np.int64] = np.sort(numbers)
+    new = np.ones(len(rising), dtype=bool)
+    np.not_equal(rising[1:], rising[:-1], out=new[1:])
+    return rising[new]
 
 
 def item_keys(seed: int, items: Items) -> Keys:

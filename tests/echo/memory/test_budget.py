@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
+from adaecho.echo.batch.batches import ExampleBatches
 from adaecho.echo.batch.example_echo import EchoStage
 from adaecho.echo.memory import budget
 from adaecho.echo.memory.pool import ListPool, ResidentPool
@@ -61,8 +62,8 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
     iterator = iter(loader)
     for _ in range(50):
         next(iterator)
-    assert loader._stages.examples is not None
-    pool = loader._stages.examples.stage._pool
+    assert isinstance(loader._stages.made, ExampleBatches)
+    pool = loader._stages.made.stage._pool
     assert isinstance(pool, ListPool)
     held = [example for example in pool._examples if example is not None]
     assert len(held) >= 300
