@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader, DistributedSampler
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays
@@ -86,6 +87,23 @@ def test_the_length_is_true_before_during_and_after_a_pass_that_was_broken_off(
             announced = len(loader)
             assert announced == len(labels(loader))
             assert before > 3
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, 2.25])
+def test_around_data_loaders_whose_sampler_shares_out(factor: float) -> None:
+    counts: list[list[tuple[int, int]]] = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(range(129), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        data_loader = DataLoader(range(129), batch_size=16, sampler=sampler)  # type: ignore[arg-type]
+        loader = EchoLoader(
+            data_loader, batch_size=None, echo="batch", factor=factor, epochs=1, rank=rank, world_size=2
+        )
+        counts.append([])
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            counts[-1].append((len(loader), sum(1 for _ in loader)))
+    assert counts[0] == counts[1]
+    assert all(announced == made for announced, made in counts[0])
 
 
 def test_the_length_within_a_pass_is_that_pass_s() -> None:
