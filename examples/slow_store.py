@@ -1,0 +1,58 @@
+"""Tar shards on a store that is slow to answer, and what echoing makes of the wait.
+
+``python examples/slow_store.py`` delays each read of a local archive as a distant store would. With ``factor="auto"`` the loader measures
+how much slower reading is than training (R) and repeats what it has as often as that leaves room for.
+"""
+
+import io
+import tarfile
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaecho import EchoLoader, IndexedTarShards
+
+DELAY_S = 0.002  # for each example
+
+
+def decode(example: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(DELAY_S)
+    return {"x": np.frombuffer(example["raw"], dtype=np.uint8), "label": int(example["cls"])}
+
+
+def write_shard(path: Path, examples: int) -> None:
+    with tarfile.open(path, "w") as archive:
+        for number in range(examples):
+            for extension, content in (("raw", bytes([number]) * 64), ("cls", str(number % 10).encode())):
+                member = tarfile.TarInfo(f"{number:04d}.{extension}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_shard(Path(folder) / "train-00.tar", 200)
+        shards = IndexedTarShards(f"{folder}/train-*.tar")  # or https://..., s3://...
+        with EchoLoader(
+            shards,
+            16,
+            order="shards",
+            decode=decode,
+            echo="batch",
+            factor="auto",
+            shuffle_buffer=64,
+            num_workers=2,
+        ) as loader:
+            for _ in islice(loader, 60):
+                time.sleep(DELAY_S)  # the training step
+            print(
+                f"R {loader.R:.1f}, factor {loader.factor:.1f}, {loader.fresh_examples} examples read for 60 batches"
+            )
+
+
+if __name__ == "__main__":
+    main()
