@@ -1,4 +1,4 @@
-"""Images with boxes, as many as each has: torchvision's v2 transforms flip both. ``python examples/detection.py``."""
+"""Images with boxes: torchvision's v2 transforms flip both together: ``python examples/detection.py``."""
 
 from typing import Any
 
@@ -42,9 +42,7 @@ def main() -> None:
     ) as loader:
         boxes = [box for _, targets in loader for box in targets]
         flipped = sum(bool((box[:, 0] > 16).all()) for box in boxes)
-        print(
-            f"{loader.fresh_examples} images read, {len(boxes)} trained on, boxes of {flipped} flipped with them"
-        )
+        print(f"{loader.fresh_examples} images read, {len(boxes)} trained on, {flipped} flipped with boxes")
         assert 0 < flipped < len(boxes)
 
 

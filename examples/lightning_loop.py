@@ -1,4 +1,4 @@
-"""An EchoLoader in Lightning's Trainer: ``pip install lightning``, then ``python examples/lightning_loop.py``."""
+"""An EchoLoader in Lightning's Trainer: ``python examples/lightning_loop.py``."""
 
 from typing import Any
 

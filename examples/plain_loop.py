@@ -1,4 +1,4 @@
-"""A plain training loop that reads every example once and trains on it twice: ``python examples/plain_loop.py``."""
+"""A plain loop that trains twice on every example it reads: ``python examples/plain_loop.py``."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from adaecho import EchoLoader
 
 
 def jitter(example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """An augmentation; ``rng`` belongs to this example and this repeat of it, whatever the number of workers."""
+    """An augmentation; ``rng`` belongs to this example and this repeat of it, for any number of workers."""
     noise = rng.normal(0, 0.1, example["x"].shape)
     return {**example, "x": (example["x"] + noise).astype(np.float32)}
 

@@ -1,7 +1,8 @@
 """Tar shards on a store that is slow to answer, and what echoing makes of the wait.
 
-``python examples/slow_store.py`` delays each read of a local archive as a distant store would. With ``factor="auto"`` the loader measures
-how much slower reading is than training (R) and repeats what it has as often as that leaves room for.
+``python examples/slow_store.py`` delays each read of a local archive as a distant store would. With
+``factor="auto"`` the loader measures how much slower reading is than training (R), and repeats what it has as
+often as that leaves room for.
 """
 
 import io
@@ -49,9 +50,8 @@ def main() -> None:
         ) as loader:
             for _ in islice(loader, 60):
                 time.sleep(DELAY_S)  # the training step
-            print(
-                f"R {loader.R:.1f}, factor {loader.factor:.1f}, {loader.fresh_examples} examples read for 60 batches"
-            )
+            print(f"R {loader.R:.1f}, factor {loader.factor:.1f}")
+            print(f"{loader.fresh_examples} examples read for 60 batches")
 
 
 if __name__ == "__main__":

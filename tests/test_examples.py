@@ -1,4 +1,4 @@
-"""Every program in examples/ runs, and says what its README line promises."""
+"""Every program in examples/ runs, and prints what it is to show."""
 
 import os
 import subprocess
