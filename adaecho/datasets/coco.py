@@ -47,7 +47,9 @@ class TrueBoxes:
 
 
 class DetectionImages:
-    """Map-style: the bytes of each image with its boxes, ``{"image", "boxes", "labels"}``; crowds left out.
+    """Map-style: the bytes of each image with its boxes, ``{"image", "boxes", "labels", "size"}``.
+
+    Crowds are left out of the examples.
 
     Attributes:
         categories: their names; label k is the name k - 1.
@@ -79,6 +81,7 @@ class DetectionImages:
             "image": self.files[row].read_bytes(),
             "boxes": truth.boxes[~truth.crowd],
             "labels": truth.labels[~truth.crowd],
+            "size": self.sizes[row],
         }
 
     def origin(self, row: int) -> str:

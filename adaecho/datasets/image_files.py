@@ -6,7 +6,7 @@ from typing import Any
 
 from adaecho.errors import DataError
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _COLUMN = "image"
 _ROWS = 64  # read from parquet at once
 
@@ -59,12 +59,12 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     if not top.exists():
         raise DataError(f"images={path}: there is no such file or folder")
     found = sorted(top.rglob("*")) if top.is_dir() else [top]
-    images = [file for file in found if file.suffix.lower() in _ENDINGS]
+    images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
         return ImageFiles(images)
     tables = [file for file in found if file.suffix == ".parquet"]
     if not tables:
-        raise DataError(f"images={path}: holds neither images ({', '.join(_ENDINGS)}) nor parquet files")
+        raise DataError(f"images={path}: holds neither images ({', '.join(IMAGE_ENDINGS)}) nor parquet files")
     for file in tables:
         _check_column(file)
     return ImageTables(tables)

@@ -126,11 +126,9 @@ def small_ssd(num_classes: int, image_size: int = 64) -> SSD:
         num_classes: with the background, which is class 0.
         image_size: in pixels, a multiple of 16.
     """
-    channels = (32, 64, 64)
-    stem = nn.Sequential(
-        _conv(3, 16), _conv(16, 32, stride=2), _conv(32, 32), _conv(32, 32, stride=2), _conv(32, 32)
-    )
-    planes = Planes([stem, _shrink(32, 32, 64), _shrink(64, 32, 64)])
+    channels = (64, 64, 64)
+    stem = nn.Sequential(_conv(3, 32, stride=2), _conv(32, 64, stride=2), _conv(64, 64))
+    planes = Planes([stem, _shrink(64, 32, 64), _shrink(64, 32, 64)])
     planes.apply(_initialise)
     boxes = DefaultBoxGenerator([[], [], []], scales=[0.15, 0.25, 0.42, 0.7])
     return SSD(planes, channels, boxes, num_classes=num_classes, image_size=image_size)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adaecho.transforms.headers import MAX_PIXELS, encoded_size
+
 if TYPE_CHECKING:
     import cv2
 else:
@@ -73,6 +75,12 @@ def decode_image(encoded: Any) -> Image:
     content = encoded if isinstance(encoded, np.ndarray) else np.frombuffer(encoded, np.uint8)
     if content.ndim != 1 or content.dtype != np.uint8:
         raise ValueError(f"an encoded image is bytes, not an array {content.dtype} of {content.shape}")
+    size = encoded_size(content.data)
+    if size is not None and size[0] * size[1] > MAX_PIXELS:
+        raise ValueError(
+            f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
+            f"{MAX_PIXELS:,} are decoded"
+        )
     try:
         image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows
@@ -151,6 +159,28 @@ class RandomResizedCrop:
             crop = adjust_colours(crop, brightness, contrast, saturation)
         if self.flip and drawn[2] < 0.5:
             crop = np.asarray(cv2.flip(crop, 1))
+        return _with_field(example, self.field, crop)
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """For evaluation: the central square of ``share`` of the shorter side, at ``size`` x ``size`` pixels.
+
+    At 0.875 it is what others take by resizing the shorter side to 256 and cropping 224.
+    """
+
+    size: int = 224
+    share: float = 0.875
+    antialias: bool = True
+    field: Any = "image"
+
+    def __call__(self, example: Any) -> Any:
+        """The example with its image cropped, uint8 [size, size, 3]."""
+        image = _field(example, self.field)
+        height, width = image.shape[:2]
+        side = max(round(self.share * min(height, width)), 1)
+        top, left = (height - side) // 2, (width - side) // 2
+        crop = resize(image[top : top + side, left : left + side], self.size, self.antialias)
         return _with_field(example, self.field, crop)
 
 

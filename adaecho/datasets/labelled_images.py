@@ -1,0 +1,252 @@
+"""Encoded images with a class: parquet in the hub's schema, a folder for each class, or tar shards.
+
+All are map-style sources that give the bytes of an image and its label; ``decode_labelled`` makes arrays of
+them. ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from adaecho.datasets.image_files import IMAGE_ENDINGS
+from adaecho.errors import DataError
+from adaecho.shards import IndexedTarShards
+from adaecho.transforms.photographs import decode_image
+
+Part = Literal["train", "validation"]
+
+_NAMES: dict[Part, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "val", "valid", "test"),
+}
+_FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
+_GROUPS_KEPT = 8  # row groups of parquet in memory, 100 images each as the hub writes them
+
+
+class ClassFolders:
+    """Map-style: the files of a folder for each class.
+
+    Attributes:
+        classes: names of the folders, sorted; label k is the k-th.
+    """
+
+    def __init__(self, classes: Sequence[str], files: Sequence[Path], labels: Sequence[int]) -> None:
+        self.classes, self._files, self._labels = list(classes), list(files), list(labels)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"image": self._files[row].read_bytes(), "label": self._labels[row]}
+
+    def origin(self, row: int) -> str:
+        """What to call an image in a message."""
+        return str(self._files[row])
+
+
+class LabelledTables:
+    """Map-style: the columns ``image`` and ``label`` of parquet files, read by row group.
+
+    Random access reads a whole row group for an image unless it is among the last that were read: where
+    the files are many, ``data.order=shards`` goes through one after another instead.
+
+    Attributes:
+        shard_lengths: rows of each row group.
+        labels: of all rows, int64.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        from pyarrow import parquet
+
+        self._groups: list[tuple[Path, int]] = []
+        lengths, labels = [], []
+        for file in files:
+            _check_schema(file)
+            with parquet.ParquetFile(file) as table:
+                for group in range(table.num_row_groups):
+                    self._groups.append((file, group))
+                    lengths.append(table.metadata.row_group(group).num_rows)
+                column = table.read(columns=["label"]).column(0)
+                labels.append(column.fill_null(-1).to_numpy().astype(np.int64))
+        self.labels = np.concatenate(labels)
+        self.shard_lengths = np.array(lengths, dtype=np.int64)
+        self._first = [0, *np.cumsum(self.shard_lengths).tolist()]
+        self._kept: dict[int, list[Any]] = {}
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        group = bisect_right(self._first, row) - 1
+        image = self._images(group)[row - self._first[group]]
+        return {"image": image["bytes"] if isinstance(image, dict) else image, "label": int(self.labels[row])}
+
+    def _images(self, group: int) -> list[Any]:
+        from pyarrow import parquet
+
+        images = self._kept.get(group)
+        if images is None:
+            file, number = self._groups[group]
+            with parquet.ParquetFile(file) as table:
+                images = table.read_row_group(number, columns=["image"]).column(0).to_pylist()
+            kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
+            # A new dict, so that another thread goes on with the old one.
+            self._kept = {**dict(kept), group: images}
+        return images
+
+    def origin(self, row: int) -> str:
+        """What to call an image in a message."""
+        group = bisect_right(self._first, row) - 1
+        file, number = self._groups[group]
+        return f"{file}, row {row - self._first[group]} of row group {number}"
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """One split.
+
+    Attributes:
+        source: map-style; ``decode_labelled`` takes its examples.
+        num_classes: None where the data doesn't say (tar shards).
+        classes: their names; empty where the data doesn't say.
+    """
+
+    source: Any
+    num_classes: int | None
+    classes: tuple[str, ...] = ()
+
+
+def find_labelled(path: str, part: Part) -> LabelledImages | None:
+    """One split under a path; None where there is none of that part.
+
+    Args:
+        path: a folder with ``train-*.parquet`` and ``validation-*.parquet`` (in it or in ``data/``), with
+            ``train/<class>/`` and ``val/<class>/``, with ``train*.tar`` and ``val*.tar``, or with folders of
+            classes alone (which are "train"); tar shards, by path, url or pattern ("train" too); or a hub id.
+        part: "train" or "validation".
+
+    Raises:
+        DataError: there is no such data, a class folder is empty, or a file is not in its schema.
+    """
+    top = Path(path).expanduser()
+    if ".tar" in path.rsplit("/", 1)[-1]:
+        return _tar([path]) if part == "train" else None
+    if not top.exists():
+        if "://" in path or path.count("/") != 1:
+            raise DataError(
+                f"data.path={path}: there is no such folder, and urls must be of tar shards (*.tar)"
+            )
+        return _from_hub(path, part)
+    for name in _NAMES[part]:
+        tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
+        if tables:
+            return _tables(tables)
+        shards = sorted(top.glob(f"{name}*.tar"))
+        if shards:
+            return _tar([str(shard) for shard in shards])
+        if (top / name).is_dir():
+            return _folders(top / name)
+    has_parts = any((top / name).is_dir() for names in _NAMES.values() for name in names)
+    return _folders(top) if part == "train" and not has_parts else None
+
+
+def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]:
+    """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
+
+    Raises:
+        ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
+    """
+    if "__key__" in example:
+        image = next((example[field] for field in _FIELDS if field in example), None)
+        if image is None:
+            raise ValueError(
+                f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
+            )
+        if "cls" not in example:
+            raise ValueError(f"{example['__key__']} has no .cls with its label")
+        try:
+            label = int(example["cls"])
+        except ValueError as error:
+            raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
+    else:
+        image, label = example["image"], example["label"]
+    if not 0 <= label < num_classes:
+        raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
+    return {"image": decode_image(image), "label": np.int64(label)}
+
+
+def _folders(top: Path) -> LabelledImages:
+    classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir())
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(file for file in (top / name).rglob("*") if file.suffix.lower() in IMAGE_ENDINGS)
+        if not found:
+            raise DataError(
+                f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
+                "fill or remove it"
+            )
+        files += found
+        labels += [label] * len(found)
+    if not files:
+        raise DataError(f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar")
+    return LabelledImages(ClassFolders(classes, files, labels), len(classes), tuple(classes))
+
+
+def _tables(files: list[Path]) -> LabelledImages:
+    source = LabelledTables(files)
+    if not len(source):
+        raise DataError(f"{files[0]}: holds no rows")
+    if source.labels.min() < 0:
+        row = int(source.labels.argmin())
+        raise DataError(
+            f"{source.origin(row)}: its label is {source.labels[row]}; this split is not labelled"
+        )
+    return LabelledImages(source, int(source.labels.max()) + 1)
+
+
+def _tar(shards: list[str]) -> LabelledImages:
+    try:
+        source = IndexedTarShards(shards)
+    except ValueError as error:
+        raise DataError(f"data.path: {error}") from error
+    if not len(source):
+        raise DataError(f"data.path={shards[0]}: the tar shards hold no examples")
+    return LabelledImages(source, None)
+
+
+def _from_hub(name: str, part: Part) -> LabelledImages | None:
+    import datasets  # seconds to import, and needed here alone
+
+    try:
+        stored = datasets.load_dataset(name, split=part)
+        stored = stored.cast_column("image", datasets.Image(decode=False))
+        classes = tuple(stored.features["label"].names)
+    except Exception as error:  # the hub's client raises many kinds, and all mean the same here
+        raise DataError(
+            f"data.path={name}: there is no such folder, and as a hub id it can't be loaded with the "
+            f"columns image and label ({type(error).__name__}: {error}). Check name, connection and access, "
+            "or give a local copy"
+        ) from error
+    return LabelledImages(stored, len(classes), classes)
+
+
+def _check_schema(file: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet, types
+
+    try:
+        schema = parquet.read_schema(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file}: not readable as parquet ({str(error).splitlines()[0]}); truncated? Fetch it again"
+        ) from error
+    found = {field.name: field.type for field in schema}
+    label = found.get("label")
+    if "image" not in found or label is None or not types.is_integer(label):
+        columns = ", ".join(f"{name} ({kind})" for name, kind in found.items())
+        raise DataError(f"{file}: needs the columns image and label (integers), and has {columns or 'none'}")

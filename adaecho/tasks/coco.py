@@ -1,0 +1,97 @@
+"""SSD300 on COCO 2017 (paper, Table 1), or on any folder in COCO's schema.
+
+The paper names neither backbone nor image size: ResNet-34 from scratch at 300 pixels is MLPerf's SSD.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
+from adaecho.datasets.coco import read_coco
+from adaecho.datasets.encoded_images import BadExamples
+from adaecho.errors import ConfigError, DataError
+from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
+from adaecho.models.ssd import ssd_resnet34
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
+from adaecho.transforms.boxes import SSDAugment, collate_boxes
+
+
+@dataclass
+class Options(TaskConfig):
+    """The keys ``task.*``."""
+
+    image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
+    ghost_size: int | None = 128  # examples per slice of virtual batch norm; null: the whole batch
+    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
+    keep_images_without_boxes: bool = False  # SSD learns nothing from them; they cost fresh examples
+    metrics_per_category: bool = False  # report AP_50/<category> too
+
+    def __post_init__(self) -> None:
+        if self.image_size < 64:
+            raise ConfigError(f"task.image_size={self.image_size}: must be at least 64 pixels")
+        if self.ghost_statistics not in STATISTICS:
+            raise ConfigError(
+                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
+            )
+
+
+def build(config: Config, options: Options) -> Task:
+    """The detection task; images are read from disk as they are needed.
+
+    Raises:
+        ConfigError: ``task.ghost_size`` doesn't divide the batch or its micro-batches.
+        DataError: ``data.path`` is no folder in COCO's schema, or more in it is bad than may be skipped.
+    """
+    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    if config.data.path is None:
+        raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
+    bad = BadExamples(config.data.max_bad_examples)
+    train = read_coco(config.data.path, "train", bad)
+    held_out = read_coco(config.data.path, "val", bad).first(config.evaluate.max_examples)
+    bad.report()
+    if train.categories != held_out.categories:
+        raise DataError(f"data.path={config.data.path}: its two annotation files have other categories")
+    if not options.keep_images_without_boxes:
+        train = train.with_boxes()
+    if not len(train):
+        raise DataError(f"data.path={config.data.path}: none of its training images has a box")
+    decode = DecodeDetection()
+    validation = DetectionValidation(
+        held_out,
+        decode,
+        held_out.truths,
+        held_out.sizes,
+        held_out.categories,
+        per_category=options.metrics_per_category,
+        image_size=options.image_size,
+        batch_size=config.evaluate.batch_size,
+        threads=max(config.data.num_workers, 1),
+    )
+
+    def build_model() -> nn.Module:
+        ssd = ssd_resnet34(len(train.categories) + 1, options.image_size)
+        if options.ghost_size is not None:
+            use_ghost_batch_norm(ssd, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
+        return Detector(ssd, channels_last=config.channels_last)
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        assert split == "validation", "COCO's test split has no public boxes"
+        return validation.measure(model, device)
+
+    return Task(
+        name="coco",
+        metrics=validation.metrics,
+        source=train,
+        decode=decode,
+        augment=SSDAugment(options.image_size),
+        collate=collate_boxes,
+        build_model=build_model,
+        loss=detection_loss,
+        evaluate=evaluate,
+        skipped_examples=bad.count,
+        facts={"training_images": len(train), "validation_images": len(validation)},
+    )

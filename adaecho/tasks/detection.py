@@ -1,0 +1,121 @@
+"""What detection tasks share: SSD on uint8 images, its loss, and mean average precision over a split."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from adaecho.datasets.coco import TrueBoxes
+from adaecho.models.multibox import detect, multibox_loss
+from adaecho.models.normalise import Normalise
+from adaecho.models.ssd import SSD
+from adaecho.tasks.average_precision import AveragePrecision, Found
+from adaecho.tasks.base import Batch, LossAndWeight
+from adaecho.tasks.reading import ReadAnew
+from adaecho.transforms.boxes import ResizeWithBoxes
+from adaecho.transforms.photographs import decode_image
+
+# Of each colour over ImageNet's training images.
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
+
+
+class Detector(nn.Module):
+    """uint8 [N, S, S, 3] to class logits [N, A, C], box codes [N, A, 4] and the default boxes [A, 4]."""
+
+    def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
+        super().__init__()
+        self.normalise, self.ssd = Normalise(MEAN, STD, channels_last=channels_last), ssd
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits, codes = self.ssd(self.normalise(images))
+        return logits, codes, self.ssd.boxes
+
+
+def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
+    """The multibox loss of a padded batch, and how many default boxes matched; 1 if none did."""
+    logits, codes, default_boxes = model(batch["image"])
+    loss, positives = multibox_loss(logits, codes, batch["boxes"], batch["labels"], default_boxes)
+    return loss, positives.clamp(min=1)
+
+
+@dataclass(frozen=True)
+class DecodeDetection:
+    """``decode`` for ``datasets.coco``: the image, which must have the size that its annotations say."""
+
+    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        """The example with ``image`` uint8 [H, W, 3], without ``size``.
+
+        Raises:
+            ValueError: the bytes are no whole image, or it has another size than the annotations say.
+        """
+        image = decode_image(example["image"])
+        if image.shape[:2] != tuple(example["size"]):
+            height, width = example["size"]
+            raise ValueError(
+                f"the image has {image.shape[0]}x{image.shape[1]} pixels, its annotations say "
+                f"{height}x{width}; was it turned or resized after it was annotated?"
+            )
+        return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
+
+
+class DetectionValidation:
+    """Mean average precision on images that are read anew each time.
+
+    Args:
+        images: ``images[row]`` is an example, ``images.origin(row)`` its name.
+        decode: of an example; None where its image is an array.
+        truths, sizes, categories, per_category: as for ``AveragePrecision``.
+        image_size: side of the model's input, in pixels.
+        batch_size: images at once.
+        threads: that decode and resize.
+    """
+
+    def __init__(
+        self,
+        images: Any,
+        decode: Callable[[Any], Any] | None,
+        truths: Sequence[TrueBoxes],
+        sizes: Sequence[tuple[int, int]],
+        categories: Sequence[str],
+        *,
+        per_category: bool,
+        image_size: int,
+        batch_size: int,
+        threads: int,
+    ) -> None:
+        self._images, self._decode, self._sizes = images, decode, list(sizes)
+        self._resize = ResizeWithBoxes(image_size)
+        self._read = ReadAnew(images, self._input, batch_size=batch_size, threads=threads)
+        self._precision = AveragePrecision(truths, sizes, categories, per_category=per_category)
+        self.truths, self.categories, self.metrics = list(truths), list(categories), self._precision.metrics
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def measure(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """The metrics of a model in eval mode."""
+        return self._precision.measure(self.found(model, device, range(len(self))))
+
+    def found(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
+        """What a model finds in some images, in pixels of the images themselves."""
+        found: list[Found] = []
+        size = self._resize.size
+        for part, inputs in self._read.batches(rows):
+            logits, codes, default_boxes = model(torch.from_numpy(np.stack(inputs)).to(device))
+            for row, one in zip(part, detect(logits, codes, default_boxes, size), strict=True):
+                height, width = self._sizes[row]
+                boxes = one.boxes.cpu().numpy() * (np.array([width, height, width, height]) / size)
+                found.append(Found(boxes, one.scores.cpu().numpy(), one.labels.cpu().numpy()))
+        return found
+
+    def image(self, row: int) -> Any:
+        """One image as it is, uint8 [H, W, 3]."""
+        example = self._images[row]
+        return (example if self._decode is None else self._decode(example))["image"]
+
+    def _input(self, example: dict[str, Any]) -> Any:
+        return self._resize(example if self._decode is None else self._decode(example))["image"]

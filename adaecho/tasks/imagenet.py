@@ -1,0 +1,161 @@
+"""ImageNet classification with ResNet-50 (paper, Table 1), or any classifier of timm on any labelled images.
+
+The paper resizes, crops and flips at random and distorts colours; how strongly it doesn't say.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
+from adaecho.datasets.labelled_images import LabelledImages, decode_labelled, find_labelled
+from adaecho.datasets.split import Rows, hold_out_rows
+from adaecho.errors import ConfigError, DataError
+from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
+from adaecho.models.normalise import Normalise
+from adaecho.models.timm_models import timm_model
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.detection import MEAN, STD
+from adaecho.tasks.images import CLASSIFICATION_METRICS, cross_entropy, num_images
+from adaecho.tasks.reading import ReadAnew
+from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
+
+
+@dataclass
+class Options(TaskConfig):
+    """The keys ``task.*``."""
+
+    model: str = "resnet50"  # a name of timm's
+    image_size: int = 224  # pixels
+    num_classes: int | None = None  # null: as many as the training data names
+    validation_path: str | None = None  # tar shards, or where else data.path has no validation split
+    ghost_size: int | None = 32  # examples per slice of virtual batch norm; null: the whole batch
+    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
+    min_crop_area: float = 0.08  # of the image's; the largest is 1
+    colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.image_size < 8:
+            raise ConfigError(f"task.image_size={self.image_size}: must be at least 8 pixels")
+        if self.num_classes is not None and self.num_classes < 2:
+            raise ConfigError(f"task.num_classes={self.num_classes}: must be at least 2, or null")
+        if not 0 < self.min_crop_area <= 1:
+            raise ConfigError(f"task.min_crop_area={self.min_crop_area}: must lie in (0, 1]")
+        if not 0 <= self.colour_distortion <= 1:
+            raise ConfigError(f"task.colour_distortion={self.colour_distortion}: must lie in [0, 1]")
+        if self.ghost_statistics not in STATISTICS:
+            raise ConfigError(
+                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
+            )
+
+
+def build(config: Config, options: Options) -> Task:
+    """The classification task; images are read from storage as they are needed.
+
+    Raises:
+        ConfigError: timm has no such model, or ``task.ghost_size`` doesn't divide the batch.
+        DataError: ``data.path`` holds no labelled images, or it isn't known how many classes there are.
+    """
+    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    train, held_out, num_classes = _read(config, options)
+    decode = partial(decode_labelled, num_classes=num_classes)
+    crop = CentreCrop(options.image_size, antialias=options.antialias)
+    validation = ReadAnew(
+        held_out,
+        lambda example: crop(decode(example)),
+        batch_size=config.evaluate.batch_size,
+        threads=max(config.data.num_workers, 1),
+    )
+    strength = options.colour_distortion
+
+    def build_model() -> nn.Module:
+        net = timm_model(options.model, num_classes)
+        if options.ghost_size is not None:
+            use_ghost_batch_norm(net, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
+        return nn.Sequential(Normalise(MEAN, STD, channels_last=config.channels_last), net)
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        assert split == "validation", "ImageNet's test split has no public labels"
+        return measure(model, validation, device)
+
+    return Task(
+        name="imagenet",
+        metrics=CLASSIFICATION_METRICS,
+        source=train,
+        decode=decode,
+        augment=RandomResizedCrop(
+            options.image_size,
+            scale=(options.min_crop_area, 1.0),
+            brightness=strength,
+            contrast=strength,
+            saturation=strength,
+            antialias=options.antialias,
+        ),
+        collate=None,
+        build_model=build_model,
+        loss=cross_entropy,
+        weight=num_images,
+        evaluate=evaluate,
+        facts={"training_images": len(train), "validation_images": len(held_out), "classes": num_classes},
+    )
+
+
+def _read(config: Config, options: Options) -> tuple[Any, Any, int]:
+    """Training and validation sources, and the number of classes."""
+    path = config.data.path
+    if path is None:
+        raise DataError(
+            "data.path: task imagenet needs a folder, tar shards or a hub id (ILSVRC/imagenet-1k: log in)"
+        )
+    train = find_labelled(path, "train")
+    if train is None:
+        raise DataError(f"data.path={path}: has a validation split and no training images")
+    num_classes = options.num_classes or train.num_classes
+    if num_classes is None:
+        raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
+    validation = _validation(path, options)
+    if validation is None:
+        rows, others = hold_out_rows(
+            len(train.source), config.data.validation_examples, seed=config.data.split_seed
+        )
+        return Rows(train.source, rows), _first(Rows(train.source, others), config), num_classes
+    if config.data.validation_examples is not None:
+        raise ConfigError(
+            f"data.validation_examples={config.data.validation_examples}: {path} has a validation split "
+            "of its own; leave it null (evaluate.max_examples takes a part of it)"
+        )
+    if validation.classes != train.classes:
+        raise DataError(f"data.path={path}: its training and validation splits name other classes")
+    return train.source, _first(validation.source, config), num_classes
+
+
+def _validation(path: str, options: Options) -> LabelledImages | None:
+    if options.validation_path is None:
+        return find_labelled(path, "validation")
+    return find_labelled(options.validation_path, "validation") or find_labelled(
+        options.validation_path, "train"
+    )
+
+
+def _first(source: Any, config: Config) -> Any:
+    most = config.evaluate.max_examples
+    return source if most is None or most >= len(source) else Rows(source, np.arange(most))
+
+
+def measure(model: nn.Module, validation: ReadAnew, device: torch.device) -> dict[str, float]:
+    """Accuracy and mean cross entropy (nats) over a split that is read anew."""
+    correct, entropy = 0, 0.0
+    for _, examples in validation.batches():
+        images = torch.from_numpy(np.stack([example["image"] for example in examples])).to(device)
+        labels = torch.tensor([int(example["label"]) for example in examples], device=device)
+        logits = model(images).float()
+        correct += int((logits.argmax(1) == labels).sum())
+        entropy += functional.cross_entropy(logits, labels, reduction="sum").item()
+    return {"accuracy": correct / len(validation), "cross_entropy": entropy / len(validation)}

@@ -1,0 +1,110 @@
+"""A small SSD on made scenes of real handwritten digits: detection in seconds on one core, data embedded.
+
+Glyphs of the validation scenes occur in no training scene.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
+from adaecho.datasets.coco import TrueBoxes
+from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
+from adaecho.errors import ConfigError
+from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
+from adaecho.models.ssd import small_ssd
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
+from adaecho.tasks.digits import NUM_CLASSES, read_digits
+from adaecho.transforms.boxes import SSDAugment, collate_boxes
+
+_VALIDATION_GLYPHS = 360
+
+
+@dataclass
+class Options(TaskConfig):
+    """The keys ``task.*``."""
+
+    training_scenes: int = 2000
+    ghost_size: int | None = None  # examples per slice of virtual batch norm; null: the whole batch
+    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
+    metrics_per_category: bool = False  # report AP_50/<digit> too
+
+    def __post_init__(self) -> None:
+        if self.training_scenes < 1:
+            raise ConfigError(f"task.training_scenes={self.training_scenes}: must be at least 1")
+        if self.ghost_statistics not in STATISTICS:
+            raise ConfigError(
+                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
+            )
+
+
+def build(config: Config, options: Options) -> Task:
+    """The scenes task; ``data.validation_examples`` scenes are made for validation, none is held out.
+
+    Raises:
+        ConfigError: ``data.path`` is set, or ``task.ghost_size`` doesn't divide the batch.
+        DataError: scikit-learn's file of digits is absent.
+    """
+    if config.data.path is not None:
+        raise ConfigError(
+            f"data.path={config.data.path}: task scenes makes its images; drop data.path, or choose task=coco"
+        )
+    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    number = config.data.validation_examples
+    if not number:
+        raise ConfigError(f"data.validation_examples={number}: say how many scenes to make for validation")
+    digits = read_digits()
+    glyphs, labels = digits["image"][..., 0], digits["label"]
+    seed = config.data.split_seed
+    train = make_scenes(
+        glyphs[:-_VALIDATION_GLYPHS], labels[:-_VALIDATION_GLYPHS], options.training_scenes, seed=2 * seed
+    )
+    held_out = make_scenes(
+        glyphs[-_VALIDATION_GLYPHS:], labels[-_VALIDATION_GLYPHS:], number, seed=2 * seed + 1
+    )
+    validation = DetectionValidation(
+        held_out,
+        None,
+        _truths(held_out),
+        [(SIDE, SIDE)] * number,
+        [str(digit) for digit in range(NUM_CLASSES)],
+        per_category=options.metrics_per_category,
+        image_size=SIDE,
+        batch_size=config.evaluate.batch_size,
+        threads=1,
+    )
+
+    def build_model() -> nn.Module:
+        ssd = small_ssd(NUM_CLASSES + 1, SIDE)
+        if options.ghost_size is not None:
+            use_ghost_batch_norm(ssd, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
+        return Detector(ssd, channels_last=config.channels_last)
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        assert split == "validation", "scenes have no test split"
+        return validation.measure(model, device)
+
+    return Task(
+        name="scenes",
+        metrics=validation.metrics,
+        source=train,
+        decode=None,
+        # A mirrored digit is none; scenes are small enough as they are.
+        augment=SSDAugment(SIDE, flip=0.0, expand=0.0, crop_scale=(0.6, 1.0), antialias=False),
+        collate=collate_boxes,
+        build_model=build_model,
+        loss=detection_loss,
+        evaluate=evaluate,
+    )
+
+
+def _truths(scenes: Scenes) -> list[TrueBoxes]:
+    truths = []
+    for row in range(len(scenes)):
+        boxes, labels = scenes[row]["boxes"], scenes[row]["labels"]
+        areas = (boxes[:, 2:] - boxes[:, :2]).astype(float).prod(axis=1)
+        truths.append(TrueBoxes(boxes, labels, labels < 0, areas))
+    return truths

@@ -1,0 +1,142 @@
+"""Labelled images in each layout, and what is wrong with them."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from adaecho.datasets.labelled_images import decode_labelled, find_labelled
+from adaecho.errors import DataError
+from tests.transforms.pictures import encoded, picture
+
+
+def table(file: Path, rows: range, *, labels: list[Any] | None = None, group: int = 2) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "image": [{"bytes": encoded(row), "path": f"{row}.jpg"} for row in rows],
+        "label": [row % 3 for row in rows] if labels is None else labels,
+    }
+    parquet.write_table(pa.table(columns), file, row_group_size=group)
+
+
+def folders(top: Path, parts: dict[str, range]) -> None:
+    for part, rows in parts.items():
+        for row in rows:
+            folder = top / part / f"class{row % 3}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{row:03}.jpg").write_bytes(encoded(row))
+
+
+def shard(file: Path, rows: range) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as archive:
+        for row in rows:
+            for ending, content in (("jpg", encoded(row)), ("cls", str(row % 3).encode())):
+                member = tarfile.TarInfo(f"{row:03}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def make(layout: str, top: Path) -> None:
+    if layout == "parquet":
+        table(top / "data" / "train-00000-of-00002.parquet", range(5))
+        table(top / "data" / "train-00001-of-00002.parquet", range(5, 9))
+        table(top / "data" / "validation-00000-of-00001.parquet", range(9, 12))
+    elif layout == "folders":
+        folders(top, {"train": range(9), "val": range(9, 12)})
+    else:
+        shard(top / "train-0.tar", range(5))
+        shard(top / "train-1.tar", range(5, 9))
+        shard(top / "val-0.tar", range(9, 12))
+
+
+@pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
+def test_every_layout_gives_the_same_images_and_labels(tmp_path: Path, layout: str) -> None:
+    make(layout, tmp_path)
+    train, validation = (find_labelled(str(tmp_path), part) for part in ("train", "validation"))
+    assert train is not None
+    assert validation is not None
+    assert (len(train.source), len(validation.source)) == (9, 3)
+    assert train.num_classes == (None if layout == "tar" else 3)
+    order = sorted(range(9), key=lambda row: (row % 3, row)) if layout == "folders" else list(range(9))
+    for index, row in enumerate(order):
+        example = decode_labelled(train.source[index], 3)
+        assert example["label"] == row % 3
+        assert example["image"].shape == picture(row).shape
+        assert np.abs(example["image"].astype(int) - picture(row)).mean() < 20
+        assert train.source.origin(index)
+
+
+def test_rows_of_parquet_are_found_from_any_group_in_any_order(tmp_path: Path) -> None:
+    for number in range(6):
+        first = number * 5
+        table(tmp_path / f"train-{number}.parquet", range(first, first + 5), group=2)
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    assert found.source.shard_lengths.tolist() == [2, 2, 1] * 6
+    for row in np.random.default_rng(0).permutation(30).tolist():
+        assert found.source[row] == {"image": encoded(row), "label": row % 3}
+    assert found.source.origin(7).endswith("train-1.parquet, row 0 of row group 1")
+
+
+def test_folders_of_classes_alone_are_all_for_training(tmp_path: Path) -> None:
+    folders(tmp_path, {".": range(6)})
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    assert found.classes == ("class0", "class1", "class2")
+    assert find_labelled(str(tmp_path), "validation") is None
+
+
+def test_an_empty_class_folder_is_refused_and_named(tmp_path: Path) -> None:
+    folders(tmp_path, {"train": range(6)})
+    (tmp_path / "train" / "class7").mkdir()
+    with pytest.raises(DataError, match=r"class7: this class folder holds no image"):
+        find_labelled(str(tmp_path), "train")
+
+
+def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no folders of classes"):
+        find_labelled(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("path", ["no/such/folder", "http://example.org/images.zip"])
+def test_what_is_not_there_is_refused(path: str) -> None:
+    with pytest.raises(DataError, match="there is no such folder"):
+        find_labelled(path, "train")
+
+
+def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", range(3), labels=[0, None, 1])
+    with pytest.raises(DataError, match="row 1 of row group 0: its label is -1; this split is not labelled"):
+        find_labelled(str(tmp_path), "train")
+
+
+def test_parquet_of_another_schema_or_cut_short_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train-0.parquet"
+    parquet.write_table(pa.table({"img": [b""], "label": ["cat"]}), file)
+    with pytest.raises(DataError, match=r"needs the columns image and label \(integers\), and has img"):
+        find_labelled(str(tmp_path), "train")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match="not readable as parquet"):
+        find_labelled(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"image": encoded(0), "label": 3}, "its label 3 is not one of 0 to 2"),
+        ({"image": encoded(0), "label": -1}, "its label -1"),
+        ({"__key__": "7", "jpg": encoded(0)}, r"7 has no \.cls"),
+        ({"__key__": "7", "txt": b"", "cls": b"1"}, r"7 has none of \.jpg"),
+        ({"__key__": "7", "jpg": encoded(0), "cls": b"cat"}, "its .cls holds b'cat' and no number"),
+        ({"image": b"", "label": 0}, "no image bytes"),
+    ],
+)
+def test_bad_examples_say_why(example: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_labelled(example, 3)

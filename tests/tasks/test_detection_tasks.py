@@ -1,0 +1,147 @@
+"""Tasks coco and scenes: they learn, resume and refuse, on tiny data."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho.errors import ConfigError, DataError
+from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
+from adaecho.tasks import build_task
+from adaecho.training.loader import make_loader
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.datasets.coco_files import content, write
+
+TINY_COCO = (
+    "task=coco", "task.image_size=64", "task.ghost_size=2", "batch_size=4", "echo.shuffle_buffer=4",
+    "data.num_workers=0", "evaluate.batch_size=4", "evaluate.every_fresh_examples=8", "max_fresh_examples=24",
+    "schedule.warmup_epochs=1", "schedule.first_drop_epochs=2", "schedule.drop_gap_epochs=1",
+    "precision=float32", "target.value=null",
+)  # fmt: skip
+TINY_SCENES = (
+    "task=scenes", "task.training_scenes=64", "data.validation_examples=16", "batch_size=16",
+    "echo.shuffle_buffer=32", "precision=float32",
+)  # fmt: skip
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    """Twelve training and four validation images of two categories."""
+    top = tmp_path / "coco"
+    write(top, "train", content(12))
+    write(top, "val", content(4, first=20))
+    return top
+
+
+@pytest.mark.parametrize("echo", ["none", "example_before_augmentation"])
+def test_coco_trains_and_reports_by_category(
+    compose_config: Compose, coco: Path, tmp_path: Path, echo: str
+) -> None:
+    factor = [] if echo == "none" else ["echo.factor=2"]
+    config = compose_config(
+        *TINY_COCO, f"data.path={coco}", f"echo={echo}", *factor, "task.metrics_per_category=true"
+    )
+    summary = run_trial(config, tmp_path / "run")
+    assert summary["status"] == "budget_spent"
+    assert summary["steps"] > (6 if factor else 4)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"mAP", "mAP_50", "AP_50/cat", "AP_50/dog"} <= line.keys()
+    assert "mAP_large" not in line  # none of the boxes is so large
+    assert np.isfinite(line["train_loss"])
+
+
+def test_coco_has_ghosts_everywhere_and_ssd_boxes(compose_config: Compose, coco: Path) -> None:
+    task = build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
+    norms = [m for m in task.build_model().modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert norms
+    assert all(type(norm) is GhostBatchNorm2d and norm.ghost_size == 2 for norm in norms)
+    assert len(task.source) == 12
+
+
+def test_coco_batches_are_padded_on_the_loaders_real_path(compose_config: Compose, coco: Path) -> None:
+    config = compose_config(*TINY_COCO, f"data.path={coco}", "data.num_workers=2")
+    task = build_task(config)
+    batch = next(iter(make_loader(config, task, torch.device("cpu"))))
+    assert batch["image"].shape == (4, 64, 64, 3)
+    assert batch["image"].dtype == torch.uint8
+    assert batch["boxes"].shape[0::2] == (4, 4)
+    loss, weight = task.loss(task.build_model(), batch)
+    assert loss.requires_grad
+    assert weight >= 1
+
+
+def test_a_turned_image_is_a_bad_example(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
+    file = coco / "annotations" / "instances_train2017.json"
+    listed = json.loads(file.read_text())
+    for image in listed["images"][:1]:
+        image["height"], image["width"] = image["width"], image["height"]
+    file.write_text(json.dumps(listed))
+    config = compose_config(*TINY_COCO, f"data.path={coco}", "data.max_bad_examples=0")
+    with pytest.raises(Exception, match="was it turned or resized after it was annotated"):
+        run_trial(config, tmp_path / "run")
+
+
+def test_a_bad_validation_image_is_an_error_that_names_it(
+    compose_config: Compose, coco: Path, tmp_path: Path
+) -> None:
+    (coco / "val2017" / "21.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"21\.jpg: it holds no image bytes"):
+        run_trial(compose_config(*TINY_COCO, f"data.path={coco}"), tmp_path / "run")
+
+
+def test_coco_refuses_batches_that_the_ghost_size_does_not_divide(
+    compose_config: Compose, coco: Path
+) -> None:
+    for override in ("batch_size=6", "adascale=on", "task.ghost_size=0"):
+        more = ["adascale.num_gradients_to_accumulate=2"] if override == "adascale=on" else []
+        config = compose_config(*TINY_COCO, f"data.path={coco}", "task.ghost_size=4", override, *more)
+        with pytest.raises(ConfigError, match="ghost_size="):
+            build_task(config)
+
+
+def test_coco_without_a_path_says_what_it_needs(compose_config: Compose, coco: Path) -> None:
+    config = compose_config(*TINY_COCO, f"data.path={coco}")
+    missing = dataclasses.replace(config, data=dataclasses.replace(config.data, path=None))
+    with pytest.raises(DataError, match="needs a folder with annotations/"):
+        build_task(missing)
+
+
+@pytest.mark.parametrize("override", ["task.image_size=32", "task.ghost_statistics=mean"])
+def test_options_out_of_range_are_refused(compose_config: Compose, coco: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        build_task(compose_config(*TINY_COCO, f"data.path={coco}", override))
+
+
+def test_scenes_learn(compose_config: Compose, tmp_path: Path) -> None:
+    config = compose_config(
+        *TINY_SCENES, "task.training_scenes=16", "max_steps=30", "target.value=null",
+        "evaluate.every_fresh_examples=160", "schedule.warmup_steps=5",
+    )  # fmt: skip
+    run_trial(config, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["train_loss"] < 0.7 * lines[0]["train_loss"]
+
+
+def test_scenes_resume_to_the_same_bits(compose_config: Compose, tmp_path: Path) -> None:
+    base = (*TINY_SCENES, "evaluate.every_fresh_examples=64", "target.value=null")
+    whole = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "whole")
+    run_trial(compose_config(*base, "max_steps=5"), tmp_path / "parts")
+    parts = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "parts")
+    assert (parts["steps"], parts["best"]["value"]) == (whole["steps"], whole["best"]["value"])
+    lines = [
+        [
+            {key: value for key, value in json.loads(line).items() if not key.endswith("_s")}
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in ("whole", "parts")
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_scenes_refuse_a_path(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match="task scenes makes its images"):
+        build_task(compose_config(*TINY_SCENES, "data.path=somewhere"))

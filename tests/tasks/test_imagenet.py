@@ -1,0 +1,163 @@
+"""Task imagenet on tiny generated images, in every layout and over http."""
+
+import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaecho.errors import ConfigError, DataError
+from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
+from adaecho.tasks import build_task
+from adaecho.training.loader import make_loader
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.datasets.test_labelled_images import folders, make, shard
+from tests.transforms.pictures import encoded
+
+TINY = (
+    "task=imagenet", "task.model=resnet18", "task.image_size=32", "task.ghost_size=2", "batch_size=4",
+    "echo.shuffle_buffer=4", "data.num_workers=0", "evaluate.batch_size=4", "evaluate.every_fresh_examples=8",
+    "max_fresh_examples=16", "precision=float32", "target.value=null",
+)  # fmt: skip
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """An address that serves ``tmp_path``."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
+def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layout: str) -> None:
+    make(layout, tmp_path / "data")
+    classes = ["task.num_classes=3"] if layout == "tar" else []
+    config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", *classes)
+    summary = run_trial(config, tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("budget_spent", 3)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= line["accuracy"] <= 1
+    assert line["cross_entropy"] > 0
+
+
+@pytest.mark.parametrize("order", ["permutation", "shards"])
+@pytest.mark.parametrize("place", ["encoded", "decoded"])
+def test_order_and_place_reach_the_loader(
+    compose_config: Compose, tmp_path: Path, order: str, place: str
+) -> None:
+    make("parquet", tmp_path)
+    config = compose_config(
+        *TINY, f"data.path={tmp_path}", f"data.order={order}", f"echo.place={place}",
+        "echo=example_before_augmentation", "echo.factor=2",
+    )  # fmt: skip
+    task = build_task(config)
+    batch = next(iter(make_loader(config, task, torch.device("cpu"))))
+    assert batch["image"].shape == (4, 32, 32, 3)
+    assert batch["image"].dtype == torch.uint8
+    assert batch["label"].dtype == torch.int64
+
+
+def test_tar_shards_over_http_resume_to_the_same_end(
+    compose_config: Compose, tmp_path: Path, served: str
+) -> None:
+    shard(tmp_path / "train-0.tar", range(6))
+    shard(tmp_path / "train-1.tar", range(6, 12))
+    shard(tmp_path / "val.tar", range(12, 16))
+    base = (
+        *TINY, "task.num_classes=3", f"data.path='{served}/train-{{0..1}}.tar'",
+        f"task.validation_path={served}/val.tar",
+    )  # fmt: skip
+    whole = run_trial(compose_config(*base), tmp_path / "whole")
+    run_trial(compose_config(*base, "max_fresh_examples=8"), tmp_path / "parts")
+    parts = run_trial(compose_config(*base), tmp_path / "parts")
+    assert parts["best"]["value"] == whole["best"]["value"]
+    assert parts["fresh_examples"] == whole["fresh_examples"]
+
+
+def test_a_part_is_held_out_where_there_is_no_validation_split(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    folders(tmp_path, {".": range(9)})
+    with pytest.raises(DataError, match=r"data\.validation_examples=null"):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}"))
+    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
+    assert task.facts == {"training_images": 6, "validation_images": 3, "classes": 3}
+
+
+def test_held_out_examples_are_refused_where_there_is_a_validation_split(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    make("folders", tmp_path)
+    with pytest.raises(ConfigError, match="has a validation split of its own"):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
+
+
+def test_evaluation_can_take_a_part_of_the_split(compose_config: Compose, tmp_path: Path) -> None:
+    make("folders", tmp_path)
+    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "evaluate.max_examples=2"))
+    assert task.facts["validation_images"] == 2
+
+
+def test_tar_shards_need_the_number_of_classes(compose_config: Compose, tmp_path: Path) -> None:
+    make("tar", tmp_path)
+    with pytest.raises(DataError, match=r"task\.num_classes=null"):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}"))
+
+
+def test_splits_with_other_classes_are_refused(compose_config: Compose, tmp_path: Path) -> None:
+    folders(tmp_path, {"train": range(9), "val": range(2)})
+    with pytest.raises(DataError, match="name other classes"):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}"))
+
+
+def test_every_batch_norm_is_ghostly(compose_config: Compose, tmp_path: Path) -> None:
+    make("folders", tmp_path)
+    model = build_task(compose_config(*TINY, f"data.path={tmp_path}")).build_model()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(norms) == 20
+    assert all(type(norm) is GhostBatchNorm2d for norm in norms)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.model=resnet5", "timm has no such model"),
+        ("batch_size=5", "ghost_size=2: batch_size=5"),
+        ("task.min_crop_area=0", r"task\.min_crop_area=0"),
+        ("task.colour_distortion=2", r"task\.colour_distortion=2"),
+        ("task.image_size=4", r"task\.image_size=4"),
+        ("task.num_classes=1", r"task\.num_classes=1"),
+        ("task.ghost_statistics=none", r"task\.ghost_statistics=none"),
+    ],
+)
+def test_what_can_not_be_is_refused(
+    compose_config: Compose, tmp_path: Path, override: str, message: str
+) -> None:
+    make("folders", tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}", override)).build_model()
+
+
+def test_bad_images_are_skipped_within_the_budget(compose_config: Compose, tmp_path: Path) -> None:
+    folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
+    (tmp_path / "data" / "train" / "class1" / "001.jpg").write_bytes(encoded(1)[:200])
+    config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", "data.max_bad_examples=5")
+    assert run_trial(config, tmp_path / "run")["status"] == "budget_spent"
+    strict = compose_config(*TINY, f"data.path={tmp_path / 'data'}")
+    with pytest.raises(Exception, match=r"001\.jpg"):
+        run_trial(strict, tmp_path / "strict")

@@ -1,0 +1,159 @@
+"""Odd and damaged image files: each is decoded right, or refused with a reason."""
+
+import io
+import struct
+import zlib
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from adaecho import EchoLoader
+from adaecho.transforms.headers import MAX_PIXELS, encoded_size
+from adaecho.transforms.photographs import CentreCrop, DecodeImage, decode_image
+from tests.transforms.pictures import encoded, picture
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def near(content: bytes, expected: NDArray[Any], error: float = 8.0) -> None:
+    decoded = decode_image(content)
+    assert decoded.shape == expected.shape
+    assert decoded.dtype == np.uint8
+    assert np.abs(decoded.astype(int) - expected).mean() < error
+
+
+def test_greyscale_becomes_rgb() -> None:
+    grey = picture(2)[..., 1]
+    near(saved(Image.fromarray(grey), "JPEG"), np.repeat(grey[..., None], 3, axis=2), error=20)
+
+
+def test_cmyk_becomes_rgb() -> None:
+    flat = np.full((32, 40, 3), (200, 120, 40), np.uint8)
+    near(saved(Image.fromarray(flat).convert("CMYK"), "JPEG", quality=95), flat)
+
+
+def test_sixteen_bits_become_eight() -> None:
+    wide = (np.arange(32 * 40, dtype=np.uint16).reshape(32, 40) * 51).astype(np.uint16)
+    near(saved(Image.fromarray(wide), "PNG"), np.repeat((wide // 256)[..., None], 3, axis=2), error=1)
+
+
+def test_a_transparent_image_loses_its_transparency() -> None:
+    rgba = np.dstack([picture(0), np.full(picture(0).shape[:2], 99, np.uint8)])
+    near(saved(Image.fromarray(rgba), "PNG"), picture(0), error=0.1)
+
+
+def test_an_exif_turn_is_ignored_so_that_boxes_stay_right() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    image = Image.fromarray(picture(1))
+    assert decode_image(saved(image, "JPEG", exif=exif)).shape == picture(1).shape
+    np.testing.assert_array_equal(
+        decode_image(saved(image, "JPEG", exif=exif)), decode_image(saved(image, "JPEG"))
+    )
+
+
+def test_a_gif_named_jpg_is_decoded_for_what_it_is() -> None:
+    flat = np.full((32, 40, 3), (200, 120, 40), np.uint8)
+    near(saved(Image.fromarray(flat), "GIF"), flat)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_a_truncated_jpeg_is_refused(share: float) -> None:
+    content = encoded(0)
+    with pytest.raises(ValueError, match="corrupt or truncated"):
+        decode_image(content[: int(len(content) * share)])
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(ValueError, match="no image bytes"):
+        decode_image(b"")
+
+
+def bomb(height: int, width: int) -> bytes:
+    """A PNG that claims many pixels and holds none."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+def jpeg_bomb(height: int, width: int) -> bytes:
+    content = bytearray(encoded(0))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("content", [bomb(20000, 20000), jpeg_bomb(60000, 60000)])
+def test_a_decompression_bomb_is_refused_before_memory_is_taken(content: bytes) -> None:
+    size = encoded_size(content)
+    assert size is not None
+    assert size[0] * size[1] > MAX_PIXELS
+    with pytest.raises(ValueError, match=r"claim \d+x\d+ pixels, and at most 178,956,970 are decoded"):
+        decode_image(content)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
+@pytest.mark.parametrize("row", range(5))
+def test_headers_tell_the_size(kind: str, row: int) -> None:
+    assert encoded_size(encoded(row, kind)) == picture(row).shape[:2]
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"comment": b"x" * 3000}, {"optimize": True}])
+def test_headers_of_other_jpegs_tell_the_size(options: dict[str, Any]) -> None:
+    content = saved(Image.fromarray(picture(3)), "JPEG", **options)
+    assert encoded_size(content) == picture(3).shape[:2]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"BM" + bytes(40), encoded(0)[:30]]
+)
+def test_what_has_no_readable_header_has_no_size(content: bytes) -> None:
+    assert encoded_size(content) is None
+
+
+def test_the_loader_counts_bad_images_within_its_budget_and_names_them() -> None:
+    good, cut = encoded(0), encoded(0)[:300]
+    source = [{"image": content} for content in (good, cut, good, b"", good, bomb(20000, 20000), good, good)]
+
+    def loader(budget: int) -> EchoLoader:
+        return EchoLoader(
+            source, 5, decode=DecodeImage(), augment=_crop, max_bad_examples=budget, order="stored", epochs=1
+        )
+
+    (batch,) = list(islice(loader(3), 2))
+    assert batch["image"].shape == (5, 16, 16, 3)
+    with pytest.raises(Exception, match="bad") as raised:
+        list(loader(2))
+    assert "178,956,970" in str(raised.value)
+
+
+def _crop(example: Any, rng: np.random.Generator) -> Any:  # noqa: ARG001
+    return CentreCrop(16)(example)
+
+
+def test_the_centre_is_cropped_as_by_resizing_first() -> None:
+    image = picture(0, 100, 160)
+    ours = CentreCrop(28)({"image": image, "label": 1})
+    assert ours["label"] == 1
+    pillow = Image.fromarray(image).resize((round(160 * 32 / 100), 32), Image.Resampling.BILINEAR)
+    left = (pillow.width - 28) // 2
+    theirs = np.asarray(pillow.crop((left, 2, left + 28, 30)))
+    assert np.abs(ours["image"].astype(int) - theirs).mean() < 8
