@@ -58,6 +58,8 @@ class DetectionImages:
         sizes: height and width of each image in pixels, as the annotations say.
     """
 
+    thread_safe = True
+
     def __init__(
         self,
         categories: Sequence[str],

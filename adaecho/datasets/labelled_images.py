@@ -1,7 +1,7 @@
 """Encoded images with a class: parquet in the hub's schema, a folder for each class, or tar shards.
 
-All are map-style sources that give the bytes of an image and its label; ``decode_labelled`` makes arrays of
-them. ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
+All are map-style sources that give the bytes of an image and its label; task imagenet decodes them.
+ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,6 @@ import numpy as np
 from adaecho.datasets.image_files import IMAGE_ENDINGS
 from adaecho.errors import DataError
 from adaecho.shards import IndexedTarShards
-from adaecho.transforms.photographs import decode_image
 
 Part = Literal["train", "validation"]
 
@@ -23,7 +22,6 @@ _NAMES: dict[Part, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "valid", "test"),
 }
-_FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
 _GROUPS_KEPT = 8  # row groups of parquet in memory, 100 images each as the hub writes them
 
 
@@ -33,6 +31,8 @@ class ClassFolders:
     Attributes:
         classes: names of the folders, sorted; label k is the k-th.
     """
+
+    thread_safe = True
 
     def __init__(self, classes: Sequence[str], files: Sequence[Path], labels: Sequence[int]) -> None:
         self.classes, self._files, self._labels = list(classes), list(files), list(labels)
@@ -58,6 +58,8 @@ class LabelledTables:
         shard_lengths: rows of each row group.
         labels: of all rows, int64.
     """
+
+    thread_safe = True
 
     def __init__(self, files: Sequence[Path]) -> None:
         from pyarrow import parquet
@@ -110,7 +112,7 @@ class LabelledImages:
     """One split.
 
     Attributes:
-        source: map-style; ``decode_labelled`` takes its examples.
+        source: map-style; tar shards give their files as they are named.
         num_classes: None where the data doesn't say (tar shards).
         classes: their names; empty where the data doesn't say.
     """
@@ -152,31 +154,6 @@ def find_labelled(path: str, part: Part) -> LabelledImages | None:
             return _folders(top / name)
     has_parts = any((top / name).is_dir() for names in _NAMES.values() for name in names)
     return _folders(top) if part == "train" and not has_parts else None
-
-
-def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]:
-    """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
-
-    Raises:
-        ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
-    """
-    if "__key__" in example:
-        image = next((example[field] for field in _FIELDS if field in example), None)
-        if image is None:
-            raise ValueError(
-                f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
-            )
-        if "cls" not in example:
-            raise ValueError(f"{example['__key__']} has no .cls with its label")
-        try:
-            label = int(example["cls"])
-        except ValueError as error:
-            raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
-    else:
-        image, label = example["image"], example["label"]
-    if not 0 <= label < num_classes:
-        raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
-    return {"image": decode_image(image), "label": np.int64(label)}
 
 
 def _folders(top: Path) -> LabelledImages:

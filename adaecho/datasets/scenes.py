@@ -21,6 +21,8 @@ _TRIES = 20
 class Scenes:
     """Map-style: ``{"image": uint8 [64, 64, 3], "boxes": float32 [K, 4], "labels": int64 [K] from 1}``."""
 
+    thread_safe = True
+
     def __init__(self, examples: list[dict[str, Any]]) -> None:
         self.examples = examples
 

@@ -25,11 +25,7 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10) -> nn.Module:
     Raises:
         ConfigError: there is no net of that depth.
     """
-    blocks_per_stage, rest = divmod(depth - 2, 6)
-    if rest or blocks_per_stage < 1:
-        raise ConfigError(
-            f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44, 56 or so"
-        )
+    blocks_per_stage = check_depth(depth)
     layers: list[nn.Module] = [_conv3x3(3, STAGE_CHANNELS[0]), nn.BatchNorm2d(STAGE_CHANNELS[0]), nn.ReLU()]
     in_channels = STAGE_CHANNELS[0]
     for channels in STAGE_CHANNELS:
@@ -40,6 +36,18 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10) -> nn.Module:
     model = nn.Sequential(*layers)
     model.apply(_initialise)
     return model
+
+
+def check_depth(depth: int) -> int:
+    """Blocks per stage n of a net of 6n + 2 layers.
+
+    Raises:
+        ConfigError: there is no net of that depth.
+    """
+    blocks_per_stage, rest = divmod(depth - 2, 6)
+    if rest or blocks_per_stage < 1:
+        raise ConfigError(f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44 or 56")
+    return blocks_per_stage
 
 
 class BasicBlock(nn.Module):

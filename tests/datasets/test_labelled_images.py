@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from adaecho.datasets.labelled_images import decode_labelled, find_labelled
+from adaecho.datasets.labelled_images import find_labelled
 from adaecho.errors import DataError
+from adaecho.tasks.imagenet import decode_labelled
 from tests.transforms.pictures import encoded, picture
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from adaecho.config.schema import identity, to_plain
 from adaecho.datasets import cifar10
 from adaecho.datasets.encoded_images import BadExamples
+from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.tasks.images import Images
@@ -145,3 +147,26 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
     assert asked == ["owner/cifar10 test"]
     np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
     np.testing.assert_array_equal(examples["label"], TEST_LABELS)
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(8, 8), (32, 32)])
+def test_the_net_has_the_depth_of_its_option(
+    compose_config: Compose, tmp_path: Path, depth: int, layers: int
+) -> None:
+    path = f"data.path={_parquet(tmp_path)}"
+    task = build_task(
+        compose_config("task=cifar10", path, "data.validation_examples=4", f"task.depth={depth}")
+    )
+    modules = task.build_model().modules()
+    assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in modules) == layers
+
+
+def test_a_depth_that_there_is_not_is_refused(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match="depth=10: these nets have 6n"):
+        compose_config("task=cifar10", "task.depth=10")
+
+
+def test_the_papers_depth_leaves_folders_their_names(compose_config: Compose) -> None:
+    plain = to_plain(compose_config("task=cifar10"))
+    assert plain["task"] == {"name": "cifar10", "depth": 32}
+    assert identity(plain)["task"] == {"name": "cifar10"}
