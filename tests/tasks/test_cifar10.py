@@ -78,11 +78,12 @@ def test_loss_and_metrics_in_every_format(
         model = model.to(memory_format=torch.channels_last)
     batch = {name: torch.from_numpy(array) for name, array in task.source.items()}
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        loss = task.loss(model, batch)
+        loss, weight = task.loss(model, batch)
         loss.backward()
         with torch.inference_mode():
             metrics = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
     assert loss.dtype == torch.float32
+    assert weight == len(batch["label"])
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert metrics.keys() == task.metrics.keys()
     assert 0 <= metrics["accuracy"] <= 1
