@@ -30,9 +30,10 @@ class FolderInUseError(FolderError):
 class FolderLock:
     """The right to write into a folder, held by a file ``lock`` in it.
 
-    The file names host, pid and process start, and its time of change is the heartbeat. A holder on this
-    host is looked up in the process table; one on another host counts as gone when its heartbeat is older
-    than ``STALE_AFTER_S`` by the file system's own clock.
+    The file names host, pid, process start and folder, and its time of change is the heartbeat. A holder on
+    this host is looked up in the process table; one on another host counts as gone when its heartbeat is
+    older than ``STALE_AFTER_S`` by the file system's own clock. A lock that was copied along with its folder
+    holds nothing: the one it was copied from still lies in the folder that it names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +51,8 @@ class FolderLock:
         """
         with folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            while not self._try_acquire():
+            begin = time.monotonic()
+            while not self._try_acquire(waited_s=time.monotonic() - begin):
                 time.sleep(0.05)
         self._stop = threading.Event()
         threading.Thread(target=self._beat, args=(self._stop,), name="folder-lock", daemon=True).start()
@@ -67,14 +69,15 @@ class FolderLock:
         """Whether this object holds the lock: a machine that slept too long may have lost it."""
         return self._token is not None and (_read(self.path) or {}).get("token") == self._token
 
-    def _try_acquire(self) -> bool:
+    def _try_acquire(self, waited_s: float) -> bool:
         with alone(self.folder):
             if self.path.exists():
                 holder = _read(self.path)
                 if holder is None:
-                    if self._age_s() < _UNNAMED_AFTER_S:
+                    # Its time may lie in the future, where a clock was set back: then only waiting tells.
+                    if max(self._age_s(), waited_s) < _UNNAMED_AFTER_S:
                         return False
-                elif self._is_alive(holder):
+                elif self._is_alive(holder) and not self._is_copy(holder):
                     raise FolderInUseError(self._refusal(holder))
                 self.path.unlink(missing_ok=True)
             token = uuid.uuid4().hex
@@ -83,7 +86,7 @@ class FolderLock:
             except FileExistsError:
                 return False
             try:
-                os.write(descriptor, json.dumps(_me(token)).encode())
+                os.write(descriptor, json.dumps(_me(token, self.folder)).encode())
             except OSError:
                 self.path.unlink(missing_ok=True)
                 raise
@@ -98,6 +101,15 @@ class FolderLock:
             return start is not None and start == holder["process_start"]
         return self._age_s() < STALE_AFTER_S
 
+    def _is_copy(self, holder: dict[str, Any]) -> bool:
+        """Whether the lock it was copied from is still where it was taken."""
+        original = Path(holder.get("folder", self.folder)) / "lock"
+        with suppress(OSError):
+            return (
+                not original.samefile(self.path) and (_read(original) or {}).get("token") == holder["token"]
+            )
+        return False
+
     def _age_s(self) -> float:
         """Age of the last heartbeat by the clock of the file system: hosts' own clocks disagree."""
         probe = self.folder / f".clock.{os.getpid()}.tmp"
@@ -108,10 +120,17 @@ class FolderLock:
             probe.unlink(missing_ok=True)
 
     def _refusal(self, holder: dict[str, Any]) -> str:
+        ahead_s = -self._age_s()
+        until = f"{STALE_AFTER_S:.0f} s after the last heartbeat"
+        if ahead_s > STALE_AFTER_S:
+            until += (
+                f", but that lies {ahead_s:.0f} s in the future, as a clock was set back: if no process is "
+                f"at it, remove {self.path}"
+            )
         return (
             f"{self.folder}: process {holder['pid']} on host {holder['host']} is writing this folder since "
             f"{holder['since']}. Wait for it, stop it, or choose another folder; if its host died, the lock "
-            f"frees itself {STALE_AFTER_S:.0f} s after the last heartbeat"
+            f"frees itself {until}"
         )
 
     def _beat(self, stop: threading.Event) -> None:
@@ -122,7 +141,7 @@ class FolderLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether somebody is at work in a folder, as far as its lock tells."""
+    """Whether a process is at work in a folder, as far as its lock tells."""
     lock = FolderLock(folder)
     holder = _read(lock.path)
     return holder is not None and lock._is_alive(holder)
@@ -155,8 +174,9 @@ def _boot_id() -> str:
     return ""
 
 
-def _me(token: str) -> dict[str, Any]:
+def _me(token: str, folder: Path) -> dict[str, Any]:
     return {
+        "folder": str(folder.resolve()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start": process_start(os.getpid()),
@@ -166,10 +186,10 @@ def _me(token: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Who holds the lock; None where nobody does or the file does not say."""
+    """Who holds the lock; None where no process does or the file does not say."""
     with suppress(OSError, ValueError):
         holder = json.loads(path.read_text())
-        if isinstance(holder, dict) and {"host", "pid", "process_start", "since"} <= holder.keys():
+        if isinstance(holder, dict) and {"host", "pid", "process_start", "since", "token"} <= holder.keys():
             return holder
     return None
 

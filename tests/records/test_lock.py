@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -106,6 +107,38 @@ def test_a_lock_whose_writer_was_killed_before_it_signed_is_taken_over(tmp_path,
     mine.acquire()
     assert mine.is_mine()
     mine.release()
+
+
+def test_an_unsigned_lock_with_a_time_in_the_future_is_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_UNNAMED_AFTER_S", 0.1)
+    (tmp_path / "lock").touch()
+    os.utime(tmp_path / "lock", (time.time() + 10_000,) * 2)
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    assert mine.is_mine()
+    mine.release()
+
+
+def test_a_heartbeat_in_the_future_is_explained(tmp_path):
+    write_lock(tmp_path, age_s=-10_000)
+    with pytest.raises(FolderError, match=r"in the future, as a clock was set back.*remove .*/lock"):
+        FolderLock(tmp_path).acquire()
+
+
+def test_a_folder_copied_while_its_run_lives_is_free(tmp_path):
+    with hold(tmp_path / "run") as process:
+        shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copy2)
+        copy, original = FolderLock(tmp_path / "copy"), FolderLock(tmp_path / "run")
+        copy.acquire()
+        assert copy.is_mine()
+        with pytest.raises(FolderError, match=f"process {process.pid}"):
+            original.acquire()
+        copy.release()
+        # Moved, not copied: its process goes on in it.
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with pytest.raises(FolderError, match=f"process {process.pid}"):
+            FolderLock(tmp_path / "moved").acquire()
+        process.kill()
 
 
 def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):

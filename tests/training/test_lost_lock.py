@@ -1,0 +1,97 @@
+"""A run that slept past its heartbeat and lost its folder to another writes nothing there any more."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.errors import FolderError
+from adaecho.records import lock
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.needs import needs
+
+FOLDER = Path("run")
+RUN = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
+
+
+def _sleeping(function: Callable[..., Any], sleep_at: int, calls: list[int]) -> Callable[..., Any]:
+    """``function``, suspending the process at call ``sleep_at`` of all functions that share ``calls``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == sleep_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _sleeper(plain: dict[str, Any], sleep_at: int) -> None:
+    """A run that falls asleep right before a write to disk; exits with 3 if it is refused when it wakes."""
+    from adaecho.records import files
+
+    calls = [0]
+    for module, name in ((os, "write"), (os, "fsync"), (os, "truncate"), (files.Path, "replace")):
+        setattr(module, name, _sleeping(getattr(module, name), sleep_at, calls))
+    try:
+        run_trial(from_plain(plain), FOLDER)
+    except FolderError:
+        os._exit(3)
+    os._exit(0)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _records() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.is_file()}
+
+
+@needs("/proc", present=Path("/proc/self/stat").exists(), remedy="nothing else tells that a process sleeps")
+@pytest.mark.parametrize("sleep_at", [9, 41, 43, 45, 47, 49])
+def test_a_woken_run_leaves_its_successor_alone(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, sleep_at: int
+) -> None:
+    sleeper = FORKS.Process(target=_sleeper, args=(to_plain(compose_config(*RUN)), sleep_at))
+    sleeper.start()
+    assert sleeper.pid is not None
+    try:
+        while _state(sleeper.pid) != "T":
+            assert sleeper.is_alive(), "it ended before it fell asleep"
+            time.sleep(0.01)
+        with monkeypatch.context() as elsewhere:  # another host, where that process can't be looked up
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            elsewhere.setattr(lock, "STALE_AFTER_S", 0.0)
+            other = (*RUN, "optimizer.learning_rate=0.001")
+            run_trial(compose_config(*other, "max_steps=6", "fresh=true"), FOLDER)
+        before = _records()
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    sleeper.join()
+    assert sleeper.exitcode == 3
+    after = _records()
+    # Caught while it made room for its checkpoint, it may have renamed one of the new run's, but no more.
+    assert {name: data for name, data in after.items() if "/checkpoint/" not in name} == {
+        name: data for name, data in before.items() if "/checkpoint/" not in name
+    }
+    assert set(after.values()) <= set(before.values()), "nothing of the woken run's is there"
+    run_trial(compose_config(*other, "max_steps=12"), FOLDER)
+    run_trial(compose_config(*other, "max_steps=12"), Path("undisturbed"))
+    assert _metrics(FOLDER) == _metrics(Path("undisturbed"))
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.endswith("_s")} for line in lines]
