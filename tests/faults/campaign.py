@@ -1,0 +1,273 @@
+"""Faults at random places of small real runs, each resumed and compared with the undisturbed run.
+
+    python -m tests.faults.campaign                      # the long form: 2,000 kills, an hour on one core
+    python -m tests.faults.campaign --kills 50 --sweeps 0 --power-cuts 0
+
+The places follow from ``--seed``; those of sweeps, whose processes race, do not. A story is one run with all
+its faults; it must end the ``same`` as the undisturbed run (metrics, summary and weights, clocks aside).
+Damage that can't be undone may be ``refused`` instead, with a message; ``different`` and ``crashed`` must
+stay 0. Power cuts need root, for they copy a mounted loop device in mid-run.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.run import CONF
+from tests.faults import piece
+
+STEPS = 24
+# Disk touches and steps of one undisturbed run, about: where faults fall.
+PLACES = 420
+ARMS = {
+    "none": ("echo=none",),
+    "batch": ("echo=batch", "echo.factor=1.5"),
+    "before": ("echo=example_before_augmentation", "echo.factor=2", "adascale=on"),
+    "after": ("echo=example_after_augmentation", "echo.factor=2.5"),
+}
+RUN = (
+    "tracking=none", "task=digits_mlp", "precision=float32", "device=cpu", "target.value=null",
+    "evaluate.every_fresh_examples=128", "checkpoint_every_s=0", f"max_steps={STEPS}",
+    "max_fresh_examples=null", "adascale.num_gradients_to_accumulate=2",
+)  # fmt: skip
+DAMAGED = ("checkpoint/last.pt", "checkpoint/last.pt", "metrics.jsonl", "config.yaml", "environment.json")
+
+Outcome = Counter[str]
+
+
+@cache
+def plain(arm: str) -> dict[str, Any]:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return to_plain(from_plain(to_plain(compose("config", overrides=[*RUN, *ARMS[arm]]))))
+
+
+def fingerprint(folder: Path) -> str:
+    """What must not depend on faults: all but clocks, and how often a resume read again."""
+    timed = ("_s", "_s_per_batch", "_s_per_step", "R", "reread_examples")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    for costs in [summary, *lines, *(x for x in (summary["best"], summary["to_target"]) if x)]:
+        for key in [key for key in costs if key.endswith(timed)]:
+            del costs[key]
+    digest = hashlib.sha256(json.dumps([lines, summary], sort_keys=True).encode())
+    for path in sorted(folder.glob("model/*")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Campaign:
+    """Stories of each kind, told in one temporary folder; ``outcomes`` counts how they ended."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root, self.seed = root, seed
+        self.outcomes: dict[str, Outcome] = {}
+        self._undisturbed = cache(self._run_undisturbed)
+
+    def _run_undisturbed(self, arm: str) -> str:
+        folder = self.root / f"undisturbed-{arm}"
+        assert piece.finish(plain(arm), folder) == piece.DONE
+        return fingerprint(folder)
+
+    def tell(self, kind: str, story: Callable[[random.Random, str, Path], Outcome], until: int) -> None:
+        """Tell stories of a kind until that many faults have happened."""
+        outcome = self.outcomes.setdefault(kind, Counter(faults=0))
+        number = 0
+        while outcome["faults"] < until:
+            choose = random.Random(f"{self.seed} {kind} {number}")
+            folder = self.root / f"{kind}-{number}"
+            outcome += story(choose, choose.choice(list(ARMS)), folder)
+            self.outcomes[kind] = outcome
+            for path in self.root.glob(f"{folder.name}*"):
+                shutil.rmtree(path)
+            number += 1
+
+    def _judge(self, arm: str, folder: Path, code: int) -> str:
+        if code in (piece.REFUSED, piece.CRASHED) or code < 0:
+            return "refused" if code == piece.REFUSED else "crashed"
+        return "same" if fingerprint(folder) == self._undisturbed(arm) else "different"
+
+    def killed(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """Killed again and again, at any touch of the disk or step, until it comes to its end."""
+        outcome = Counter(stories=1)
+        while (code := piece.finish(plain(arm), folder, "kill", choose.randrange(1, PLACES))) < 0:
+            outcome["faults"] += 1
+        outcome[self._judge(arm, folder, code)] += 1
+        return outcome
+
+    def filled(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """The disk is full from some write on; with room again, the same command."""
+        full = piece.finish(plain(arm), folder, "full", choose.randrange(1, PLACES // 2))
+        outcome = Counter(stories=1, faults=1)
+        if full == piece.CRASHED:
+            outcome["crashed"] += 1
+        else:
+            outcome[self._judge(arm, folder, piece.finish(plain(arm), folder))] += 1
+        return outcome
+
+    def damaged(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """A flipped bit, a zeroed sector or a cut in a record of a run that was killed half-way."""
+        if piece.finish(plain(arm), folder, "kill", choose.randrange(PLACES // 4, PLACES // 2)) >= 0:
+            return Counter()
+        path = folder / choose.choice(DAMAGED)
+        if not path.exists() or not (data := bytearray(path.read_bytes())):
+            return Counter()
+        place = choose.randrange(len(data))
+        match choose.choice(("bit", "bit", "sector", "cut")):
+            case "bit":
+                data[place] ^= 1 << choose.randrange(8)
+            case "sector":
+                start = place // 512 * 512
+                data[start : start + 512] = bytes(len(data[start : start + 512]))
+            case "cut":
+                del data[place:]
+        path.write_bytes(data)
+        code = piece.finish(plain(arm), folder)
+        return Counter({"stories": 1, "faults": 1, self._judge(arm, folder, code): 1})
+
+    def cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """The device is copied in mid-run, the copy mounted, and the run continued there."""
+        image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
+        with image.open("wb") as file:
+            file.truncate(24 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+        try:
+            with _mounted(image, folder):
+                process = piece.start(plain(arm), folder / "run", "stop", choose.randrange(1, PLACES))
+                while process.is_alive() and _state(process.pid) != "T":
+                    time.sleep(0.005)
+                shutil.copyfile(image, copy)
+                process.kill()
+                process.join()
+            with _mounted(copy, folder):
+                code = piece.finish(plain(arm), folder / "run")
+                return Counter({"stories": 1, "faults": 1, self._judge(arm, folder / "run", code): 1})
+        finally:
+            image.unlink()
+            copy.unlink(missing_ok=True)
+
+    def sweep(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """A sweep of which a worker, the launcher or the whole group is killed, until it comes to its end."""
+        outcome = Counter(stories=1)
+        reference = self.root / "undisturbed-sweep"
+        if not reference.exists():
+            assert _launch(reference).wait() == 0
+        for _ in range(choose.randrange(1, 4)):
+            launcher = _launch(folder)
+            with_trials = time.monotonic() + 120
+            while not list(folder.glob("*/*/*/metrics.jsonl")) and time.monotonic() < with_trials:
+                if launcher.poll() is not None:
+                    break
+                time.sleep(0.05)
+            time.sleep(choose.uniform(0, 2))
+            outcome["faults"] += _kill_some(launcher, choose.choice(("worker", "launcher", "group")))
+            launcher.wait()
+        code = _launch(folder).wait()
+        trials = [path.parent.relative_to(reference) for path in sorted(reference.glob("*/*/*/summary.json"))]
+        same = code == 0 and all(fingerprint(reference / x) == fingerprint(folder / x) for x in trials)
+        outcome["same" if same and trials else "different" if code == 0 else "crashed"] += 1
+        return outcome
+
+
+def _launch(folder: Path) -> "subprocess.Popen[bytes]":
+    overrides = [
+        *RUN, "echo=none,batch", "search.trials=2", "search.repeats=1", f"hydra.sweep.dir={folder}",
+        "search.workers=2",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "adaecho.run", "-m", *overrides]
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
+
+
+def _kill_some(launcher: "subprocess.Popen[bytes]", whom: str) -> int:
+    """Kill a worker, the launcher or all of them; how many faults that was."""
+    if launcher.poll() is not None:
+        return 0
+    workers = _children(launcher.pid)
+    if whom == "worker":
+        for pid in workers[:1]:
+            _signal(pid)
+        return len(workers[:1])
+    launcher.kill()
+    if whom == "group":
+        for pid in workers:
+            _signal(pid)
+    return 1
+
+
+def _signal(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
+
+
+@contextmanager
+def _mounted(image: Path, folder: Path) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, count in (
+        ("kills", 2000),
+        ("damages", 400),
+        ("full-disks", 200),
+        ("power-cuts", 60),
+        ("sweeps", 40),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    memory = Path("/dev/shm")  # where a sync costs nothing; a kill loses no page of it
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+        campaign = Campaign(Path(root), given.seed)
+        kinds = {
+            "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
+            "power_cuts": campaign.cut, "sweeps": campaign.sweep,
+        }  # fmt: skip
+        for kind, story in kinds.items():
+            campaign.tell(kind, story, getattr(given, kind))
+            print(kind, dict(campaign.outcomes[kind]), flush=True)
+            if given.out is not None:
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                record = {"seed": given.seed, **campaign.outcomes}
+                given.out.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

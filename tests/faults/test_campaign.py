@@ -1,0 +1,23 @@
+"""The short form of the campaign; ``python -m tests.faults.campaign`` is the long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import Campaign
+
+
+@pytest.mark.parametrize(
+    ("kind", "faults"),
+    [("killed", 12), ("damaged", 10), ("filled", 4)],
+    ids=["kills", "damages", "full disks"],
+)
+def test_no_fault_changes_a_run_in_silence(tmp_path: Path, kind: str, faults: int) -> None:
+    campaign = Campaign(tmp_path, seed=1)
+    campaign.tell(kind, getattr(campaign, kind), until=faults)
+    outcome = campaign.outcomes[kind]
+    assert outcome["faults"] >= faults
+    assert outcome["different"] == outcome["crashed"] == 0
+    assert outcome["same"] + outcome["refused"] == outcome["stories"]
+    assert outcome["refused"] == 0 or kind == "damaged"
+    assert outcome["same"] > 0
