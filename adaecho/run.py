@@ -6,18 +6,20 @@ Training is imported only when it is about to begin, so that ``--cfg job`` and t
 import difflib
 import gc
 import os
+import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import UserError
+from adaecho.errors import ConfigError, UserError
 
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -40,17 +42,51 @@ def _run(composed: DictConfig) -> None:
     config = schema.from_plain(plain)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
+    _check_mode(config, hydra_config.mode)
+    for caution in cautions(config):
+        print(f"warning: {caution}", file=sys.stderr)
     gc.disable()  # what torch makes at import stays: scanning it while it grows only takes time
+    from adaecho.training.display import Display
     from adaecho.training.trial import run_trial
 
     gc.enable()
     print(f"{folder}: {_headline(config)}", flush=True)
-    summary = run_trial(
-        config, folder, list(hydra_config.overrides.task), report=partial(_print_line, config.target.metric)
-    )
+    summary = run_trial(config, folder, list(hydra_config.overrides.task), display=Display(config))
+    for name, path in summary.get("model", {}).items():
+        print(f"{name} weights: {folder / path}", flush=True)
     print(_outcome(summary), flush=True)
     if summary["status"] == "preempted":
+        print("the same command continues", file=sys.stderr)
         sys.exit(130)
+
+
+def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
+    if config.search.arms and mode == RunMode.RUN:
+        arms = list(config.search.arms)
+        shown = ", ".join(arms[:4]) + (", ..." if len(arms) > 4 else "")
+        raise ConfigError(
+            f"search.arms: this is a comparison of {len(arms)} arms ({shown}), which -m runs: "
+            "python -m adaecho.run -m ..."
+        )
+
+
+def cautions(config: schema.Config) -> list[str]:
+    """What a run may be meant to do, but rarely is; one sentence each."""
+    if config.target.value is None and all(getattr(config, key) is None for key in schema.BUDGETS):
+        return [
+            "neither a target nor a budget: the run goes on until it is interrupted; set target.value=, "
+            "max_steps=, max_fresh_examples= or max_train_time_s="
+        ]
+    bounds = [config.max_fresh_examples]
+    if config.max_steps is not None:
+        bounds.append(config.max_steps * config.batch_size + config.echo.shuffle_buffer)
+    every = config.evaluate.every_fresh_examples
+    if any(bound is not None and bound < every for bound in bounds):
+        return [
+            f"no evaluation before the end: evaluate.every_fresh_examples={every} lies beyond the budget, so "
+            "no target can be met"
+        ]
+    return []
 
 
 def cli() -> None:
@@ -65,8 +101,12 @@ def cli() -> None:
         main()
     except UserError as error:
         _fail(str(error))
-    except HydraException as error:
-        _fail(_explain(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(explain(error))
+    except UnicodeDecodeError as error:
+        if not _undecodable_configs():
+            raise
+        _fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
     except OSError as error:
         if error.filename is None:
             raise
@@ -81,26 +121,54 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
-def _explain(error: BaseException) -> str:
-    """Hydra's message with its cause, and the nearest existing key where one was mistyped."""
+def explain(error: BaseException, *more_keys: str) -> str:
+    """A message of Hydra or OmegaConf with its cause, and the nearest key where one was mistyped.
+
+    Args:
+        error: what they raised.
+        more_keys: that the command takes beside those of the schema.
+    """
     messages: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, UserError):
+            return str(cause)
+        if isinstance(cause, MissingMandatoryValue):
+            return _missing(str(cause))
         # Hydra advises to add an unknown key with +; nothing here would read it.
-        message = "\n".join(x for x in str(cause).strip().splitlines() if not x.startswith("To append"))
+        lines = [line for line in str(cause).strip().splitlines() if not line.startswith("To append")]
+        message = "\n".join(lines)
         if message and message not in messages:
             messages.append(message)
-        cause = cause.__cause__
-    return "\n".join(messages + _did_you_mean(messages))
+        cause = cause.__cause__ or cause.__context__
+    return "\n".join(messages + _did_you_mean(messages, more_keys))
 
 
-def _did_you_mean(messages: list[str]) -> list[str]:
+def _missing(text: str) -> str:
+    found = re.search(r"full_key: ([\w.]+)", text) or re.search(r"value: ([\w.]+)", text)
+    key = found[1] if found else "a key"
+    return f"{key} has no value: drop the ~ that deleted it, or give one; `--cfg job` prints what there is"
+
+
+def _did_you_mean(messages: list[str], more_keys: tuple[str, ...]) -> list[str]:
     first = messages[0] if messages else ""
     if "Could not override" not in first:
         return []
     typed = first.split("'")[1]
-    near = difflib.get_close_matches(typed, _keys(OmegaConf.structured(schema.Config)), n=3)
+    keys = [*more_keys, *_keys(OmegaConf.structured(schema.Config))]
+    near = difflib.get_close_matches(typed, keys, n=3)
     return [f"Did you mean {' or '.join(near)}?"] if near else []
+
+
+def _undecodable_configs() -> list[str]:
+    """Hydra reads configs as UTF-8 and does not say which of them was not."""
+    found = []
+    for path in sorted(CONF.rglob("*.yaml")):
+        try:
+            path.read_text("utf-8")
+        except UnicodeDecodeError:
+            found.append(str(path))
+    return found
 
 
 def _keys(node: Any, prefix: str = "") -> list[str]:
@@ -117,12 +185,6 @@ def _headline(config: schema.Config) -> str:
     if config.target.value is not None:
         goal = f"to {config.target.metric} {config.target.value:g}"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
-
-
-def _print_line(metric: str, line: dict[str, Any]) -> None:
-    cost = f"fresh {line['fresh_examples']:>9,}  step {line['steps']:>7,}"
-    measured = f"{metric} {line[metric]:.4f}  train_loss {line['train_loss']:.4f}"
-    print(f"{cost}  {measured}  {line['train_time_s']:.1f} s", flush=True)
 
 
 def _outcome(summary: dict[str, Any]) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from adaecho import run
 from adaecho.run import cli
+from tests.conftest import Compose
 
 Command = Callable[..., tuple[int, str, str]]
 QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
@@ -39,6 +41,7 @@ def test_a_run_prints_where_it_is_and_how_it_ended(command: Command) -> None:
     assert out.splitlines()[0].endswith("run: digits, echo=none factor=1, to accuracy 0.97")
     assert "budget_spent: " in out.splitlines()[-1]
     assert "3 steps" in out.splitlines()[-1]
+    assert out.splitlines()[-2].endswith("run/model/best.safetensors")
 
 
 def test_the_same_command_on_a_finished_run_prints_its_summary(command: Command) -> None:
@@ -89,6 +92,8 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("data.path=''",), ("data.path", "is empty")),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
+        (("target.value=97",), ("target.value=97", "fraction", "0.97")),
+        (("experiment=quickstart",), ("search.arms", "which -m runs")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -98,10 +103,51 @@ def test_bad_input_gets_one_message_and_starts_nothing(
     code, out, err = command("tracking=none", "hydra.run.dir=run", *overrides)
     assert code == 2
     assert "Traceback" not in out + err
-    assert err.startswith("error: ")
+    assert err.splitlines()[-1].startswith("error: ") or err.startswith("error: ")
     for text in needed:
         assert text in err
     assert not (Path("run") / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "needed"),
+    [
+        ("+foo=1", "foo: there is no such key"),
+        ("~task", "task.name has no value"),
+        ("~echo", "echo.variant has no value"),
+        ("~echo.factor", "does not support deletion"),
+    ],
+)
+def test_a_config_that_names_no_folder_gets_one_message(command: Command, override: str, needed: str) -> None:
+    code, out, err = command("tracking=none", override)  # the folder's name is made of the config
+    assert code == 2
+    assert "Traceback" not in out + err
+    assert err.startswith("error: ")
+    assert needed in err
+
+
+def test_a_config_that_is_no_utf_8_is_named(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def undecodable(*_: object) -> None:
+        b"caf\xe9".decode()
+
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_bytes(b"name: caf\xe9")
+    monkeypatch.setattr(run, "CONF", tmp_path / "conf")
+    monkeypatch.setattr(run, "main", undecodable)  # as Hydra does, without a name
+    code, _, err = command()
+    assert code == 2
+    assert "mine.yaml: no UTF-8 text" in err
+
+
+def test_what_is_rarely_meant_is_said(compose_config: Compose) -> None:
+    assert run.cautions(compose_config()) == []
+    (endless,) = run.cautions(compose_config("target.value=null", "max_fresh_examples=null"))
+    assert "goes on until it is interrupted" in endless
+    for budget in ("max_fresh_examples=100", "max_steps=3"):
+        (unmeasured,) = run.cautions(compose_config(budget, "evaluate.every_fresh_examples=1000"))
+        assert "no evaluation before the end" in unmeasured
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, where no folder can be made")
@@ -145,6 +191,8 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(command: C
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "preempted" in out
+    assert "ending after this step" in err
+    assert "the same command continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
     a_little_more = f"max_train_time_s={stopped['train_time_s'] + 0.3}"

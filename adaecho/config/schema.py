@@ -324,6 +324,11 @@ def validate(config: Config) -> None:
     _validate_adascale(config)
     if config.target.value is not None and not math.isfinite(config.target.value):
         raise ConfigError(f"target.value={config.target.value}: must be a finite number; null never stops")
+    if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
+        raise ConfigError(
+            f"target.value={config.target.value:g}: accuracy is a fraction and can't exceed 1; 97 % is "
+            "target.value=0.97"
+        )
 
 
 def _validate_factor(echo: EchoConfig) -> None:

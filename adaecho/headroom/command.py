@@ -1,16 +1,24 @@
-"""The command ``python -m adaecho.headroom``: compose, measure, print."""
+"""Would echoing help? Measures R = t_upstream / t_downstream before any training.
+
+    python -m adaecho.headroom task=cifar10 data.path=...       # arguments as for python -m adaecho.run
+    python -m adaecho.headroom images=... [step_s=0.05]         # a folder of photographs, or parquet files
+
+It times each upstream stage alone, the whole of upstream as EchoLoader runs it, and the training step on a
+batch that is already on the device. step_s= states the seconds of your own step instead.
+"""
 
 import math
 import sys
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
 from adaecho.errors import ConfigError, UserError
 from adaecho.headroom.images import measure_images
 from adaecho.headroom.measure import BUDGET_S, measure, report
-from adaecho.run import CONF
+from adaecho.run import CONF, explain
 
 
 def _given_step(arguments: list[str]) -> tuple[float | None, list[str]]:
@@ -44,8 +52,11 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
 
 def cli() -> None:
     """``main`` with one message for what the user can mend."""
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(__doc__.strip())
+        return
     try:
         main(sys.argv[1:])
-    except (UserError, HydraException) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {explain(error, 'images', 'step_s')}", file=sys.stderr)
         sys.exit(2)

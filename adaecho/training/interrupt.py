@@ -1,21 +1,37 @@
 """Signals that ask a run to end well: the step ends, a checkpoint is written, and the command exits."""
 
+import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
+# A batch that is nearly there is worth waiting for; one from a server that drips may never come.
+WAIT_S = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # Ctrl-C, a scheduler's kill, submitit's time-out
+
+
+class WaitEndedError(KeyboardInterrupt):
+    """Raised where the run waits for a batch, ``WAIT_S`` after the signal that asked it to end."""
 
 
 class Interrupt:
     """While inside the context, the first signal only sets a flag; a second Ctrl-C interrupts at once.
 
-    Nothing is done in the handler itself: it runs between bytecodes, in the middle of an update.
+    Nothing is done in the handler itself: it runs between bytecodes, in the middle of an update. The wait for
+    a batch alone is ended from there, if it outlasts the signal by ``WAIT_S``.
     Outside the main thread, where Python allows no handlers, the flag is never set.
+
+    Attributes:
+        signal: the first that came.
+        is_waiting: says whether the main thread waits for a batch; set by its user.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.is_waiting: Callable[[], bool] = lambda: False
+        self._wait_is_over = False
+        self._timer: threading.Timer | None = None
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -27,6 +43,8 @@ class Interrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -34,6 +52,27 @@ class Interrupt:
         return self.signal is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self._wait_is_over:
+            if self.is_waiting():
+                raise WaitEndedError
+            if number == signal.SIGUSR2:  # from _end_wait, when the batch had just come
+                return
+        if self.signal is None:
+            self._ask_to_end(signal.Signals(number))
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+
+    def _ask_to_end(self, first: signal.Signals) -> None:
+        self.signal = first
+        if first == signal.SIGINT:
+            os.write(2, b"ending after this step; Ctrl-C again ends at once\n")
+        self._timer = threading.Timer(WAIT_S, self._end_wait)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end_wait(self) -> None:
+        """Have the handler run again, in the main thread."""
+        self._wait_is_over = True
+        main = threading.main_thread().ident
+        if main is not None and self.is_waiting():
+            signal.pthread_kill(main, signal.SIGUSR2)

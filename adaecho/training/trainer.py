@@ -12,6 +12,7 @@ from adaecho.errors import ConfigError
 from adaecho.tasks.base import Batch, LossAndWeight, Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
+from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
 from adaecho.training.optimizer import clip, deal, make_optimizer
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
@@ -34,6 +35,10 @@ class Trainer:
         checkpoint: called between steps, and decides itself whether it is time.
         prune: asked with the fresh examples so far after each evaluation that missed the target; true
             ends the loop as ``pruned``.
+
+    Attributes:
+        is_waiting: for a batch, at this moment.
+        best_model: the weights of ``progress.best``, on the CPU; None before the first evaluation.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Trainer:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_max = torch.zeros((), device=self.device)
         self._losses = 0
+        self.is_waiting = False
+        self.best_model: dict[str, torch.Tensor] | None = None
 
     def train(self) -> str:
         """Run until a stop rule holds; returns the status that ended it."""
@@ -78,7 +85,9 @@ class Trainer:
             while True:
                 # What the next batch costs decides first: an evaluation due at k fresh examples comes after
                 # every step that k fresh examples allow, so that no arm loses its last repeats.
-                ahead = self.loader.next_fresh_examples()
+                ahead = self._look_ahead()
+                if ahead is None:
+                    return "preempted"
                 status = self._before_step(ahead)
                 if status is not None:
                     return status
@@ -87,6 +96,19 @@ class Trainer:
                 self._step(next(batches))
         finally:
             self.clocks.stop(self.device)
+
+    def _look_ahead(self) -> int | None:
+        """Fresh examples once the next batch has been taken, waiting until it lies ready.
+
+        None where a signal ended the wait: the batch then counts as not taken.
+        """
+        try:
+            self.is_waiting = True
+            return self.loader.next_fresh_examples()
+        except WaitEndedError:
+            return None
+        finally:
+            self.is_waiting = False
 
     def _before_step(self, ahead: int) -> str | None:
         """Evaluate if it is due and apply the stop rules; the status that ends the run, or None."""
@@ -261,9 +283,18 @@ class Trainer:
         best = self.progress.best
         if best is None or is_better(direction, value, best["value"]):
             self.progress.best = {"metric": self.config.target.metric, "value": value, **cost}
+            self.best_model = self.weights()
         if meets(direction, value, self.config.target.value):
             tau = None if self.adascale is None else self.adascale.scale_invariant_steps
             self.progress.to_target = {**cost, "scale_invariant_steps": tau}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's parameters and buffers on the CPU, each with memory of its own."""
+        state = self.model.state_dict()
+        return {
+            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in state.items()
+        }
 
     def times(self) -> dict[str, float]:
         """The three clocks."""
@@ -281,6 +312,7 @@ class Trainer:
             "precision": self.precision,
             "fingerprint": self.task.fingerprint,
             "model": self.model.state_dict(),
+            "best_model": self.best_model,
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
             "progress": self.progress.state_dict(),
@@ -292,6 +324,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict``'s result."""
         self.model.load_state_dict(state["model"])
+        self.best_model = state["best_model"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         self.progress = Progress(**state["progress"])

@@ -4,8 +4,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+import safetensors.torch
 
 from adaecho.config.schema import BUDGETS, Config, to_plain
 from adaecho.errors import FolderError, UserError
@@ -14,11 +17,10 @@ from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import Tracker, open_tracker
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
+from adaecho.training.display import Display
 from adaecho.training.interrupt import Interrupt
 from adaecho.training.progress import is_finished
 from adaecho.training.trainer import Line, Trainer
-
-Report = Callable[[Line], None]
 
 
 def run_trial(
@@ -27,7 +29,7 @@ def run_trial(
     overrides: Sequence[str] = (),
     *,
     group: str | None = None,
-    report: Report | None = None,
+    display: Display | None = None,
     prune: Callable[[int], bool] | None = None,
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
@@ -40,7 +42,7 @@ def run_trial(
         folder: the run's own folder; made if absent.
         overrides: what was typed, for the record.
         group: the tracker's name for runs that belong together.
-        report: called with the metrics of each evaluation, e.g. to print them.
+        display: shown how far the run is.
         prune: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
 
     Raises:
@@ -51,13 +53,15 @@ def run_trial(
     plain = to_plain(config)
     with run.lock():
         run.start(plain, list(overrides), environment(), fresh=config.fresh)
+        if config.fresh and run.moved_to is not None and display is not None:
+            display.say(f"old run kept in {run.moved_to}")
         summary = run.read_summary()
         if is_finished(summary, config):
             assert summary is not None
             return summary
         with open_tracker(config.tracking, folder, group=group) as tracker:
             try:
-                return _Trial(config, run, tracker, report, prune).run()
+                return _Trial(config, run, tracker, display, prune).run()
             except (Exception, KeyboardInterrupt) as error:
                 _record_failure(run, config, error)
                 raise
@@ -84,10 +88,10 @@ class _Trial:
         config: Config,
         run: RunFolder,
         tracker: Tracker,
-        report: Report | None,
+        display: Display | None,
         prune: Callable[[int], bool] | None,
     ) -> None:
-        self.config, self.run_folder, self.report = config, run, report
+        self.config, self.run_folder, self.display = config, run, display
         self.tracker, self.prune = tracker, prune
         self.last_checkpoint = time.monotonic()
 
@@ -98,16 +102,18 @@ class _Trial:
                 build_task(self.config),
                 record=self.record,
                 interrupted=interrupt,
-                checkpoint=self.checkpoint_if_due,
+                checkpoint=self.between_steps,
                 prune=self.prune,
             )
+            interrupt.is_waiting = lambda: trainer.is_waiting
             with trainer.loader:
                 return self._train(trainer, interrupt)
 
     def _train(self, trainer: Trainer, interrupt: Interrupt) -> dict[str, Any]:
         self._resume(trainer)
         self.run_folder.write_summary(self._summary(trainer, "running"))
-        status = trainer.train()
+        with nullcontext() if self.display is None else self.display.showing(trainer):
+            status = trainer.train()
         if status in ("preempted", "budget_spent"):
             self._checkpoint(trainer)
         summary = self._summary(trainer, status)
@@ -119,9 +125,22 @@ class _Trial:
             summary["test"] = trainer.measure("test")
         if status in ("reached", "budget_spent"):
             summary |= trainer.at_end()
+            summary["model"] = self._keep_model(trainer)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         self.run_folder.write_summary(summary)
         return summary
+
+    def _keep_model(self, trainer: Trainer) -> dict[str, str]:
+        """Write the weights of the end and of the best evaluation; where each is, within the folder."""
+        best = trainer.progress.best
+        ends = {"final": (trainer.weights(), trainer.progress.steps)}
+        if best is not None and trainer.best_model is not None:
+            ends["best"] = (trainer.best_model, best["steps"])
+        paths = {}
+        for name, (weights, steps) in ends.items():
+            data = safetensors.torch.save(weights, {"steps": str(steps)})  # of several keys the order varies
+            paths[name] = str(self.run_folder.write_model(f"{name}.safetensors", data))
+        return paths
 
     def _resume(self, trainer: Trainer) -> None:
         """Continue from the last checkpoint that is whole and fits the folder's metrics, else begin."""
@@ -175,7 +194,9 @@ class _Trial:
                     f"here it is {now.get(name)}; put back what was there, or start anew with fresh=true"
                 )
 
-    def checkpoint_if_due(self, trainer: Trainer) -> None:
+    def between_steps(self, trainer: Trainer) -> None:
+        if self.display is not None:
+            self.display.step(trainer)
         if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
             with trainer.loader.paused(), trainer.clocks.uncounted(trainer.device):
                 self._checkpoint(trainer)
@@ -188,8 +209,8 @@ class _Trial:
     def record(self, line: Line) -> None:
         self.run_folder.append_metrics(line)
         self.tracker.update()
-        if self.report is not None:
-            self.report(line)
+        if self.display is not None:
+            self.display.evaluated(line)
 
     def _summary(self, trainer: Trainer, status: str) -> dict[str, Any]:
         loader, progress = trainer.loader, trainer.progress

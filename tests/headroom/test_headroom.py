@@ -132,3 +132,23 @@ def test_a_damaged_photograph_is_named_or_skipped(tmp_path: Path, capsys: pytest
         headroom.main(arguments, budget_s=0.01)
     headroom.main([*arguments, "max_bad_examples=1000000"], budget_s=0.01)
     assert "decode alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argument", "needed"),
+    [("image=photographs", "Did you mean images"), ("~task", "task.name has no value")],
+)
+def test_a_mistyped_argument_gets_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str, needed: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headroom", argument])
+    with pytest.raises(SystemExit):
+        headroom.cli()
+    assert needed in (said := capsys.readouterr().err)
+    assert "To append" not in said
+
+
+def test_help_says_what_to_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["headroom", "--help"])
+    headroom.cli()
+    assert "images=" in capsys.readouterr().out

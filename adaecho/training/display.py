@@ -1,0 +1,111 @@
+"""What a run shows while it trains: a bar on a terminal, and everywhere a line now and then."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from adaecho.config.schema import Config
+from adaecho.training.trainer import Trainer
+
+_REDRAW_S = 0.5
+# Lines come ever more rarely: a short run has few, a long one is followed from its first seconds.
+_FIRST_LINE_S, _LONGEST_PAUSE_S = 5.0, 60.0
+
+
+class Display:
+    """Follows one run; asks nothing of the device, so that it costs the run nothing.
+
+    Args:
+        config: the run.
+        console: where to; a terminal gets the bar.
+    """
+
+    def __init__(self, config: Config, console: Console | None = None) -> None:
+        self._config = config
+        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._bar: Progress | None = None
+        self._measured = ""
+        self._begin_s = self._redraw_at = self._line_at = 0.0
+        self._pause_s = _FIRST_LINE_S
+        self._done_before = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        self._console.print(text, soft_wrap=True, markup=False)
+
+    @contextmanager
+    def showing(self, trainer: Trainer) -> Iterator[None]:
+        """Follow the training inside the block."""
+        if trainer.progress.steps:
+            self.say(f"continuing at step {trainer.progress.steps:,}")
+        self._begin_s = time.monotonic()
+        self._line_at = self._begin_s + self._pause_s
+        self._done_before = _share_done(self._config, trainer)
+        if not self._console.is_terminal:
+            yield
+            return
+        columns = (BarColumn(bar_width=None), TextColumn("{task.fields[state]}"))
+        with Progress(
+            *columns, console=self._console, auto_refresh=False, transient=True, expand=True
+        ) as bar:
+            self._bar = bar
+            bar.add_task("", total=None, state="reading")
+            bar.refresh()
+            yield
+        self._bar = None
+
+    def step(self, trainer: Trainer) -> None:
+        """A step was made."""
+        now = time.monotonic()
+        if now >= self._line_at:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._line_at = now + self._pause_s
+            self.say(self._state(trainer, now))
+        if self._bar is not None and now >= self._redraw_at:
+            self._redraw_at = now + _REDRAW_S
+            done = _share_done(self._config, trainer)
+            task = self._bar.task_ids[0]
+            self._bar.update(
+                task, completed=done, total=1.0 if done else None, state=self._state(trainer, now)
+            )
+            self._bar.refresh()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """An evaluation was recorded."""
+        metric = self._config.target.metric
+        self._measured = f", {metric} {line[metric]:.4f}"
+
+    def _state(self, trainer: Trainer, now: float) -> str:
+        """How far the run is, short enough to leave a bar room in 80 columns."""
+        fresh = trainer.loader.fresh_examples
+        spent_s = now - self._begin_s
+        text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {_clock(spent_s)}"
+        done = _share_done(self._config, trainer)
+        if done > self._done_before:
+            left_s = spent_s * (1 - done) / (done - self._done_before)
+            text += f", <= {_clock(left_s)} left"
+        return text
+
+
+def _share_done(config: Config, trainer: Trainer) -> float:
+    """How much of the budget that ends first is spent; 0 without one. The target may come before."""
+    shares = [
+        done / budget
+        for done, budget in (
+            (trainer.progress.steps, config.max_steps),
+            (trainer.loader.fresh_examples, config.max_fresh_examples),
+            (trainer.clocks.train_time_s, config.max_train_time_s),
+        )
+        if budget is not None
+    ]
+    return min(max(shares, default=0.0), 1.0)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

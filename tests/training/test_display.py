@@ -1,0 +1,94 @@
+"""What a run shows: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from adaecho.training import display as display_module
+from adaecho.training.display import Display
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
+
+
+def _shown(compose_config: Compose, *overrides: str, terminal: bool = False) -> list[str]:
+    config = compose_config(*RUN, *overrides)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=80, color_system=None, soft_wrap=True)
+    run_trial(config, Path("run"), display=Display(config, console))
+    return file.getvalue().splitlines()
+
+
+def test_a_short_run_prints_no_lines_of_its_own(compose_config: Compose) -> None:
+    assert _shown(compose_config) == []
+    # Its budget grown, it says from where it goes on; with fresh=true, where the old run is.
+    assert _shown(compose_config, "max_steps=50") == ["continuing at step 40"]
+    assert _shown(compose_config, "fresh=true") == ["old run kept in run.old-1"]
+
+
+def test_lines_come_ever_more_rarely(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(10**6))  # one for each look at the clock: once per step
+    monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    lines = _shown(compose_config, "checkpoint_every_s=1000000", "max_steps=240")
+    at = [int(line.split()[1].rstrip(",")) for line in lines]
+    assert 4 <= len(at) <= 6
+    assert all(later - earlier >= 5 for earlier, later in pairwise(at))
+    assert at[-1] - at[-2] > at[1] - at[0]
+    assert all("left" in line and "fresh" in line for line in lines)
+    assert "accuracy" in lines[-1]
+
+
+def test_a_display_changes_no_record(compose_config: Compose) -> None:
+    _shown(compose_config, terminal=True)
+    run_trial(compose_config(*RUN), Path("silent"))
+    kept = []
+    for folder in ("run", "silent"):
+        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
+    assert kept[0] == kept[1]
+
+
+def test_a_terminal_of_80_columns_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command as typed, on a pseudo-terminal."""
+    command = [sys.executable, "-m", "adaecho.run", "tracking=none", "hydra.run.dir=run", *RUN]
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while block := os.read(ours, 65536):
+            seen += block
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait() == 0, seen
+    os.close(ours)
+    text = seen.decode()
+    assert "━" in text
+    bars = [part for part in text.replace("\r", "\n").split("\n") if "━" in part and "step" in part]
+    assert bars
+    assert all(len(_visible(bar)) <= 80 for bar in bars)
+    assert "budget_spent" in text.splitlines()[-1]
+
+
+def _visible(text: str) -> str:
+    out, inside = "", False
+    for character in text:
+        if character == "\x1b":
+            inside = True
+        elif inside:
+            inside = not character.isalpha()
+        else:
+            out += character
+    return out
