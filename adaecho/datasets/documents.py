@@ -1,0 +1,181 @@
+"""Documents of text: files, parquet and JSON lines with a text column, the hub, or Python's own library."""
+
+import gzip
+import hashlib
+import json
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adaecho.errors import DataError
+
+Text = str | Exception
+"""What a document holds, or why it can't be read."""
+
+_TEXT_ENDINGS = (".txt", ".py", ".md")
+_ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+_ROWS = 256  # read from parquet at once
+_PARTS = ("train", "validation", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Documents in files, by part.
+
+    Attributes:
+        root: what ``data.path`` names; None is Python's own library.
+        parts: ``train``, and ``validation`` and ``test`` where files are named so.
+        column: of parquet and JSON lines.
+        lines: whether each line of a text file is a document, instead of the whole file.
+    """
+
+    root: Path | None
+    parts: dict[str, list[Path]]
+    column: str
+    lines: bool
+
+    def shards(self, part: str) -> list[Path]:
+        """The files of a part, in order."""
+        return self.parts[part]
+
+    def read(self, shard: Path, first: int = 0) -> Iterator[tuple[str, Text]]:
+        """Documents of one file from a number on, each with what to call it in a message."""
+        if shard.suffix == ".parquet":
+            rows = _parquet_rows(shard, self.column)
+        elif shard.name.endswith(_ROW_ENDINGS):
+            rows = _json_rows(shard, self.column)
+        else:
+            rows = _text_rows(shard, lines=self.lines)
+        for number, text in enumerate(rows):
+            if number >= first:
+                yield f"{shard}, document {number}", text
+
+    def key(self) -> str:
+        """Changes when a file is added, removed, or written again: names, sizes and times."""
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self._all()]
+        return _digest(json.dumps([stats, self.column, self.lines]).encode())
+
+    def sha256(self) -> str:
+        """Of all names and contents, the same wherever they lie."""
+        digest = hashlib.sha256()
+        for path in self._all():
+            name = str(path.relative_to(_LIBRARY if self.root is None else self.root.parent))
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def _all(self) -> list[Path]:
+        return sorted({path for paths in self.parts.values() for path in paths})
+
+
+def find_documents(path: str | None, *, column: str = "text", lines: bool = False) -> Files:
+    """The documents that ``data.path`` names.
+
+    Args:
+        path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
+            files (.txt, .py, .md). Names that begin with train, validation or test are those parts, and where
+            none begins with train all files are training documents. None: the library of this Python.
+        column: of parquet and JSON lines.
+        lines: each line of a text file is a document.
+
+    Raises:
+        DataError: there is nothing of the kind.
+    """
+    if path is None:
+        return Files(None, {"train": _standard_library()}, column, lines)
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise DataError(
+            f"data.path={path}: there is no such file or folder; of the hub's data give the folder that "
+            "`hf download` leaves"
+        )
+    found = sorted(one for one in root.rglob("*") if one.is_file()) if root.is_dir() else [root]
+    rows = [one for one in found if one.name.endswith(_ROW_ENDINGS)]
+    files = rows or [one for one in found if one.suffix in _TEXT_ENDINGS]
+    if not files:
+        raise DataError(
+            f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
+            f"{', '.join(_TEXT_ENDINGS)}"
+        )
+    return Files(root, _by_part(files), column, lines)
+
+
+def _by_part(files: list[Path]) -> dict[str, list[Path]]:
+    parts: dict[str, list[Path]] = {}
+    for file in files:
+        name = next((part for part in _PARTS if re.match(rf"{part}(?![a-z])", file.name)), "")
+        parts.setdefault({"valid": "validation"}.get(name, name), []).append(file)
+    if "train" not in parts:
+        return {"train": files}
+    parts.pop("", None)
+    return parts
+
+
+def _standard_library() -> list[Path]:
+    """Its modules without tests, documentation and what was installed beside it, in order."""
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
+    files = _LIBRARY.rglob("*.py")
+    return sorted(file for file in files if not left_out & set(file.relative_to(_LIBRARY).parts))
+
+
+def _text_rows(file: Path, *, lines: bool) -> Iterator[Text]:
+    for part in file.read_bytes().splitlines() if lines else [file.read_bytes()]:
+        try:
+            yield part.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield ValueError(f"is no UTF-8 (byte {error.start}: {error.reason})")
+
+
+def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: not readable as parquet ({str(error).splitlines()[0]})") from error
+    with table:
+        _check_column(file, table.schema_arrow, column)
+        for rows in table.iter_batches(batch_size=_ROWS, columns=[column]):
+            for row in rows.column(0):
+                yield _row(row)
+
+
+def _row(row: Any) -> Text:
+    try:
+        text = row.as_py()
+    except UnicodeDecodeError as error:
+        return ValueError(f"is no UTF-8 (byte {error.start}: {error.reason})")
+    return "" if text is None else str(text)
+
+
+def _check_column(file: Path, schema: Any, column: str) -> None:
+    from pyarrow import types
+
+    if column not in schema.names:
+        raise DataError(
+            f"{file}: needs a column {column!r} and has {', '.join(schema.names)}; set task.column to the "
+            "one that holds text"
+        )
+    kind = schema.field(column).type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise DataError(f"{file}: column {column!r} holds {kind}, no text; set task.column to one that does")
+
+
+def _json_rows(file: Path, column: str) -> Iterator[Text]:
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+        for line in lines:
+            try:
+                text = json.loads(line)[column]
+            except (ValueError, KeyError, TypeError) as error:
+                yield ValueError(f"is no JSON object with {column!r} ({type(error).__name__}: {error})")
+                continue
+            yield (text if isinstance(text, str) else ValueError(f"{column!r} is a {type(text).__name__}"))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

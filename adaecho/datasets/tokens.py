@@ -1,0 +1,299 @@
+"""Text as token numbers, made once: a tokenizer and memory-mapped examples, in a cache beside the data.
+
+The cache is a folder named by data, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
+``validation.bin`` and, written last, ``meta.json``. It is made under another name and renamed when it is
+whole, so that a process killed at any instant leaves none that looks whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.datasets.documents import Files
+from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.split import hold_out_rows
+from adaecho.errors import ConfigError, DataError
+
+PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
+PACKINGS = ("packed", "sentence")
+_VERSION = 1
+_DOCUMENTS = 512  # encoded at once
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How documents become examples of ``block`` predictions, so of ``block + 1`` tokens.
+
+    Attributes:
+        kind: ``packed`` joins documents, an END after each, and cuts the whole into blocks that overlap in
+            one token; the tail is dropped. ``sentence`` makes one example of each document, END before and
+            after, filled up with PAD; what is longer is cut.
+        block: predictions of an example.
+        vocabulary: token numbers, PAD and END among them.
+    """
+
+    kind: str
+    block: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the cache holds.
+
+    Attributes:
+        tokenizer: of the ``tokenizers`` library.
+        train, validation: unsigned [n, block + 1], memory-mapped.
+        meta: counts, and the sha256 of data and tokenizer.
+    """
+
+    tokenizer: Any
+    train: NDArray[Any]
+    validation: NDArray[Any]
+    meta: dict[str, Any]
+
+
+def cache_folder() -> Path:
+    """``$ADAECHO_CACHE``, else ``adaecho`` in the user's cache folder."""
+    own = os.environ.get("ADAECHO_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "adaecho"
+
+
+def tokenized(
+    files: Files, packing: Packing, num_validation: int | None, split_seed: int, max_bad_examples: int
+) -> Tokens:
+    """The examples of these documents, from the cache or made now.
+
+    Args:
+        files: the documents; those of a part ``validation`` (else ``test``) are held out where
+            ``num_validation`` is None.
+        packing: how they become examples.
+        num_validation: documents to hold out of the training ones.
+        split_seed: which of them.
+        max_bad_examples: documents that can't be read to skip.
+
+    Raises:
+        DataError: more bad documents than allowed, too little text, or the cache can't be written.
+        ConfigError: the data doesn't support so large a vocabulary.
+    """
+    parts = [files.key(), vars(packing), num_validation, split_seed, max_bad_examples, _VERSION]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_folder() / key
+    found = _open(folder, packing.block)
+    if found is None:
+        _make(folder, files, packing, num_validation, split_seed, BadExamples(max_bad_examples))
+        found = _open(folder, packing.block)
+        assert found is not None
+    return found
+
+
+def _open(folder: Path, block: int) -> Tokens | None:
+    """The cache in a folder; None where there is none, or one that was cut short."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in meta["bytes"]}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, OSError) as error:
+        print(f"warning: {folder}: the cache of tokens is damaged ({error}) and made anew", file=sys.stderr)
+        return None
+    if sizes != meta["bytes"]:
+        print(f"warning: {folder}: the cache of tokens was cut short and is made anew", file=sys.stderr)
+        return None
+    from tokenizers import Tokenizer
+
+    train, validation = (_blocks(folder / f"{part}.bin", meta, block) for part in ("train", "validation"))
+    return Tokens(Tokenizer.from_file(str(folder / "tokenizer.json")), train, validation, meta)
+
+
+def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
+    flat = np.memmap(file, np.dtype(meta["dtype"]), "r")
+    if meta["kind"] == "sentence":
+        return flat.reshape(-1, block + 1)
+    return np.lib.stride_tricks.sliding_window_view(flat, block + 1)[::block]
+
+
+def _make(
+    folder: Path, files: Files, packing: Packing, num_validation: int | None, seed: int, bad: BadExamples
+) -> None:
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        partial.mkdir()
+        _Maker(partial, files, packing, bad).make(num_validation, seed)
+        if folder.exists():  # damaged, or another process was faster
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
+            "is left. Free some space, or set ADAECHO_CACHE to a folder that can hold it"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    bad.report()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What a killed process left of this cache."""
+    for path in folder.parent.glob(f".{folder.name}.*.partial"):
+        pid = int(path.name.split(".")[-2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except PermissionError:
+            continue
+
+
+class _Maker:
+    """Three passes over the documents: count them, train the tokenizer, write token numbers."""
+
+    def __init__(self, folder: Path, files: Files, packing: Packing, bad: BadExamples) -> None:
+        self.folder, self.files, self.packing, self.bad = folder, files, packing, bad
+        self.counts = {"empty": 0, "too_short": 0, "cut": 0}
+
+    def make(self, num_validation: int | None, seed: int) -> None:
+        sha256 = self.files.sha256()
+        number = sum(1 for text in self._texts("train", count=True) if text is not None)
+        own = next((part for part in ("validation", "test") if part in self.files.parts), None)
+        held_out: set[int] = set()
+        if num_validation is not None or own is None:
+            held_out = set(hold_out_rows(number, num_validation, seed=seed)[1].tolist())
+        kept = (text for row, text in enumerate(self._texts("train")) if row not in held_out)
+        tokenizer = train_tokenizer(kept, self.packing.vocabulary)
+        tokenizer.save(str(self.folder / "tokenizer.json"))
+        documents = {"train": number - len(held_out)}
+        with self._write("train") as train, self._write("validation") as validation:
+            for row, encoded in enumerate(encode_all(tokenizer, self._texts("train"))):
+                self._add(validation if row in held_out else train, encoded)
+            if not held_out:
+                assert own is not None
+                for documents_own, encoded in enumerate(
+                    encode_all(tokenizer, self._texts(own, count=True)), 1
+                ):
+                    documents["validation"] = documents_own
+                    self._add(validation, encoded)
+        documents.setdefault("validation", len(held_out))
+        self._finish(
+            {"data sha256": sha256, "documents": documents, "held_out_of": "train" if held_out else own}
+        )
+
+    def _write(self, part: str) -> IO[bytes]:
+        return (self.folder / f"{part}.bin").open("wb")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint16 if self.packing.vocabulary <= 2**16 else np.uint32)
+
+    def _texts(self, part: str, *, count: bool = False) -> Iterator[str]:
+        """Usable documents; those that aren't are counted in one of the passes."""
+        for shard in self.files.shards(part):
+            for origin, text in self.files.read(shard):
+                if isinstance(text, Exception):
+                    if count:
+                        self.bad.add(origin, str(text))
+                elif text.strip():
+                    yield text
+                elif count:
+                    self.counts["empty"] += 1
+
+    def _add(self, file: IO[bytes], encoded: list[int]) -> None:
+        if len(encoded) < 2:
+            self.counts["too_short"] += 1
+            return
+        if self.packing.kind == "packed":
+            file.write(np.array([*encoded, END], self.dtype).tobytes())
+            return
+        whole = [END, *encoded, END]
+        self.counts["cut"] += len(whole) > self.packing.block + 1
+        file.write(sentence(whole, self.packing.block, self.dtype).tobytes())
+
+    def _finish(self, meta: dict[str, Any]) -> None:
+        names = ("tokenizer.json", "train.bin", "validation.bin")
+        sizes = {name: (self.folder / name).stat().st_size for name in names}
+        for part in ("train", "validation"):
+            if sizes[f"{part}.bin"] < (self.packing.block + 1) * self.dtype.itemsize:
+                raise DataError(
+                    f"{self.files.root or 'the standard library'}: its {part} text gives not one example of "
+                    f"task.block={self.packing.block} tokens; give more text or a smaller block"
+                )
+        tokenizer = hashlib.sha256((self.folder / "tokenizer.json").read_bytes()).hexdigest()
+        meta |= {
+            "tokenizer sha256": tokenizer,
+            "kind": self.packing.kind,
+            "dtype": self.dtype.name,
+            "bytes": sizes,
+            "skipped": {**self.counts, "bad": self.bad.count},
+        }
+        for name in names:
+            _sync(self.folder / name)
+        with (self.folder / "meta.json").open("w") as file:
+            json.dump(meta, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:
+    """``block + 1`` tokens: cut, or filled up with PAD."""
+    row = np.full(block + 1, PAD, dtype)
+    row[: len(tokens)] = tokens[: block + 1]
+    return row
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer (Sennrich et al. 2016) of these texts: every text can be encoded.
+
+    Raises:
+        ConfigError: the texts have fewer subwords than ``vocabulary``.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["[PAD]", "[END]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with suppress(StopIteration):
+        tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocabulary:
+        raise ConfigError(
+            f"task.vocabulary={vocabulary}: this text supports {found} subwords (the 256 bytes and two "
+            f"special ones among them); set task.vocabulary={found} or less, or give more text"
+        )
+    return tokenizer
+
+
+def encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
+    """Token numbers of each text, in order."""
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _DOCUMENTS:
+            yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))
+            batch = []
+    yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))

@@ -1,0 +1,196 @@
+"""What language models share: options, loss per token, evaluation, entropies to compare with, a sample."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from adaecho.config.schema import Config
+from adaecho.config.tasks import TaskConfig
+from adaecho.datasets.documents import find_documents
+from adaecho.datasets.tokens import END, PACKINGS, PAD, Packing, tokenized
+from adaecho.errors import ConfigError
+from adaecho.models.transformer import Transformer
+from adaecho.tasks.base import Batch, Direction, LossAndWeight, Split, Task
+
+METRICS: dict[str, Direction] = {"cross_entropy": "min"}
+_SAMPLE_TOKENS = 48
+
+
+@dataclass
+class TextOptions(TaskConfig):
+    """The keys ``task.*`` of a language model; by default Transformer base (Vaswani et al. 2017, Table 3)."""
+
+    layers: int = 6
+    width: int = 512
+    feed_forward: int = 2048
+    heads: int = 8
+    dropout: float = 0.0
+    vocabulary: int = 32000  # subwords of a tokenizer that is trained on the training text
+    block: int = 128  # predictions of an example
+    packing: str = "packed"  # packed: documents joined and cut; sentence: one document an example, with mask
+    column: str = "text"  # of parquet and JSON lines
+    lines: bool = False  # each line of a text file is a document, instead of the file
+
+    def __post_init__(self) -> None:
+        for key in ("layers", "width", "feed_forward", "heads", "block"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"task.{key}={getattr(self, key)}: must be at least 1")
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"task.width={self.width}: must be a multiple of 2 * task.heads={2 * self.heads}"
+            )
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"task.packing={self.packing}: must be one of {', '.join(PACKINGS)}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"task.dropout={self.dropout}: must lie in [0, 1)")
+        if self.vocabulary < 258:
+            raise ConfigError(
+                f"task.vocabulary={self.vocabulary}: must be at least 258, the bytes and two special tokens"
+            )
+
+    def build_model(self) -> Transformer:
+        """A freshly initialised model."""
+        return Transformer(
+            self.vocabulary,
+            layers=self.layers,
+            width=self.width,
+            feed_forward=self.feed_forward,
+            heads=self.heads,
+            dropout=self.dropout,
+        )
+
+
+def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
+    """A language model on text whose tokens are made once.
+
+    Raises:
+        DataError: the text is missing, too short, or has more bad documents than allowed.
+        ConfigError: it doesn't support the vocabulary.
+    """
+    say_arms(config)
+    files = find_documents(config.data.path, column=options.column, lines=options.lines)
+    packing = Packing(options.packing, options.block, options.vocabulary)
+    data = config.data
+    found = tokenized(files, packing, data.validation_examples, data.split_seed, data.max_bad_examples)
+    validation = found.validation[: config.evaluate.max_examples]
+    targets = validation[:, 1:][validation[:, 1:] != PAD]
+    skipped = found.meta["skipped"]
+    return Task(
+        name=name,
+        metrics=METRICS,
+        source={"tokens": found.train},
+        decode=None,
+        augment=None,
+        collate=None,
+        build_model=options.build_model,
+        loss=loss,
+        weight=weight,
+        evaluate=evaluator(lambda: validation, config.evaluate.batch_size),
+        skipped_examples=skipped["bad"] + skipped["empty"] + skipped["too_short"],
+        fingerprint={key: found.meta[key] for key in ("data sha256", "tokenizer sha256")},
+        facts={
+            "data_sha256": found.meta["data sha256"],
+            "tokenizer_sha256": found.meta["tokenizer sha256"],
+            "documents": found.meta["documents"],
+            "held_out_of": found.meta["held_out_of"],
+            "skipped": skipped,
+            "train_examples": len(found.train),
+            "validation_tokens": len(targets),
+            **entropies(validation),
+        },
+        at_end=sampler(found.tokenizer, options.block, config.seed),
+    )
+
+
+def say_arms(config: Config) -> None:
+    """Text has three arms: nothing is drawn between read and batch that a repeat could draw anew."""
+    if config.echo.variant == "example_after_augmentation":
+        print(
+            "note: text is not augmented, so echo=example_after_augmentation gives the batches of "
+            "echo=example_before_augmentation, bit for bit",
+            file=sys.stderr,
+        )
+
+
+def loss(model: nn.Module, batch: Batch) -> LossAndWeight:
+    """Sum of the cross entropies of all predicted tokens in nats, and their number; PAD isn't predicted."""
+    inputs, targets = _split(batch["tokens"])
+    logits = model(inputs).float().flatten(0, 1)
+    total = functional.cross_entropy(logits, targets.flatten(), ignore_index=PAD, reduction="sum")
+    return total, (targets != PAD).sum()
+
+
+def weight(batch: Batch) -> torch.Tensor:
+    """The weight that ``loss`` returns."""
+    return _split(batch["tokens"])[1].ne(PAD).sum()
+
+
+def _split(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is seen and what is predicted, int64 [N, block] each."""
+    whole = tokens.to(torch.int64)
+    return whole[:, :-1], whole[:, 1:]
+
+
+def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int) -> Any:
+    """``Task.evaluate``: mean cross entropy over tokens, whatever the batches.
+
+    Args:
+        validation: the held-out examples [block + 1] each, anew at each call: in memory or a stream.
+        batch_size: examples at once.
+    """
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:  # noqa: ARG001
+        total, number = 0.0, 0
+        for rows in _batches(iter(validation()), batch_size):
+            sum_, count = loss(model, {"tokens": torch.from_numpy(rows.astype(np.int64)).to(device)})
+            total, number = total + sum_.item(), number + int(count)
+        return {"cross_entropy": total / max(number, 1)}
+
+    return evaluate
+
+
+def _batches(examples: Iterator[NDArray[Any]], batch_size: int) -> Iterator[NDArray[Any]]:
+    while batch := list(islice(examples, batch_size)):
+        yield np.stack(batch)
+
+
+def entropies(examples: NDArray[Any]) -> dict[str, float]:
+    """Of the predicted tokens, in nats: what the best unigram and the best bigram model of them would reach.
+
+    They are of the counts of these very tokens, so the bigram's is optimistic on few of them.
+    """
+    pairs = np.stack([examples[:, :-1].ravel(), examples[:, 1:].ravel()]).astype(np.int64)
+    pairs = pairs[:, pairs[1] != PAD]
+    unigram = _entropy(np.unique(pairs[1], return_counts=True)[1])
+    joint = _entropy(np.unique(pairs[0] << 32 | pairs[1], return_counts=True)[1])
+    context = _entropy(np.unique(pairs[0], return_counts=True)[1])
+    return {"unigram_entropy": unigram, "bigram_entropy": joint - context}
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
+    """``Task.at_end``: some tokens drawn from the model, from the beginning of a document on."""
+
+    def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = [END]
+        for _ in range(_SAMPLE_TOKENS):
+            logits = model(torch.tensor([tokens[-block:]], device=device))[0, -1].float().cpu()
+            logits[PAD] = -math.inf
+            tokens.append(int(torch.multinomial(logits.softmax(0), 1, generator=generator)))
+        return {"sample": tokenizer.decode(tokens[1:])}
+
+    return sample
