@@ -77,8 +77,8 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
-            files (.txt, .py, .md). Names that begin with train, validation or test are those parts, and where
-            none begins with train all files are training documents. None: the library of this Python.
+            files (.txt, .py, .md). Names with the word train, validation or test are those parts, and where
+            none has train all files are training documents. None: the library of this Python.
         column: of parquet and JSON lines.
         lines: each line of a text file is a document.
 
@@ -107,7 +107,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 def _by_part(files: list[Path]) -> dict[str, list[Path]]:
     parts: dict[str, list[Path]] = {}
     for file in files:
-        name = next((part for part in _PARTS if re.match(rf"{part}(?![a-z])", file.name)), "")
+        name = next((part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name)), "")
         parts.setdefault({"valid": "validation"}.get(name, name), []).append(file)
     if "train" not in parts:
         return {"train": files}

@@ -145,6 +145,35 @@ def _make(
     bad.report()
 
 
+def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
+    """The tokenizer of some texts, trained once.
+
+    Args:
+        key: says which texts these are.
+        texts: read where it isn't in the cache yet.
+        vocabulary: of the tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
+    path = cache_folder() / f"{digest}.tokenizer.json"
+    if path.exists():
+        with suppress(Exception):  # the library has no error of its own for a damaged file
+            return Tokenizer.from_file(str(path))
+        print(f"warning: {path}: the tokenizer is damaged and trained anew", file=sys.stderr)
+    tokenizer = train_tokenizer(texts, vocabulary)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(tokenizer.to_str())
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: the tokenizer can't be kept ({error.strerror}); set ADAECHO_CACHE"
+        ) from error
+    return tokenizer
+
+
 def _remove_abandoned(folder: Path) -> None:
     """What a killed process left of this cache."""
     for path in folder.parent.glob(f".{folder.name}.*.partial"):

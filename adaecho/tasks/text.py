@@ -41,6 +41,12 @@ class TextOptions(TaskConfig):
     lines: bool = False  # each line of a text file is a document, instead of the file
 
     def __post_init__(self) -> None:
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"task.packing={self.packing}: must be one of {', '.join(PACKINGS)}")
+        self.check_sizes()
+
+    def check_sizes(self) -> None:
+        """Raises ConfigError where one can't be."""
         for key in ("layers", "width", "feed_forward", "heads", "block"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"task.{key}={getattr(self, key)}: must be at least 1")
@@ -48,8 +54,6 @@ class TextOptions(TaskConfig):
             raise ConfigError(
                 f"task.width={self.width}: must be a multiple of 2 * task.heads={2 * self.heads}"
             )
-        if self.packing not in PACKINGS:
-            raise ConfigError(f"task.packing={self.packing}: must be one of {', '.join(PACKINGS)}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"task.dropout={self.dropout}: must lie in [0, 1)")
         if self.vocabulary < 258:
