@@ -1,0 +1,101 @@
+"""Many examples of one document: against a slow version, resumed in the middle, disjoint over ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import EchoLoader
+from adaecho.datasets.documents import find_documents
+from adaecho.datasets.text_stream import TokenStream
+from adaecho.datasets.tokens import END, PAD, train_tokenizer
+from adaecho.errors import DataError
+from tests.datasets.text_files import lines, texts, write_parquet
+
+BLOCK = 8
+FILES = 3
+DOCUMENTS = [*texts()[:3], "", *lines()[:20], "x"]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> TokenStream:
+    for number in range(FILES):
+        write_parquet(tmp_path / f"train-{number}.parquet", list(DOCUMENTS[number::FILES]))
+    tokenizer = train_tokenizer(iter(texts()), 400)
+    return TokenStream(find_documents(str(tmp_path)), "train", tokenizer, BLOCK, np.uint16)
+
+
+def _slow(stream: TokenStream) -> list[list[int]]:
+    examples = []
+    for number in range(FILES):
+        for text in DOCUMENTS[number::FILES]:
+            ids = stream.tokenizer.encode(text).ids
+            whole = [END, *ids, END]
+            for begin in range(0, len(whole) - 1, BLOCK) if len(ids) >= 2 else ():
+                part = whole[begin : begin + BLOCK + 1]
+                examples.append(part + [PAD] * (BLOCK + 1 - len(part)))
+    return examples
+
+
+def _read(examples: Any) -> list[list[int]]:
+    return [example["tokens"].tolist() for example in examples]
+
+
+def test_every_token_of_every_document_is_predicted_once(stream: TokenStream) -> None:
+    assert _read(stream) == _slow(stream)
+    predicted = sum(token != PAD for example in _slow(stream) for token in example[1:])
+    ids = [len(stream.tokenizer.encode(text).ids) for text in DOCUMENTS]
+    assert predicted == sum(number + 1 for number in ids if number >= 2)
+
+
+def test_it_goes_on_at_any_position(stream: TokenStream) -> None:
+    whole, iterator = _slow(stream), iter(stream)
+    for count in range(1, len(whole)):
+        next(iterator)
+        if count % 37 == 0 or count > len(whole) - 3:
+            assert _read(stream.iterate_from(iterator.position)) == whole[count:]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_ranks_share_it_without_overlap_or_loss(stream: TokenStream, world: int) -> None:
+    shared = []
+    for rank in range(world):
+        stream.set_share(rank, world)
+        shared += _read(stream)
+    assert sorted(shared) == sorted(_slow(stream))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loader_goes_on_in_the_middle_of_a_document(stream: TokenStream, world: int) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(
+            stream,
+            4,
+            echo="example_before_augmentation",
+            factor=2,
+            shuffle_buffer=16,
+            rank=0,
+            world_size=world,
+        )
+
+    with loader() as whole:
+        batches = iter(whole)
+        for _ in range(9):
+            next(batches)
+        state = whole.state_dict()
+        expected = [next(batches)["tokens"].tolist() for _ in range(12)]
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        batches = iter(resumed)
+        assert [next(batches)["tokens"].tolist() for _ in range(12)] == expected
+
+
+def test_bad_documents_are_counted_within_the_budget(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "some words of text"}\n{"text": 3}\nno json\n')
+    files, tokenizer = find_documents(str(tmp_path)), train_tokenizer(iter(texts()), 400)
+    with pytest.raises(DataError, match=r"train\.jsonl, document 1: 'text' is a int"):
+        _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16))
+    with pytest.raises(DataError, match=r"document 2: is no JSON object"):
+        _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=1))
+    assert len(_read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=2))) == 2

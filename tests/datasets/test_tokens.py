@@ -1,0 +1,215 @@
+"""Tokens and their cache: exact contents, made once, whole or absent, and bad text named or counted."""
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from adaecho.datasets import tokens as tokens_module
+from adaecho.datasets.documents import find_documents
+from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
+from adaecho.errors import ConfigError, DataError
+from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
+
+PACKED = Packing("packed", 16, 400)
+FORKS = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ADAECHO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    return tmp_path / "cache"
+
+
+def _make(
+    path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: int = 0, **find: Any
+) -> Tokens:
+    return tokenized(find_documents(str(path), **find), packing, held_out, 0, bad)
+
+
+def test_packed_examples_are_the_documents_joined_and_cut(tmp_path: Path) -> None:
+    found = _make(write_folder(tmp_path / "text"))
+    held_out = set(np.random.default_rng(0).permutation(len(MODULES))[-2:].tolist())
+    for part, chosen in ((found.train, False), (found.validation, True)):
+        flat = []
+        for row, text in enumerate(texts()):
+            if (row in held_out) == chosen:
+                flat += [*found.tokenizer.encode(text).ids, END]
+        slow = [flat[i : i + 17] for i in range(0, len(flat) - 16, 16)]
+        assert part.tolist() == slow
+    assert found.train.dtype == np.uint16
+    assert found.meta["documents"] == {"train": 7, "validation": 2}
+
+
+def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
+    text = [*lines()[:300], "", "ab " * 60]
+    file = write_parquet(tmp_path / "train.parquet", text)
+    found = _make(file, Packing("sentence", 12, 300), held_out=1)
+    rows = {tuple(row) for part in (found.train, found.validation) for row in part.tolist()}
+    for line in lines()[:300]:
+        ids = found.tokenizer.encode(line).ids
+        if len(ids) >= 2:
+            whole = [END, *ids, END][:13]
+            assert tuple(whole + [PAD] * (13 - len(whole))) in rows
+    assert found.meta["skipped"]["empty"] == 1
+    assert found.meta["skipped"]["cut"] >= 1, "what is longer than a block"
+    short = sum(len(found.tokenizer.encode(line).ids) < 2 for line in lines()[:300])
+    assert found.meta["skipped"]["too_short"] == short > 0
+
+
+def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = write_folder(tmp_path / "text"), []
+    train = tokens_module.train_tokenizer
+    monkeypatch.setattr(tokens_module, "train_tokenizer", lambda *given: made.append(1) or train(*given))
+    first, again = _make(folder), _make(folder)
+    assert (len(made), first.meta) == (1, again.meta)
+    _make(folder, Packing("packed", 8, 400))
+    _make(folder, Packing("packed", 16, 380))
+    assert len(made) == 3
+    (folder / "abc.py").write_text(texts()[0] + "\n# changed between two runs\n")
+    changed = _make(folder)
+    assert len(made) == 4
+    assert changed.meta["data sha256"] != first.meta["data sha256"]
+
+
+def test_equal_text_makes_equal_tokenizers(tmp_path: Path, cache: Path) -> None:
+    first = _make(write_folder(tmp_path / "text")).meta
+    for path in cache.glob("*/meta.json"):
+        path.unlink()
+    assert _make(tmp_path / "text").meta == first
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokenizer.json", "meta.json"])
+def test_a_cache_cut_short_is_made_anew(
+    tmp_path: Path, cache: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "text")
+    whole = _make(folder).train.tolist()
+    (file,) = cache.glob(f"*/{name}")
+    os.truncate(file, file.stat().st_size // 2)
+    assert _make(folder).train.tolist() == whole
+    assert "made anew" in capsys.readouterr().err
+
+
+def _dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _make_until_killed(folder: str, die_at: int) -> None:
+    calls = [0]
+    for owner, name in ((os, "fsync"), (os, "mkdir"), (tokens_module._Maker, "_add"), (Path, "rename")):
+        setattr(owner, name, _dying(getattr(owner, name), die_at, calls))
+    _make(Path(folder))
+
+
+def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "text")
+    kills = 0
+    for die_at in (1, 2, 3, 7, 12, 13, 14, 15, 16):
+        process = FORKS.Process(target=_make_until_killed, args=(str(folder), die_at))
+        process.start()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+    assert kills >= 6
+    killed = _make(folder)
+    assert [path.name for path in cache.iterdir() if path.name.endswith(".partial")] == []
+    whole = killed.train.tolist()
+    for path in cache.glob("*/meta.json"):
+        path.unlink()
+    assert _make(folder).train.tolist() == whole
+
+
+def test_a_disk_that_fills_gets_one_message_and_leaves_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = write_folder(tmp_path / "text")
+    monkeypatch.setattr(tokens_module._Maker, "_add", full)
+    with pytest.raises(DataError, match=r"can't be written \(No space left on device\).*set ADAECHO_CACHE"):
+        _make(folder)
+    assert list(cache.iterdir()) == []
+
+
+def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "text")
+    (folder / "latin.txt").write_bytes("größer".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.txt, document 0: is no UTF-8 \(byte 2.*"):
+        _make(folder)
+    assert _make(folder, bad=1).meta["skipped"]["bad"] == 1
+    assert "latin.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "kind", "message"),
+    [
+        ("body", ["a text"], None, r"needs a column 'text' and has body; set task\.column"),
+        ("text", [1, 2], None, r"column 'text' holds int64, no text"),
+        ("text", [["a"]], pyarrow.list_(pyarrow.string()), r"column 'text' holds list.*no text"),
+    ],
+)
+def test_a_column_that_is_no_text(
+    tmp_path: Path, column: str, values: list[object], kind: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        _make(write_parquet(tmp_path / "train.parquet", values, column, kind))
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"train\.parquet: not readable as parquet"):
+        _make(tmp_path / "train.parquet")
+
+
+def test_a_vocabulary_beyond_the_data(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"task\.vocabulary=30000: this text supports \d+ subwords .*or less"
+    ):
+        _make(write_folder(tmp_path / "text"), Packing("packed", 16, 30_000))
+
+
+def test_too_little_text_and_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"its validation text gives not one example of task\.block=5000"):
+        _make(write_folder(tmp_path / "text"), Packing("packed", 5000, 400), held_out=1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no text"):
+        find_documents(str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="no such file or folder"):
+        find_documents(str(tmp_path / "absent"))
+
+
+def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
+    for name in ("c4-train.00000.json", "c4-validation.00000.json"):
+        (tmp_path / f"{name}l").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines()[:5]))
+    files = find_documents(str(tmp_path))
+    assert {part: [path.name for path in paths] for part, paths in files.parts.items()} == {
+        "train": ["c4-train.00000.jsonl"],
+        "validation": ["c4-validation.00000.jsonl"],
+    }
+    assert [text for _, text in files.read(files.parts["train"][0], 2)] == lines()[2:5]
+
+
+def test_the_library_of_this_python_is_read_in_place() -> None:
+    names = {path.name for path in find_documents(None).parts["train"]}
+    assert set(MODULES) <= names
+    assert not {"test_abc.py", "topics.py"} & names

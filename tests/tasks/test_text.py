@@ -1,0 +1,225 @@
+"""The text tasks on tiny real text: loss per token, entropies, three arms, killed and resumed, refused."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.datasets.tokens import PAD
+from adaecho.errors import ConfigError, DataError, FolderError
+from adaecho.tasks import build_task
+from adaecho.tasks.text import entropies, evaluator, loss, weight
+from adaecho.training.loader import make_loader
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.datasets.text_files import lines, texts, write_folder, write_parquet
+
+FORKS = multiprocessing.get_context("forkserver")
+TINY = (
+    "task.layers=1", "task.width=16", "task.feed_forward=32", "task.heads=2", "task.vocabulary=300",
+    "task.block=16", "batch_size=8", "echo.shuffle_buffer=32", "evaluate.every_fresh_examples=64",
+    "evaluate.max_examples=40", "precision=float32", "max_steps=12", "max_fresh_examples=null",
+    "target.value=null", "optimizer.learning_rate=0.1",
+)  # fmt: skip
+CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAECHO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+def _tiny(compose_config: Compose, task: str, folder: Path, *overrides: str) -> Config:
+    """Each task in its own form of data: a folder of files, sentences in parquet, shards of JSON lines."""
+    if task == "small_text":
+        write_folder(folder)
+        overrides = ("data.validation_examples=2", *overrides)
+    elif task == "lm1b":
+        write_parquet(folder / "train-0.parquet", list(lines()[:600]))
+        write_parquet(folder / "test-0.parquet", list(lines()[600:700]))
+    else:
+        folder.mkdir(exist_ok=True)
+        for name, part in (
+            ("train.0", texts()[:3]),
+            ("train.1", texts()[3:6]),
+            ("validation.0", texts()[6:]),
+        ):
+            written = "".join(json.dumps({"text": text}) + "\n" for text in part)
+            (folder / f"c4-{name}.jsonl").write_text(written)
+    return compose_config(f"task={task}", f"data.path={folder}", *TINY, *overrides)
+
+
+TASKS = ["small_text", "lm1b", "common_crawl"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_trains_on_real_text_and_records_what_it_saw(
+    compose_config: Compose, tmp_path: Path, task: str
+) -> None:
+    config = _tiny(
+        compose_config, task, tmp_path / "text", "max_steps=40", "echo=example_before_augmentation"
+    )
+    summary = run_trial(config, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["status"] == "budget_spent"
+    assert summary["final"]["cross_entropy"] < lines[0]["cross_entropy"] < 1.2 * math.log(300)
+    assert summary["data"]["bigram_entropy"] < summary["data"]["unigram_entropy"] < math.log(300)
+    assert len(summary["data"]["tokenizer_sha256"]) == 64
+    assert summary["sample"]
+    assert summary["skipped_examples"] == (summary["data"].get("skipped", {}).get("too_short", 0))
+
+
+def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
+    from adaecho.training import trainer
+
+    step, calls = trainer.Trainer._step, [0]
+
+    def dying(self: Any, batch: Any) -> None:
+        calls[0] += 1
+        if calls[0] == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, batch)
+
+    trainer.Trainer._step = dying  # type: ignore[method-assign]
+    run_trial(from_plain(plain), Path(folder))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
+    compose_config: Compose, tmp_path: Path, task: str
+) -> None:
+    overrides = ("checkpoint_every_s=0", "echo=example_before_augmentation", "echo.factor=1.5")
+    config = _tiny(compose_config, task, tmp_path / "text", *overrides)
+    run_trial(config, tmp_path / "undisturbed")
+    for die_at in (5, 6):
+        process = FORKS.Process(
+            target=_run_until_killed, args=(to_plain(config), str(tmp_path / "killed"), die_at)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    run_trial(config, tmp_path / "killed")
+    kept = []
+    for folder in ("undisturbed", "killed"):
+        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads((tmp_path / folder / "summary.json").read_text())
+        kept.append([{k: v for k, v in one.items() if not k.endswith(CLOCKS)} for one in lines])
+        kept[-1].append((summary["final"], summary["sample"]))
+    assert kept[0] == kept[1]
+    assert len(kept[0]) > 1
+
+
+def test_text_has_three_arms(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = []
+    for echo in ("example_before_augmentation", "example_after_augmentation"):
+        config = _tiny(compose_config, "small_text", tmp_path / "text", f"echo={echo}", "echo.factor=2.5")
+        with make_loader(config, build_task(config), torch.device("cpu")) as loader:
+            found = iter(loader)
+            batches.append(torch.stack([next(found)["tokens"].to(torch.int64) for _ in range(20)]))
+        assert ("bit for bit" in capsys.readouterr().err) == (echo == "example_after_augmentation")
+    assert torch.equal(*batches)
+
+
+def test_buffers_hold_numbers_of_two_bytes_in_mapped_files(compose_config: Compose, tmp_path: Path) -> None:
+    task = build_task(_tiny(compose_config, "small_text", tmp_path / "text"))
+    tokens = task.source["tokens"]
+    assert tokens.dtype == np.uint16
+    while not isinstance(tokens, np.memmap):
+        tokens = tokens.base
+    assert tokens.filename.name == "train.bin"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("more.py", "data sha256"), (None, "tokenizer sha256")],
+)
+def test_a_checkpoint_of_other_tokens_is_refused(
+    compose_config: Compose, tmp_path: Path, change: str | None, message: str
+) -> None:
+    config = _tiny(compose_config, "small_text", tmp_path / "text")
+    run_trial(config, tmp_path / "run")
+    if change:
+        (tmp_path / "text" / change).write_text("def changed_between_two_runs():\n    return 1\n" * 9)
+    else:
+        for meta in (tmp_path / "cache").glob("*/meta.json"):
+            held = json.loads(meta.read_text())
+            meta.write_text(json.dumps({**held, "tokenizer sha256": "another"}))
+    longer = from_plain({**to_plain(config), "max_steps": 20})
+    with pytest.raises(
+        FolderError, match=f"{message}.*put back what was there, or start anew with fresh=true"
+    ):
+        run_trial(longer, tmp_path / "run")
+
+
+class _Table(nn.Module):
+    """Logits of the next token looked up by this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table[tokens]
+
+
+EXAMPLES = np.array([[1, 2, 3, 4], [1, 5, 1, PAD], [2, 2, PAD, PAD]], np.uint16)
+
+
+def test_a_loss_counts_tokens_and_never_what_only_fills() -> None:
+    model, batch = _Table(), {"tokens": torch.from_numpy(EXAMPLES)}
+    total, number = loss(model, batch)
+    log = model.table.log_softmax(-1)
+    pairs = [(1, 2), (2, 3), (3, 4), (1, 5), (5, 1), (2, 2)]
+    assert total.item() == pytest.approx(-sum(log[a, b].item() for a, b in pairs), rel=1e-5)
+    assert number == weight(batch) == 6
+    for size in (1, 2, 3, 50):
+        metrics = evaluator(lambda: EXAMPLES, size)(model, "validation", device=torch.device("cpu"))
+        assert metrics["cross_entropy"] == pytest.approx(total.item() / 6, rel=1e-5)
+
+
+def test_entropies_are_of_the_predicted_tokens() -> None:
+    found = entropies(EXAMPLES)  # predicted: 2, 3, 4, 5, 1, 2
+    assert found["unigram_entropy"] == pytest.approx(4 / 6 * math.log(6) + 2 / 6 * math.log(3))
+    # After 1 follows 2 or 5, after 2 follows 3 or 2; after 3 and after 5 one token alone.
+    assert found["bigram_entropy"] == pytest.approx(4 / 6 * math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("task=small_text", "task.width=30"), r"task\.width=30: must be a multiple of 2 \* task\.heads=8"),
+        (("task=small_text", "task.packing=loose"), r"task\.packing=loose: must be one of packed, sentence"),
+        (("task=small_text", "task.dropout=1"), r"task\.dropout=1\.0"),
+        (("task=small_text", "task.layers=0"), r"task\.layers=0"),
+        (("task=lm1b", "task.vocabulary=100"), r"task\.vocabulary=100: must be at least 258"),
+        (("task=common_crawl", "task.packing=packed"), "has document alone"),
+    ],
+)
+def test_options_that_cant_be(compose_config: Compose, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_config(*overrides)
+
+
+def test_tasks_that_need_data_say_so(compose_config: Compose, tmp_path: Path) -> None:
+    for task in ("lm1b", "common_crawl"):
+        with pytest.raises(DataError, match=f"data.path=null: {task} needs a folder"):
+            build_task(compose_config(f"task={task}"))
+    folder = write_folder(tmp_path / "text")
+    with pytest.raises(DataError, match="needs files whose names hold validation"):
+        build_task(compose_config("task=common_crawl", f"data.path={folder}"))
+    with pytest.raises(ConfigError, match=r"data\.validation_examples=9: a stream has no end"):
+        build_task(compose_config("task=common_crawl", f"data.path={folder}", "data.validation_examples=9"))
+    with pytest.raises(DataError, match=r"data\.validation_examples=null: this data has no validation split"):
+        build_task(compose_config("task=small_text", f"data.path={folder}", "data.validation_examples=null"))
