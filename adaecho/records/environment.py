@@ -15,6 +15,7 @@ _PACKAGES = (
     "adaecho",
     "torch",
     "torchvision",
+    "tokenizers",
     "numpy",
     "opencv-python-headless",
     "hydra-core",
