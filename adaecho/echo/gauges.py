@@ -7,7 +7,7 @@ import numpy as np
 from adaecho.echo.batch.batches import Position
 from adaecho.echo.order import keyed
 from adaecho.echo.state import Stages
-from adaecho.echo.threads.timers import Clocks
+from adaecho.echo.threads.timers import Timers
 
 
 class Gauges:
@@ -15,7 +15,7 @@ class Gauges:
 
     _position: Position
     _stages: Stages
-    _clocks: Clocks
+    _clocks: Timers
 
     @property
     def fresh_examples(self) -> int:

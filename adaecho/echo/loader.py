@@ -29,7 +29,7 @@ from adaecho.echo.settings import (
     share,
     whole,
 )
-from adaecho.echo.threads.timers import Clocks, works_ahead
+from adaecho.echo.threads.timers import Timers, works_ahead
 from adaecho.echo.threads.workers import Interrupted
 
 
@@ -171,7 +171,7 @@ class EchoLoader(Gauges):
         self._stages = self._pipeline.stages
         self._ahead: deque[Ready] = deque()
         self._position = Position()
-        self._clocks = Clocks(self._pipeline.counters, self._pipeline.deliveries)
+        self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self._failed: Exception | None = None
         self._closed = False
@@ -383,8 +383,8 @@ class EchoLoader(Gauges):
     def stop(self) -> None:
         """Let threads end after the work in their hands, and close what can be opened again where it was.
 
-        The next batch asked for starts both again. Whoever waits for a batch in another thread meanwhile gets
-        a RuntimeError, and can go on.
+        The next batch asked for starts both again. A thread that waits for a batch meanwhile gets a
+        RuntimeError, and can go on.
         """
         self._pipeline.stop()
 

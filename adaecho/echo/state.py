@@ -12,7 +12,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Reader
 from adaecho.echo.settings import Settings
-from adaecho.echo.threads.timers import Clocks
+from adaecho.echo.threads.timers import Timers
 
 VERSION = 2
 
@@ -68,7 +68,7 @@ class Stages:
         )
 
 
-def save(settings: Settings, stages: Stages, position: Position, clocks: Clocks) -> dict[str, Any]:
+def save(settings: Settings, stages: Stages, position: Position, clocks: Timers) -> dict[str, Any]:
     """Plain numbers, strings, lists and tensors."""
     state: dict[str, Any] = {
         "version": VERSION,
@@ -136,7 +136,7 @@ def _examples(length: int | None) -> str:
     return "no known length" if length is None else f"{length} examples"
 
 
-def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Clocks) -> Position:
+def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Timers) -> Position:
     """Bring the stages to a saved position of the same loader."""
     position = Position(**{name: state[name] for name in _SAVED if name in state}, restored=True)
     clocks.load_state_dict(state["clocks"])

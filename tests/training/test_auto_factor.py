@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.echo.threads.timers import Clocks
+from adaecho.echo.threads.timers import Timers
 from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -23,7 +23,7 @@ def test_every_change_is_in_the_metrics_once(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = itertools.cycle([1.5, 3.0, 2.0, 4.0])
-    monkeypatch.setattr(Clocks, "ratio", property(lambda _: next(measured)))
+    monkeypatch.setattr(Timers, "ratio", property(lambda _: next(measured)))
     config = compose_config(
         "task=digits", "echo=batch", "echo.factor=auto", "max_steps=400", "target.value=null",
         "evaluate.every_fresh_examples=800", "checkpoint_every_s=1000000",

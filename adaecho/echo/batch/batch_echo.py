@@ -43,7 +43,7 @@ _SLOW_BYTES = 1 << 21
 
 
 @dataclass(slots=True)
-class _Fresh:
+class _FreshBatch:
     """A fresh batch of which repeats are still to come: for the stage, and for the consumer behind it."""
 
     batch: Any
@@ -107,7 +107,7 @@ class EchoedBatches:
         self._batches, self._seed, self._size = batches, seed, buffer
         self._rank, self._world = rank, world
         self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
-        self._fresh: dict[int, _Fresh] = {}  # by number
+        self._fresh: dict[int, _FreshBatch] = {}  # by number
         self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
         self._begin(state(0, keyed.NO_ITEMS))
 
@@ -175,7 +175,7 @@ class EchoedBatches:
         serial = number * self._world + self._rank
         repeats = self.factor.repeats_of(serial)
         held = Held(ready.items, ready.next_index - 1)
-        self._fresh[number] = _Fresh(ready.batch, ready.copies, held, repeats, repeats)
+        self._fresh[number] = _FreshBatch(ready.batch, ready.copies, held, repeats, repeats)
         self._pending = serial << keyed.ECHO_BITS, repeats
         self._next_number = number + 1
         self.slow = size >= _SLOW_BYTES
@@ -214,7 +214,7 @@ class EchoedBatches:
         assert last is not None
         left, batch = fresh.to_emit - 1, fresh.batch
         if left:
-            # The original stays for later repeats: whoever writes into this one must not change them.
+            # The original stays for later repeats: writing into this one must not change them.
             batch = fresh.copies.pop() if fresh.copies else duplicate(batch)
         if self.recent is not None:
             self.recent.add(output.end, np.array([output.item]), [batch])
@@ -309,7 +309,7 @@ class EchoedBatches:
 
     @property
     def waiting(self) -> list[tuple[keyed.Items, Examples]]:
-        """Outputs that nobody has taken yet: none, they leave one by one."""
+        """Outputs not handed over yet: none, they leave one by one."""
         return []
 
     def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
@@ -332,7 +332,7 @@ class EchoedBatches:
             self._drain = self._slots[::-1]
         for item in [*self._slots, *pending(at).tolist()]:
             number = (item >> keyed.ECHO_BITS) // self._world
-            fresh = self._fresh.setdefault(number, _Fresh(remade[number], [], held[number], 0, 0))
+            fresh = self._fresh.setdefault(number, _FreshBatch(remade[number], [], held[number], 0, 0))
             fresh.to_emit += 1
             fresh.to_consume += 1
 

@@ -1,4 +1,4 @@
-"""How many examples somebody else's batch holds."""
+"""How many examples a batch of a pre-batched source holds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""From fresh examples, or somebody else's batches, to batches."""
+"""From fresh examples, or a pre-batched source, to batches."""
 
 import math
 from collections import deque
@@ -18,7 +18,7 @@ from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import Stack, collate, duplicate
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Taken
+from adaecho.echo.order.items import Fresh, Outputs
 from adaecho.echo.order.plan import pending, serials_in
 from adaecho.echo.read.chunks import FreshQueue
 from adaecho.echo.threads.workers import AnyMap
@@ -210,7 +210,7 @@ class ExampleBatches:
             self.recent.clear()
         position.output = self.stage.emitted
 
-    def claim(self) -> tuple[list[tuple[Taken, Examples]], int] | None:
+    def claim(self) -> tuple[list[tuple[Outputs, Examples]], int] | None:
         """The examples of the next batches; None at the end of the pass."""
         parts = self.stage.take(self._group * self._batch_size)
         if self.recent is not None:
@@ -218,7 +218,7 @@ class ExampleBatches:
                 self.recent.add(taken.end, taken.items, examples)
         return (parts, self.skipped) if parts else None
 
-    def work(self, claim: tuple[list[tuple[Taken, Examples]], int]) -> list[Ready]:
+    def work(self, claim: tuple[list[tuple[Outputs, Examples]], int]) -> list[Ready]:
         """Make the batches."""
         parts, skipped = claim
         items = np.concatenate([taken.items for taken, _ in parts])
@@ -311,7 +311,7 @@ class ExampleBatches:
 
 
 class WholeBatches:
-    """Batches that somebody else's loader makes, one a time.
+    """Batches of a pre-batched source, one at a time.
 
     Args:
         queue: gives them.

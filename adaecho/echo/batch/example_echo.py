@@ -14,7 +14,7 @@ from adaecho.echo.memory.pool import Examples, ListPool, Pool, ResidentPool, Sta
 from adaecho.echo.memory.tree import Stack, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Tail, TakeFresh, Taken, no_tail
+from adaecho.echo.order.items import Fresh, Outputs, Tail, TakeFresh, no_tail
 from adaecho.echo.order.plan import Plan, pending, state
 from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
 
@@ -59,11 +59,11 @@ class EchoStage:
         self._buffer = ShuffleBuffer(seed, buffer, pool.rows if isinstance(pool, ResidentPool) else 0)
         self._tail = no_tail()
         self._next_index = 0
-        self._stash: list[tuple[Taken, Examples]] = []
+        self._stash: list[tuple[Outputs, Examples]] = []
         self.emitted = 0
         self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
 
-    def take(self, count: int) -> list[tuple[Taken, Examples]]:
+    def take(self, count: int) -> list[tuple[Outputs, Examples]]:
         """The next ``count`` outputs in order, in parts; fewer only at the end of a pass.
 
         Where upstream raises, nothing is lost: the next call, for as many, goes on.
@@ -91,7 +91,7 @@ class EchoStage:
         self._next_index = at["next_index"]
         self._plan.begin(self.emitted, at)
 
-    def _enter(self, wanted: int) -> tuple[Taken, Examples] | None:
+    def _enter(self, wanted: int) -> tuple[Outputs, Examples] | None:
         space = self._buffer.space
         entering = self._stream(min(wanted + space, self._block))
         if not len(entering):
@@ -108,14 +108,14 @@ class EchoStage:
             self._plan.mark(self.emitted, self._buffer.items(), last_item)
         return taken, self._pool_take(rows)
 
-    def _take_drained(self, count: int) -> tuple[Taken, Examples] | None:
+    def _take_drained(self, count: int) -> tuple[Outputs, Examples] | None:
         items, rows = self._buffer.drain(count)
         if not len(items):
             return None
         return self._taken(items, np.full(len(items), self._next_index)), self._pool_take(rows)
 
-    def _taken(self, items: keyed.Items, next_indices: NDArray[np.int64]) -> Taken:
-        taken = Taken(self.emitted, items, next_indices)
+    def _taken(self, items: keyed.Items, next_indices: NDArray[np.int64]) -> Outputs:
+        taken = Outputs(self.emitted, items, next_indices)
         self.emitted = taken.end
         return taken
 
@@ -183,7 +183,7 @@ class EchoStage:
 
     @property
     def waiting(self) -> list[tuple[keyed.Items, Examples]]:
-        """Outputs that nobody has taken yet, because upstream was interrupted."""
+        """Outputs not handed over yet, because upstream was interrupted."""
         return [(taken.items, things) for taken, things in self._stash]
 
     def forget(self, output: int) -> None:

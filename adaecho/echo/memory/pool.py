@@ -175,7 +175,7 @@ class ListPool:
         self._repeats[row] -= 1
         example = self._examples[row]
         if self._repeats[row]:
-            # The original stays for later repeats: whoever writes into this one must not change them.
+            # The original stays for later repeats: writing into this one must not change them.
             return duplicate(example)
         self._examples[row] = None
         self._free.append(row)

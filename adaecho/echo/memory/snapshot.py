@@ -22,7 +22,7 @@ class Holder(Protocol):
 
     @property
     def waiting(self) -> list[tuple[keyed.Items, Examples]]:
-        """Outputs that nobody has taken yet."""
+        """Outputs not handed over yet."""
 
     def held(self, serials: Serials) -> Examples:
         """The things behind serials that are still to leave; not counted as a use."""
@@ -35,7 +35,7 @@ class Recent:
         self._outputs: deque[tuple[int, Serials, Examples]] = deque()
 
     def add(self, end: int, items: keyed.Items, things: Examples) -> None:
-        """Remember outputs before anybody can write into them."""
+        """Remember outputs before they can be written into."""
         copied: Examples
         if isinstance(things, Stack):
             copied = Stack(things.form, [array.copy() for array in things.arrays])
@@ -53,7 +53,7 @@ class Recent:
         self._outputs.clear()
 
     def contents(self, stage: Holder, serials: Serials) -> Examples:
-        """What belongs to serials of a state of the stage not yet passed; nobody may work meanwhile."""
+        """What belongs to serials of a state of the stage not yet passed; no thread may work meanwhile."""
         left = serials
         found_serials: list[Serials] = []
         parts: list[Examples] = []

@@ -66,7 +66,7 @@ class TakeFresh(Protocol):
 
 
 @dataclass
-class Taken:
+class Outputs:
     """Consecutive outputs of a stage: ``start`` were put out before.
 
     Attributes:

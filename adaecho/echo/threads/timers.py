@@ -92,7 +92,7 @@ def works_ahead(source: Any) -> bool:
     return isinstance(workers, int) and workers > 0
 
 
-class Clocks:
+class Timers:
     """Smoothed times, sums that forget slowly.
 
     * ``upstream_s_per_batch``: time per fresh batch of the slowest part of upstream, over as many threads as

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.threads.timers import Clocks, Counters, Deliveries
+from adaecho.echo.threads.timers import Counters, Deliveries, Timers
 from tests.conftest import HandClock
 
 UPSTREAM_S, STEP_S = 0.04, 0.01  # long enough for a busy machine not to matter
@@ -20,7 +20,7 @@ R = UPSTREAM_S / STEP_S
 def test_clocks_by_hand(clock: HandClock) -> None:
     """Upstream's slowest part takes 3 s per fresh batch, the step 1 s, every batch is used twice: R = 3."""
     counters = Counters((0.0, 0.0), (0.0, 0.0), 0.0)
-    clocks = Clocks(lambda: counters)
+    clocks = Timers(lambda: counters)
     for step in range(40):
         asked = clock.now
         clock.now += 0.5
@@ -35,7 +35,7 @@ def test_clocks_by_hand(clock: HandClock) -> None:
     assert clocks.upstream_s_per_batch == pytest.approx(3)
     assert clocks.downstream_s_per_step == pytest.approx(1)
     assert clocks.ratio == pytest.approx(3)
-    other = Clocks(lambda: counters)
+    other = Timers(lambda: counters)
     assert other.ratio is None
     other.load_state_dict(clocks.state_dict())
     assert other.ratio == clocks.ratio
@@ -43,7 +43,7 @@ def test_clocks_by_hand(clock: HandClock) -> None:
 
 def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
     counters = Counters((0.0,), (0.0, 0.0), 0.0)
-    clocks = Clocks(lambda: counters)
+    clocks = Timers(lambda: counters)
     for step in range(10):
         counters = Counters((4.0 * step,), (0.5 * step, 2.0 * step), fresh_batches=step)
         clocks.step()
@@ -54,7 +54,7 @@ def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> Non
 
 def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
     counters = Counters((0.0,), (0.0,), 0.0)
-    clocks = Clocks(lambda: counters)
+    clocks = Timers(lambda: counters)
     ratios = []
     for step in range(400):
         upstream_s = counters.upstream_s[0] + (1.0 if step <= 200 else 9.0)
