@@ -107,8 +107,15 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
     search = SearchConfig(**shared)
     _check_search(list(arms.values()), search)
     _check_budgets(list(arms.values()))
-    left_out = [f"left out: {' '.join(parts).strip()} ({reason})" for parts, reason in impossible.items()]
+    left_out = [
+        f"left out: {' '.join(parts).strip()} ({_without_arm(reason)})"
+        for parts, reason in impossible.items()
+    ]
     return tuple(_unique_names(list(arms.values()))), search, left_out
+
+
+def _without_arm(reason: ConfigError) -> str:
+    return re.sub(r"^arm \S+: ", "", str(reason))
 
 
 def _build_arm(

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from adaecho.config.schema import BUDGETS, identity, to_plain
 from adaecho.errors import ConfigError
+from adaecho.records import tracking
 from adaecho.records.lock import FolderLock
-from adaecho.records.tracking import mirror_sweep
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
 from adaecho.search.design import Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
@@ -71,9 +71,19 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             with SweepProgress(state, console) as progress:
                 local.watch(progress)
         write_outcome(state, console)
-        mirror_sweep(config.tracking, folder)
+        tracking.export(config.tracking, folder, group=str(folder), name="outcome")
+        for line in next_steps(config, folder):
+            console.print(line, highlight=False, soft_wrap=True)
         if unfinished(state) or remarks(state):
             sys.exit(1)
+
+
+def next_steps(config: DictConfig, folder: Path) -> list[str]:
+    """What a user may want to do with the sweep's folder."""
+    lines = [f"to commit its tables: python -m adaecho.records.collect {folder} --command '...'"]
+    if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
+        lines.append(f"to upload to W&B: wandb sync {folder}/wandb/offline-* {folder}/*/*/*/wandb/offline-*")
+    return lines
 
 
 def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:

@@ -14,7 +14,7 @@ from adaecho.config.schema import BUDGETS, Config, to_plain
 from adaecho.errors import FolderError, UserError
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
-from adaecho.records.tracking import Tracker, open_tracker
+from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.display import Display
@@ -59,12 +59,12 @@ def run_trial(
         if is_finished(summary, config):
             assert summary is not None
             return summary
-        with open_tracker(config.tracking, folder, group=group) as tracker:
-            try:
-                return _Trial(config, run, tracker, display, prune).run()
-            except (Exception, KeyboardInterrupt) as error:
-                _record_failure(run, config, error)
-                raise
+        export(config.tracking, folder, group=group)
+        try:
+            return _Trial(config, run, display, prune).run()
+        except (Exception, KeyboardInterrupt) as error:
+            _record_failure(run, config, error)
+            raise
 
 
 def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
@@ -87,12 +87,11 @@ class _Trial:
         self,
         config: Config,
         run: RunFolder,
-        tracker: Tracker,
         display: Display | None,
         prune: Callable[[int], bool] | None,
     ) -> None:
         self.config, self.run_folder, self.display = config, run, display
-        self.tracker, self.prune = tracker, prune
+        self.prune = prune
         self.last_checkpoint = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -208,7 +207,6 @@ class _Trial:
 
     def record(self, line: Line) -> None:
         self.run_folder.append_metrics(line)
-        self.tracker.update()
         if self.display is not None:
             self.display.evaluated(line)
 

@@ -1,4 +1,4 @@
-"""The process behind ``tracking``: reads orders from its input, and shows run folders to W&B.
+"""The process behind ``tracking``: follows the folders that its input names, and shows them to W&B.
 
 All that it knows of a run is in the run's folder. ``wandb.json`` there keeps the run's id, so that every
 piece of an interrupted run continues the same W&B run, and how far its history was sent, so that nothing is
@@ -7,6 +7,7 @@ sent twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` upload
 
 import json
 import os
+import select
 import signal
 import sys
 import uuid
@@ -16,10 +17,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from adaecho.records.files import read_json, whole_lines, write_json
+from adaecho.records.lock import is_held
 
 # How long W&B may take to upload the end of a run.
 UPLOAD_WAIT_S = 45
-# After the last order this process ends, whatever W&B's service does.
+_POLL_S = 0.5
+# After the end of its input this process ends, whatever W&B's service does.
 LAST_WORDS_S = 55
 
 
@@ -60,13 +63,13 @@ class Piece:
                 self._run.log(metrics, step=self._sent)
         self._lines_read = len(lines)
 
-    def close(self, images: dict[str, str]) -> None:
-        """Send the summary and the pictures, and end this piece."""
+    def close(self) -> None:
+        """Send the summary and the pictures (those of a sweep's folder), and end this piece."""
         import wandb
 
         summary = _summary(self._folder)
-        for name, path in images.items():
-            self._run.log({name: wandb.Image(path)})
+        for path in sorted(self._folder.glob("*.png")):
+            self._run.log({path.stem: wandb.Image(str(path))})
         self._run.summary.update(summary)
         self._run.finish(exit_code=1 if summary.get("status") == "failed" else 0)
         self._state["fresh_examples"] = self._sent
@@ -117,29 +120,52 @@ def _settings(wandb: Any) -> Any:
     )
 
 
-def _serve() -> None:
-    """Carry out orders until the input ends or holds an empty line."""
-    pieces: dict[str, Piece] = {}
-    for line in sys.stdin:
-        if not line.strip():
-            break
-        order = json.loads(line)
-        folder = order["folder"]
-        if folder not in pieces:
-            pieces[folder] = Piece(order)
-        pieces[folder].send_history()
-        if order["final"]:
-            pieces.pop(folder).close(order["images"])
+class _Followed:
+    """A folder that was named: opened in W&B when it is over, online at once."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order, self._piece = order, None if order["mode"] == "offline" else Piece(order)
+
+    def is_over(self) -> bool:
+        """Send what is new; whether the folder's lock has been released, and nothing more will come."""
+        over = not is_held(Path(self._order["folder"]))  # before the folder is read for the last time
+        if self._piece is not None:
+            self._piece.send_history()
+        return over
+
+    def close(self) -> None:
+        piece = self._piece or Piece(self._order)
+        piece.send_history()
+        piece.close()
+
+
+def _follow() -> None:
+    """Follow folders until they are over, and to the end of the input, or an empty line in it."""
+    followed: dict[tuple[str, ...], _Followed] = {}
+    unread, ended = b"", False
+    while not ended:
+        if select.select([0], [], [], _POLL_S if followed else None)[0]:
+            data = os.read(0, 65536)
+            *lines, unread = (unread + data).split(b"\n")
+            ended = not data or b"" in lines
+            for order in map(json.loads, filter(None, lines)):
+                key = tuple(str(order[name]) for name in ("folder", "project", "entity"))
+                if key not in followed:
+                    followed[key] = _Followed(order)
+        for key, one in list(followed.items()):
+            if one.is_over() or ended:
+                del followed[key]
+                one.close()
     signal.alarm(LAST_WORDS_S)
 
 
 def main() -> None:
-    """Serve; at the first trouble say so once and leave the rest of the runs alone."""
+    """Follow; at the first trouble say so once and leave the rest of the runs alone."""
     os.nice(10)
     try:
         import wandb  # noqa: F401  # here, so that it is ready when the first run ends
 
-        _serve()
+        _follow()
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         print(
