@@ -100,7 +100,7 @@ def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Co
         (("adascale=on", "schedule.counts=fresh_examples"), r"schedule\.counts=fresh_examples: AdaScale"),
         (("task.model=resnet",), r"task\.model=resnet: must be one of conv, mlp"),
         (("+task.depth=3",), r"task\.depth: task digits has no such option; it has model"),
-        (("task=cifar10", "+task.depth=3"), "it has none"),
+        (("task=cifar10", "+task.width=3"), "it has depth"),
     ],
 )
 def test_what_cant_be_names_the_key(
