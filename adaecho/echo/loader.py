@@ -156,7 +156,7 @@ class EchoLoader(Gauges):
         one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
         found = as_source(source)
-        place = choose_place(place, decode, found, self.settings)
+        place = self._place = choose_place(place, decode, found, self.settings)
         if isinstance(found, IterableSource):
             check_iterable(found.name, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(
@@ -297,7 +297,8 @@ class EchoLoader(Gauges):
         if not self._stages.snapshots:
             return saved.save(self.settings, self._stages, self._position, self._clocks)
         with self.paused():
-            return saved.save(self.settings, self._stages, self._position, self._clocks)
+            state = saved.save(self.settings, self._stages, self._position, self._clocks)
+            return {**state, "place": self._place}
 
     def _check_process(self) -> None:
         if self._pipeline.crew is not None:
@@ -311,6 +312,11 @@ class EchoLoader(Gauges):
         """
         self._check_process()
         saved.check(state, self.settings, self._stages)
+        if "contents" in state and state.get("place", self._place) != self._place:
+            raise ValueError(
+                f"load_state_dict: place was {state['place']!r} and is {self._place!r} now, but a snapshot "
+                f"holds contents in that form; give place={state['place']!r}"
+            )
         self._pipeline.halt()
         self._ahead.clear()
         self._failed = None

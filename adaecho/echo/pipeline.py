@@ -327,6 +327,11 @@ def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers:
 
 def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | None) -> None:
     """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
+    if isinstance(source, IterableSource) and settings.order == "shards":
+        raise ValueError(
+            "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
+            "let the source shuffle its shards"
+        )
     if settings.batch_size is None and isinstance(source, ArraySource):
         raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
     if isinstance(source, IterableSource):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo import wiring
+from adaecho.echo import pipeline
 
 VARIANTS = [("none", 1), ("batch", 2), ("example_before_augmentation", 2.5)]
 
@@ -83,6 +83,29 @@ def test_a_run_may_go_on_in_another_place():
     ],
 )
 def test_auto_weighs_work_against_memory(echo, bad, free, expected, monkeypatch):
-    monkeypatch.setattr(wiring, "free_bytes", lambda: free)
+    monkeypatch.setattr(pipeline, "free_bytes", lambda: free)
     settings = EchoLoader(Stored(), 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
-    assert wiring.choose_place("auto", decode, wiring.MapSource(Stored()), settings) == expected
+    assert pipeline.choose_place("auto", decode, pipeline.MapSource(Stored()), settings) == expected
+
+
+def stream():
+    return iter([np.full(4, row, np.int64).tobytes() for row in range(60)])
+
+
+def test_a_snapshot_holds_contents_in_one_form():
+    def loader(place):
+        return EchoLoader(stream, 4, decode=decode, shuffle_buffer=16, restore="snapshot", place=place)
+
+    with loader("encoded") as one:
+        next(iter(one))
+        state = one.state_dict()
+    with (
+        loader("decoded") as other,
+        pytest.raises(ValueError, match=r"place was 'encoded' and is 'decoded' now.*give place='encoded'"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_shards_of_what_is_only_iterated_are_refused():
+    with pytest.raises(ValueError, match="order='shards': this source can only be iterated"):
+        EchoLoader(stream, 4, decode=decode, order="shards")
