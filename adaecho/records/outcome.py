@@ -40,7 +40,8 @@ def outcome(rows: list[Row]) -> list[Row]:
         ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, null if no
         search reached it; its ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null
         without a baseline that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval,
-        null with fewer than two searches on either side; see ``records.statistics.cost_ratio``.
+        null for the baseline itself and with fewer than two searches on either side; see
+        ``records.statistics.cost_ratio``.
     """
     best = best_trials(rows)
     by_arm = _by_arm(rows)
@@ -54,7 +55,8 @@ def outcome(rows: list[Row]) -> list[Row]:
         ours, theirs = costs[arm["arm"]], costs.get(arm["baseline"] or "", [])
         ratio = cost_ratio(ours, theirs) if ours and theirs else None
         arm["ratio_to_baseline"] = ratio and ratio.value
-        arm["ratio_low"], arm["ratio_high"] = (ratio.low, ratio.high) if ratio else (None, None)
+        itself = arm["arm"] == arm["baseline"]
+        arm["ratio_low"], arm["ratio_high"] = (None, None) if itself or not ratio else (ratio.low, ratio.high)
     return arms
 
 

@@ -23,8 +23,8 @@ def test_choice_and_range_are_comma_lists(arms_of: BuildArms) -> None:
 
 
 def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
-    arms = arms_of("experiment=quickstart")
-    assert [arm.name for arm in arms][:3] == ["baseline", "batch_e2", "batch_e4"]
+    arms = arms_of("experiment=fig5")
+    assert [arm.name for arm in arms][:3] == ["e1", "e2", "e4"]
     assert arms[2].config["echo"]["factor"] == 4
     assert [axis.key for axis in arms[0].axes] == ["optimizer.learning_rate", "optimizer.momentum"]
 
