@@ -41,7 +41,7 @@ def _studies(folder: Path) -> dict[str, optuna.Study]:
     return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
 
 
-def test_every_trial_is_mirrored_under_its_index(sweep: Path) -> None:
+def test_every_trial_is_exported_under_its_index(sweep: Path) -> None:
     studies = _studies(sweep)
     assert sorted(studies) == ["none/0", "none/1"]
     for row in json.loads((sweep / "trials.json").read_text()):
@@ -83,7 +83,7 @@ def test_removing_it_loses_nothing(sweep: Path) -> None:
     }
 
 
-def test_a_trial_that_ended_otherwise_when_tried_again_is_mirrored_anew(sweep: Path) -> None:
+def test_a_trial_that_ended_otherwise_when_tried_again_is_exported_anew(sweep: Path) -> None:
     rows = json.loads((sweep / "trials.json").read_text())
     index = next(row["index"] for row in rows if row["repeat"] == 0 and row["status"] == "reached")
     summary = sweep / "none/0" / str(index) / "summary.json"
@@ -143,7 +143,7 @@ def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:
     assert [trial.params for trial in _studies(sweep)["none/0"].trials] == ours
 
 
-def test_a_mirror_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (sweep / JOURNAL).rename(sweep / "elsewhere")
     (sweep / JOURNAL).mkdir()
     export(_state(sweep))
