@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from adaecho.datasets.cifar10_pickle import load_batch
 from adaecho.datasets.encoded_images import BadExamples, decode_images
+from adaecho.datasets.hub import skip_retries_offline
 from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
 
@@ -99,6 +100,7 @@ class HubDataset:
     has_test: bool = True
 
     def read(self, part: Part, bad: BadExamples) -> Images:
+        skip_retries_offline()
         import datasets  # seconds to import, and needed here alone
 
         try:

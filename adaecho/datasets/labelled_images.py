@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from adaecho.datasets.hub import skip_retries_offline
 from adaecho.datasets.image_files import IMAGE_ENDINGS
 from adaecho.errors import DataError
 from adaecho.shards import IndexedTarShards
@@ -197,6 +198,7 @@ def _tar(shards: list[str]) -> LabelledImages:
 
 
 def _from_hub(name: str, part: Part) -> LabelledImages | None:
+    skip_retries_offline()
     import datasets  # seconds to import, and needed here alone
 
     try:
