@@ -1,0 +1,71 @@
+"""Ratios with intervals, permutation tests and Holm's correction, against the formulas written out."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from adaecho.records.statistics import cheaper_p, cost_ratio, holm
+
+
+def test_the_interval_is_welchs_of_the_log_costs() -> None:
+    ours, theirs = [900.0, 1100.0, 1000.0, 700.0], [2000.0, 1500.0, 1800.0]
+    a, b = np.log(ours), np.log(theirs)
+    parts = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    found = cost_ratio(ours, theirs)
+    assert found.value == pytest.approx(math.exp(a.mean() - b.mean()))
+    assert found.low == pytest.approx(math.exp(a.mean() - b.mean() - half))
+    assert found.high == pytest.approx(math.exp(a.mean() - b.mean() + half))
+
+
+def test_one_run_a_side_has_a_ratio_and_no_interval() -> None:
+    found = cost_ratio([500.0], [1000.0, 1000.0])
+    assert (found.value, found.low, found.high) == (pytest.approx(0.5), None, None)
+
+
+def test_equal_costs_make_an_interval_of_no_width() -> None:
+    found = cost_ratio([500.0, 500.0], [1000.0, 1000.0])
+    assert found.low == found.high == found.value == pytest.approx(0.5)
+
+
+def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1000):
+        found = cost_ratio(np.exp(rng.normal(0, 0.3, 5)), np.exp(rng.normal(math.log(2), 0.1, 8)))
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 0.5 <= found.high
+    assert 925 <= covered <= 975  # of 1,000; four standard deviations are 28
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]),
+        ([1.0, 5.0, None], [2.0, 2.0, 6.0, None]),
+        ([None, None], [1.0, 2.0, 3.0]),
+    ],
+)
+def test_the_permutation_test_counts_every_split(
+    ours: list[float | None], theirs: list[float | None]
+) -> None:
+    ranks = stats.rankdata([math.inf if cost is None else cost for cost in (*ours, *theirs)])
+    seen = ranks[: len(ours)].sum()
+    sums = [sum(chosen) for chosen in combinations(ranks, len(ours))]
+    assert cheaper_p(ours, theirs) == pytest.approx(np.mean([total <= seen + 1e-9 for total in sums]))
+
+
+def test_many_runs_are_sampled_and_repeat() -> None:
+    rng = np.random.default_rng(1)
+    ours, theirs = list(rng.normal(1.0, 0.3, 24)), list(rng.normal(1.4, 0.3, 24))
+    assert cheaper_p(ours, theirs) == cheaper_p(ours, theirs) < 0.05
+
+
+def test_holm_is_as_worked_out_by_hand() -> None:
+    adjusted = holm({"a": 0.03, "b": 0.01, "c": 0.04, "d": 0.5})
+    assert adjusted == pytest.approx({"b": 0.04, "a": 0.09, "c": 0.09, "d": 0.5})
