@@ -347,7 +347,7 @@ class RunFolder:
     def _prepare(self, config: dict[str, Any], overrides: Sequence[str], environment: dict[str, Any]) -> None:
         with folder_errors(self.path):
             self.checkpoint_dir.mkdir(exist_ok=True)
-            for folder in (self.path, self.checkpoint_dir):
+            for folder in (self.path, self.checkpoint_dir, self.path / "model"):
                 for leftover in folder.glob(".*.tmp"):
                     leftover.unlink(missing_ok=True)
         header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"

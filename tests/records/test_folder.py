@@ -187,7 +187,9 @@ def test_tracebacks_of_all_attempts_stay(folder):
 
 def test_start_removes_what_a_kill_left_of_an_atomic_write(folder):
     folder.start(CONFIG)
-    torn = [folder.path / ".summary.json.1.tmp", folder.checkpoint_dir / ".last.pt.1.tmp"]
+    (folder.path / "model").mkdir()
+    names = (".summary.json.1.tmp", "checkpoint/.last.pt.1.tmp", "model/.final.safetensors.1.tmp")
+    torn = [folder.path / name for name in names]
     for path in torn:
         path.write_text("half")
     folder.start(CONFIG)
