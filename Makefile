@@ -1,5 +1,6 @@
 # One entry for everything; `make` lists what there is.
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -25,8 +26,8 @@ format: $(VENV)/installed-dev ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(VENV)/installed-dev ## the test suite
-	$(BIN)/python -m pytest
+test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m adaecho.figures

@@ -1,5 +1,6 @@
 """What every test shares: composed configs, small and deterministic."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from hydra import compose, initialize_config_dir
 
 from adaecho.config import schema
 from adaecho.run import CONF
+
+# Several tests at a time share the processors: one thread for each, and for the processes it starts. Before
+# torch is imported, which reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Compose = Callable[..., schema.Config]
 
@@ -45,9 +50,12 @@ def compose_config() -> Compose:
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths such as ``runs/`` never land in the checkout."""
+def _in_a_folder_of_its_own(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths such as ``runs/`` never land in the checkout, nor tokens in the user's cache."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADAECHO_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     root = str(Path(__file__).resolve().parent.parent)
     monkeypatch.setenv("PYTHONPATH", root)
     if root not in sys.path:

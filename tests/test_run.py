@@ -184,7 +184,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(command: C
         assert code == 2
         assert str(process.pid) in err, "the message names the process that holds the folder"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

@@ -62,7 +62,7 @@ def nginx(folder: Path, root: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def _free_port() -> int:
@@ -73,7 +73,7 @@ def _free_port() -> int:
 
 
 def _wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -135,7 +135,7 @@ class _Connection(socketserver.BaseRequestHandler):
             if fault == "drip":
                 self._drip(upstream)
         if fault == "stall":
-            self.request.settimeout(20)
+            self.request.settimeout(120)
             self.request.recv(1)  # until the client gives up
         elif fault == "reset":
             linger = b"\1\0\0\0\0\0\0\0"

@@ -24,6 +24,8 @@ from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
 from tests.shards.nginx import Proxy, needs_nginx, nginx
 
+pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
+
 KINDS = ["tar", "indexed"]
 PATIENT = Retries(tries=8, delay_s=0.001, timeout_s=1)
 
@@ -246,9 +248,9 @@ def test_ctrl_c_ends_the_making_of_an_index_from_a_server_that_drips(proxy: Prox
     urls = f"{proxy.url}shard-{{000..003}}.tar"
     process = subprocess.Popen([sys.executable, "-c", _INDEX, urls], stdout=subprocess.PIPE, text=True)
     try:
-        assert proxy.dripped.wait(60)
+        assert proxy.dripped.wait(240)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert output.splitlines() == ["begun", "interrupted"]

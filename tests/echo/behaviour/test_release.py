@@ -17,6 +17,8 @@ from tests.needs import needs
 from tests.shards.archives import QUICK, label_alone, labels, write_shards
 from tests.shards.nginx import needs_nginx, nginx
 
+pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
+
 OPEN = Path("/proc/self/fd")
 needs_proc = needs(str(OPEN), present=OPEN.exists(), remedy="nothing else lists a process's open files")
 EXAMPLES = 200
@@ -66,7 +68,7 @@ def interrupt(loader: EchoLoader, look: Callable[[], None]) -> list[Any]:
 
 
 def assert_closed_soon(opened_now: Callable[[], set[str]]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while opened_now() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert opened_now() == set()
