@@ -146,7 +146,7 @@ def _write(
     into = results / str(rows[0]["experiment"]) / str(rows[0]["task"])
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
-    origin = {"commands": commands, "environments": _environments(folders)}
+    origin = {"commands": commands, "environments": _environments(folders), **_data(folders)}
     arms = summarize(rows)
     for name, table in (("trials", rows), ("outcome", arms), ("curves", curves)):
         if table:
@@ -165,6 +165,17 @@ def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
             if environment not in found:
                 found.append(environment)
     return found
+
+
+def _data(folders: Sequence[Path]) -> dict[str, Any]:
+    """What the runs knew of their data, each once, e.g. its sha256, and a sample that one generated."""
+    summaries = [summary for folder in folders if (summary := RunFolder(folder).read_summary()) is not None]
+    found: dict[str, Any] = {}
+    for summary in summaries:
+        if "data" in summary and summary["data"] not in found.setdefault("data", []):
+            found["data"].append(summary["data"])
+    samples = [summary["sample"] for summary in summaries if "sample" in summary]
+    return {**found, **({"sample": samples[0]} if samples else {})}
 
 
 def _one_line_each(table: list[Any]) -> str:

@@ -108,6 +108,18 @@ def test_single_runs_become_arms(tmp_path):
     assert found["origin"]["environments"] == [{"host": "a"}, {"host": "b"}]
 
 
+def test_what_runs_knew_of_their_data_is_kept_once(tmp_path):
+    for name, variant in (("one", "none"), ("two", "batch")):
+        make_run(tmp_path / name, variant=variant, factor=1 if variant == "none" else 2)
+        path = tmp_path / name / "summary.json"
+        told = {"data": {"data_sha256": "ab"}, "sample": f"babble of {name}"}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
+    origin = tables(collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "text"))[
+        "origin"
+    ]
+    assert (origin["data"], origin["sample"]) == ([{"data_sha256": "ab"}], "babble of one")
+
+
 def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
     sweep, rows = tmp_path / "sweep", []
     for index, cost in enumerate((640, 320)):
