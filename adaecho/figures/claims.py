@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from adaecho.records.outcome import Row, best_trials
-from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm
+from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm, welch
 
 LEVEL = 0.05
 MARGIN = 0.01  # of the metric within which a result is "no worse": three held-out digits in 360
@@ -129,7 +128,7 @@ def _no_harm(claim: Claim, sides: list[list[Row]], task: str) -> Decision:
     difference = float(np.mean(ours) - np.mean(theirs))
     if min(len(ours), len(theirs)) < 2 or np.var(ours) == np.var(theirs) == 0:
         return Decision(claim, task, OPEN, Ratio(difference, None, None))
-    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    interval = welch(ours, theirs).confidence_interval(0.95)
     verdict = HOLDS if interval.low > -MARGIN else FAILS if interval.high < -MARGIN else OPEN
     return Decision(claim, task, verdict, Ratio(difference, interval.low, interval.high))
 
@@ -159,4 +158,4 @@ def _welch_p(ours: list[float], theirs: list[float]) -> float:
     a, b = np.log(ours), np.log(theirs)
     if a.var() == b.var() == 0:
         return 0.0 if a.mean() < b.mean() else 1.0
-    return float(stats.ttest_ind(a, b, equal_var=False, alternative="less").pvalue)
+    return float(welch(a, b, "less").pvalue)

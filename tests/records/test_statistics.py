@@ -69,3 +69,9 @@ def test_many_runs_are_sampled_and_repeat() -> None:
 def test_holm_is_as_worked_out_by_hand() -> None:
     adjusted = holm({"a": 0.03, "b": 0.01, "c": 0.04, "d": 0.5})
     assert adjusted == pytest.approx({"b": 0.04, "a": 0.09, "c": 0.09, "d": 0.5})
+
+
+def test_equal_costs_on_one_side_have_an_interval_without_a_warning():
+    ratio = cost_ratio([2396.0, 2396.0, 2396.0], [4392.0, 4792.0, 4392.0])
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.value == pytest.approx(2396 / (4392 * 4792 * 4392) ** (1 / 3))
