@@ -125,6 +125,7 @@ def test_bad_rows_within_the_budget_are_skipped_and_listed(
 
     config = ("task=cifar10", f"data.path={tmp_path}", "data.validation_examples=2")
     task = build_task(compose_config(*config, "data.max_bad_examples=3"))
+    assert task.skipped_examples == 3
     assert len(task.source["label"]) == 3
     listed = capsys.readouterr().err
     assert all(f"warning: bad example skipped: {file}, row {row}: " in listed for row in (1, 4, 5))
