@@ -176,7 +176,7 @@ class RunFolder:
         return [path for path in paths if path.exists()]
 
     def check_checkpoint(self, path: Path) -> None:
-        """Check a checkpoint's bytes, and that it belongs to the run that ``start`` was given.
+        """Check a checkpoint's bytes, and that it belongs to this run: ``start``'s, or the recorded one.
 
         Raises:
             FolderError: it is damaged or of another run; says which.
@@ -186,8 +186,10 @@ class RunFolder:
                 found = checkpoints.identity_of(path)
             except ValueError as error:
                 raise FolderError(f"{path}: {error}") from error
-        if found != self._identity:
-            raise FolderError(f"{path}: of another run ({found}, this one is {self._identity})")
+        recorded = self.read_config() if not self._identity else None
+        expected = self._identity if recorded is None else run_id(recorded)
+        if found != expected:
+            raise FolderError(f"{path}: of another run ({found}, this one is {expected})")
 
     def set_aside(self, path: Path) -> None:
         """Rename a file that can't be used to ``<name>.damaged``, so that nothing writes over it."""

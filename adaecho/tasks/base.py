@@ -18,6 +18,26 @@ Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
 
+Box = tuple[tuple[float, float, float, float], str]
+"""x1, y1, x2, y2 in pixels, and what is written at it."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One validation image, for ``python -m adaecho.show``.
+
+    Attributes:
+        image: uint8 [H, W, 3].
+        title: what is written above it.
+        true, predicted: boxes; None where the task has none.
+    """
+
+    image: Any
+    title: str
+    true: list[Box] | None = None
+    predicted: list[Box] | None = None
+
+
 class Evaluate(Protocol):
     """Metrics of a model on one whole split."""
 
@@ -47,6 +67,7 @@ class Task:
         fingerprint: what a checkpoint can only be continued with, e.g. the hash of a tokenizer.
         facts: what is known of the data before training, for ``summary.json``.
         at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text.
+        pictures: of a model (in eval mode, on a device), at most so many: for classifiers, of mistakes alone.
     """
 
     name: str
@@ -65,3 +86,4 @@ class Task:
     fingerprint: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     at_end: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None
+    pictures: Callable[[nn.Module, int, torch.device], list[Picture]] | None = None

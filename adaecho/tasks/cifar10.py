@@ -16,16 +16,18 @@ from adaecho.datasets.encoded_images import BadExamples
 from adaecho.datasets.split import hold_out
 from adaecho.models.cifar_resnet import check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     Images,
     PadCropFlip,
     classification_metrics,
     cross_entropy,
+    mistakes,
     num_images,
 )
 
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Of each colour over the 50,000 training images.
 MEAN = (125.31, 122.95, 113.87)
 STD = (62.99, 62.09, 66.70)
@@ -66,6 +68,11 @@ def build(config: Config, options: Options) -> Task:
         examples = validation if split == "validation" else read("test")[0]
         return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
 
+    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        return mistakes(
+            model, validation, number, batch_size=config.evaluate.batch_size, device=device, names=CLASSES
+        )
+
     return Task(
         name="cifar10",
         metrics=CLASSIFICATION_METRICS,
@@ -77,6 +84,7 @@ def build(config: Config, options: Options) -> Task:
         loss=cross_entropy,
         weight=num_images,
         evaluate=evaluate,
+        pictures=pictures,
         has_test_split=stored.has_test,
         skipped_examples=skipped,
     )

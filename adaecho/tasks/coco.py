@@ -92,6 +92,7 @@ def build(config: Config, options: Options) -> Task:
         build_model=build_model,
         loss=detection_loss,
         evaluate=evaluate,
+        pictures=validation.pictures,
         skipped_examples=bad.count,
         facts={"training_images": len(train), "validation_images": len(validation)},
     )

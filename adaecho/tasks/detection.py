@@ -13,7 +13,7 @@ from adaecho.models.multibox import detect, multibox_loss
 from adaecho.models.normalise import Normalise
 from adaecho.models.ssd import SSD
 from adaecho.tasks.average_precision import AveragePrecision, Found
-from adaecho.tasks.base import Batch, LossAndWeight
+from adaecho.tasks.base import Batch, LossAndWeight, Picture
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.boxes import ResizeWithBoxes
 from adaecho.transforms.photographs import decode_image
@@ -21,6 +21,8 @@ from adaecho.transforms.photographs import decode_image
 # Of each colour over ImageNet's training images.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
+
+_SHOWN_SCORE = 0.4
 
 
 class Detector(nn.Module):
@@ -112,10 +114,31 @@ class DetectionValidation:
                 found.append(Found(boxes, one.scores.cpu().numpy(), one.labels.cpu().numpy()))
         return found
 
-    def image(self, row: int) -> Any:
-        """One image as it is, uint8 [H, W, 3]."""
-        example = self._images[row]
-        return (example if self._decode is None else self._decode(example))["image"]
+    def pictures(self, model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        """The first images with their true boxes, and the predicted ones of a probability of 0.4 or more."""
+        rows = range(min(number, len(self)))
+        return [
+            self._picture(row, found)
+            for row, found in zip(rows, self.found(model, device, rows), strict=True)
+        ]
+
+    def _picture(self, row: int, found: Found) -> Picture:
+        example, truth = self._images[row], self.truths[row]
+        names = self.categories
+        true = zip(truth.boxes.tolist(), truth.labels.tolist(), strict=True)
+        certain = found.scores >= _SHOWN_SCORE
+        predicted = zip(
+            found.boxes[certain].tolist(),
+            found.labels[certain].tolist(),
+            found.scores[certain].tolist(),
+            strict=True,
+        )
+        return Picture(
+            (example if self._decode is None else self._decode(example))["image"],
+            "",
+            [(tuple(box), names[label - 1]) for box, label in true],
+            [(tuple(box), f"{names[label - 1]} {score:.2f}") for box, label, score in predicted],
+        )
 
     def _input(self, example: dict[str, Any]) -> Any:
         return self._resize(example if self._decode is None else self._decode(example))["image"]

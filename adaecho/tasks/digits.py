@@ -20,13 +20,14 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
 from adaecho.models.small_mlp import small_mlp
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     Images,
     PadCropFlip,
     classification_metrics,
     cross_entropy,
+    mistakes,
     num_images,
 )
 
@@ -70,6 +71,9 @@ def build(config: Config, options: Options) -> Task:
         assert split == "validation", "digits have no test split"
         return classification_metrics(model, validation, batch_size=config.evaluate.batch_size, device=device)
 
+    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        return mistakes(model, validation, number, batch_size=config.evaluate.batch_size, device=device)
+
     return Task(
         name="digits",
         metrics=CLASSIFICATION_METRICS,
@@ -81,6 +85,7 @@ def build(config: Config, options: Options) -> Task:
         loss=cross_entropy,
         weight=num_images,
         evaluate=evaluate,
+        pictures=pictures,
     )
 
 

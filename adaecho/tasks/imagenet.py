@@ -3,6 +3,7 @@
 The paper resizes, crops and flips at random and distorts colours; how strongly it doesn't say.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +21,9 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
 from adaecho.models.normalise import Normalise
 from adaecho.models.timm_models import timm_model
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.detection import MEAN, STD
-from adaecho.tasks.images import CLASSIFICATION_METRICS, cross_entropy, num_images
+from adaecho.tasks.images import CLASSIFICATION_METRICS, cross_entropy, num_images, pictures_of_mistakes
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop, decode_image
 
@@ -66,7 +67,7 @@ def build(config: Config, options: Options) -> Task:
         DataError: ``data.path`` holds no labelled images, or it isn't known how many classes there are.
     """
     check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
-    train, held_out, num_classes = _read(config, options)
+    train, held_out, num_classes, names = _read(config, options)
     decode = partial(decode_labelled, num_classes=num_classes)
     crop = CentreCrop(options.image_size, antialias=options.antialias)
     validation = ReadAnew(
@@ -87,6 +88,14 @@ def build(config: Config, options: Options) -> Task:
         assert split == "validation", "ImageNet's test split has no public labels"
         return measure(model, validation, device)
 
+    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        found: list[Picture] = []
+        for images, labels, logits in _predictions(model, validation, device):
+            found += pictures_of_mistakes(images, labels.tolist(), logits.argmax(1).tolist(), names)
+            if len(found) >= number:
+                break
+        return found[:number]
+
     return Task(
         name="imagenet",
         metrics=CLASSIFICATION_METRICS,
@@ -105,6 +114,7 @@ def build(config: Config, options: Options) -> Task:
         loss=cross_entropy,
         weight=num_images,
         evaluate=evaluate,
+        pictures=pictures,
         facts={"training_images": len(train), "validation_images": len(held_out), "classes": num_classes},
     )
 
@@ -134,8 +144,8 @@ def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]
     return {"image": decode_image(image), "label": np.int64(label)}
 
 
-def _read(config: Config, options: Options) -> tuple[Any, Any, int]:
-    """Training and validation sources, and the number of classes."""
+def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, ...]]:
+    """Training and validation sources, the number of classes and their names, if known."""
     path = config.data.path
     if path is None:
         raise DataError(
@@ -152,7 +162,12 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int]:
         rows, others = hold_out_rows(
             len(train.source), config.data.validation_examples, seed=config.data.split_seed
         )
-        return Rows(train.source, rows), _first(Rows(train.source, others), config), num_classes
+        return (
+            Rows(train.source, rows),
+            _first(Rows(train.source, others), config),
+            num_classes,
+            train.classes,
+        )
     if config.data.validation_examples is not None:
         raise ConfigError(
             f"data.validation_examples={config.data.validation_examples}: {path} has a validation split "
@@ -160,7 +175,7 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int]:
         )
     if validation.classes != train.classes:
         raise DataError(f"data.path={path}: its training and validation splits name other classes")
-    return train.source, _first(validation.source, config), num_classes
+    return train.source, _first(validation.source, config), num_classes, train.classes
 
 
 def _validation(path: str, options: Options) -> LabelledImages | None:
@@ -179,10 +194,17 @@ def _first(source: Any, config: Config) -> Any:
 def measure(model: nn.Module, validation: ReadAnew, device: torch.device) -> dict[str, float]:
     """Accuracy and mean cross entropy (nats) over a split that is read anew."""
     correct, entropy = 0, 0.0
-    for _, examples in validation.batches():
-        images = torch.from_numpy(np.stack([example["image"] for example in examples])).to(device)
-        labels = torch.tensor([int(example["label"]) for example in examples], device=device)
-        logits = model(images).float()
+    for _, labels, logits in _predictions(model, validation, device):
         correct += int((logits.argmax(1) == labels).sum())
         entropy += functional.cross_entropy(logits, labels, reduction="sum").item()
     return {"accuracy": correct / len(validation), "cross_entropy": entropy / len(validation)}
+
+
+def _predictions(
+    model: nn.Module, validation: ReadAnew, device: torch.device
+) -> Iterator[tuple[list[Any], torch.Tensor, torch.Tensor]]:
+    """Images, labels and float logits of each batch."""
+    for _, examples in validation.batches():
+        images = [example["image"] for example in examples]
+        labels = torch.tensor([int(example["label"]) for example in examples], device=device)
+        yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()

@@ -4,6 +4,7 @@ Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.mode
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
-from adaecho.tasks.base import Batch, Direction, LossAndWeight
+from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
 
 Images = dict[str, NDArray[Any]]
 """``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
@@ -152,6 +153,51 @@ def cross_entropy(model: nn.Module, batch: Batch) -> LossAndWeight:
 def num_images(batch: Batch) -> float:
     """The weight that ``cross_entropy`` returns."""
     return len(batch["label"])
+
+
+def mistakes(
+    model: nn.Module,
+    split: Images,
+    number: int,
+    *,
+    batch_size: int,
+    device: torch.device,
+    names: Sequence[str] = (),
+) -> list[Picture]:
+    """The first images of a split that a model gets wrong, at most so many."""
+    found: list[Picture] = []
+    for begin in range(0, len(split["label"]), batch_size):
+        rows = slice(begin, begin + batch_size)
+        predicted = model(torch.from_numpy(split["image"][rows]).to(device)).argmax(1).cpu().numpy()
+        found += pictures_of_mistakes(
+            list(split["image"][rows]), split["label"][rows].tolist(), predicted.tolist(), names
+        )
+        if len(found) >= number:
+            break
+    return found[:number]
+
+
+def pictures_of_mistakes(
+    images: Sequence[Any], labels: Sequence[int], predicted: Sequence[int], names: Sequence[str] = ()
+) -> list[Picture]:
+    """Those images whose prediction is wrong: "predicted, true label", by name where there are names."""
+
+    def name(label: int) -> str:
+        return names[label] if names else str(label)
+
+    return [
+        Picture(_as_colour(image), f"{name(int(wrong))}, true {name(int(label))}")
+        for image, label, wrong in zip(images, labels, predicted, strict=True)
+        if label != wrong
+    ]
+
+
+def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Grey images to the whole range of brightness, in three channels."""
+    if image.shape[-1] == 3:
+        return image
+    bright = image.astype(float) * (255 / max(int(image.max()), 1))
+    return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
 def classification_metrics(

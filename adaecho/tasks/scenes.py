@@ -98,6 +98,7 @@ def build(config: Config, options: Options) -> Task:
         build_model=build_model,
         loss=detection_loss,
         evaluate=evaluate,
+        pictures=validation.pictures,
     )
 
 

@@ -1,0 +1,56 @@
+"""Images with the boxes or the label that is true and those that are predicted."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from adaecho.figures.style import SERIES, WIDTH_INCHES, figure
+
+Box = tuple[tuple[float, float, float, float], str]
+"""x1, y1, x2, y2 in pixels, and what is written at it."""
+
+Shown = tuple[Any, str, Sequence[Box] | None, Sequence[Box] | None]
+"""Image uint8 [H, W, 3], title, true boxes and predicted ones (None where there are no boxes at all)."""
+
+_TRUE, _PREDICTED = SERIES[0], SERIES[1]
+_COLUMNS = 4
+
+
+def grid(shown: Sequence[Shown], path: Path) -> None:
+    """Draw images in rows of four panels: with boxes two panels each, the true ones left.
+
+    Args:
+        shown: the images.
+        path: its suffix decides the format; the folder is made if missing.
+    """
+    panels: list[tuple[Any, str, Sequence[Box], str]] = []
+    for image, title, true, predicted in shown:
+        if true is None or predicted is None:
+            panels.append((image, title, (), _TRUE))
+        else:
+            panels.append((image, f"{title}\ntrue".strip(), true, _TRUE))
+            panels.append((image, f"{title}\npredicted".strip(), predicted, _PREDICTED))
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with figure(rows * (WIDTH_INCHES / columns * 0.9 + 0.35), path) as drawing:
+        axes = drawing.subplots(rows, columns, squeeze=False).flatten()
+        for axis in axes:
+            axis.set_axis_off()
+        for axis, (image, title, boxes, colour) in zip(axes, panels, strict=False):
+            axis.imshow(image, interpolation="nearest")
+            axis.set_title(title, fontsize=7)
+            for box in boxes:
+                _draw(axis, box, colour)
+
+
+def _draw(axis: Axes, box: Box, colour: str) -> None:
+    (x1, y1, x2, y2), text = box
+    axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
+    axis.text(
+        x1, y1, text, fontsize=5.5, color="white", verticalalignment="bottom", clip_on=True,
+        bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
+    )  # fmt: skip

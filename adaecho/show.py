@@ -1,0 +1,85 @@
+"""``python -m adaecho.show RUN``: what a run's model predicts, as a picture.
+
+Detection shows true boxes beside predicted ones, classification its mistakes. The model is that of the run's
+last checkpoint, the images are the first of the validation split (the first that it gets wrong). The picture
+is ``pictures/<task>.png`` in the run's folder, or where ``--out`` says.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from adaecho.config.schema import from_plain
+from adaecho.errors import FolderError, UserError
+from adaecho.records.folder import RunFolder
+from adaecho.tasks import build_task
+from adaecho.training import checkpoint
+from adaecho.training.device import autocast, choose_device, choose_precision
+
+
+def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
+    """Draw what a run's last checkpoint predicts; returns the file.
+
+    Args:
+        path: the run's folder.
+        number: of images at most.
+        out: the file; its suffix (png, svg, pdf) decides the format.
+
+    Raises:
+        UserError: the folder holds no run or no checkpoint, its data is gone, its task has no pictures, or
+            there is no mistake to show.
+    """
+    from adaecho.figures.pictures import grid  # needs the extra figures
+
+    run = RunFolder(path)
+    plain = run.read_config()
+    if plain is None:
+        raise FolderError(f"{path}: holds no config.yaml, so it is no run; name the folder of one")
+    saved = run.checkpoints()
+    if not saved:
+        raise FolderError(f"{path}: holds no checkpoint, so its model is gone; run it again")
+    config = from_plain(plain)
+    task = build_task(config)
+    if task.pictures is None:
+        raise UserError(f"{path}: task {task.name} has no pictures to show")
+    device = choose_device(config)
+    model = task.build_model()
+    model.load_state_dict(checkpoint.load(run, saved[0])["model"])
+    model = model.to(device).eval()
+    with torch.inference_mode(), autocast(device, choose_precision(config, device)):
+        pictures = task.pictures(model, number, device)
+    if not pictures:
+        raise UserError(f"{path}: there is nothing to show: the model makes no mistake")
+    out = out or path / "pictures" / f"{task.name}.png"
+    grid([(picture.image, picture.title, picture.true, picture.predicted) for picture in pictures], out)
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adaecho.show",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--number", type=int, default=8, help="images at most (8)")
+    parser.add_argument("--out", type=Path, help="the file: .png, .svg or .pdf")
+    typed = parser.parse_args(arguments)
+    if typed.number < 1:
+        parser.error(f"--number {typed.number}: must be at least 1")
+    if typed.out is not None and typed.out.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"--out {typed.out}: must end in .png, .svg or .pdf")
+    try:
+        print(show(typed.run, number=typed.number, out=typed.out))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
