@@ -7,12 +7,16 @@ The same tables give the same bytes.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from adaecho.errors import DataError, UserError
+from adaecho.figures.claims import Decision, decide
 from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
+from adaecho.records.files import folder_errors
+from adaecho.records.outcome import COLUMNS, Row
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
@@ -34,22 +38,45 @@ def draw_all(results: Path, into: Path) -> list[Path]:
         figures, about = _draw(table, into)
         written += figures
         sections.append(about)
-    for name, text in (("report.md", markdown_report(sections)), ("report.html", html_report(sections))):
+    claims = decisions(tables)
+    reports = {"report.md": markdown_report(sections, claims), "report.html": html_report(sections, claims)}
+    for name, text in reports.items():
         (into / name).write_text(text)
         written.append(into / name)
     return written
 
 
+def decisions(tables: Sequence[Path]) -> list[Decision]:
+    """Every claim on every task, from the tables ``<experiment>/<task>/trials.json``."""
+    by_task: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        by_task.setdefault(table.parts[-2], {})[table.parts[-3]] = _rows(table)
+    return [one for task in sorted(by_task) for one in decide(by_task[task], task)]
+
+
 def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
-    rows = _read(table)
-    if not rows:
-        raise DataError(f"{table}: an empty table; collect it again, or remove it")
+    rows = _rows(table)
     name = f"{table.parts[-3]}_{table.parts[-2]}"
     curves = _read(table.with_name("curves.json"), [])
     pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
     commands = _read(table.with_name("origin.json"), {}).get("commands", [])
-    title = f"{table.parts[-3]}, {describe(rows)}"
-    return [*pictures, *vectors], section(title, rows, [path.name for path in pictures], commands)
+    return [*pictures, *vectors], section(describe(rows), rows, pictures, commands)
+
+
+def _rows(table: Path) -> list[Row]:
+    """The rows of a table, each with the columns that every figure needs."""
+    rows = _read(table)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{table}: no list of rows; collect it again, or remove it")
+    if not rows:
+        raise DataError(f"{table}: an empty table; collect it again, or remove it")
+    for number, row in enumerate(rows):
+        missing = [column for column in COLUMNS if column not in row]
+        if missing:
+            raise DataError(
+                f"{table}: row {number} lacks {', '.join(missing)}; collect it again, or remove it"
+            )
+    return rows
 
 
 def _read(path: Path, default: Any = None) -> Any:
@@ -69,7 +96,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
     options = parser.parse_args(arguments)
     try:
-        for path in draw_all(options.results, options.into or options.results / "figures"):
+        into = options.into or options.results / "figures"
+        with folder_errors(into):
+            into.mkdir(parents=True, exist_ok=True)
+            written = draw_all(options.results, into)
+        for path in written:
             print(path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

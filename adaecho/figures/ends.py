@@ -28,7 +28,10 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
         title: what was measured where.
         metric: the target's.
     """
-    quantities = {f"final_{metric}": f"{metric.replace('_', ' ')}\nat the end", **_COUNTS}
+    name = metric.replace("_", " ")
+    searched = any(arm.get("searched") for arm in arms)
+    values = {"best_value": f"best {name}"} if searched else {f"final_{metric}": f"{name}\nat the end"}
+    quantities = {**values, **_COUNTS}
     shown = [key for key in quantities if any(arm.get(key) for arm in arms)]
     with figure(1.25 + 0.2 * len(arms), path) as drawing:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -44,10 +47,15 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
 def caption(arms: list[Arm]) -> str:
     """What dots, bars and the band are, with the number of runs."""
     runs = sorted({arm["runs"] for arm in arms})
+    of = (
+        "searches per arm, of each its best trial"
+        if any(arm.get("searched") for arm in arms)
+        else "runs per arm"
+    )
     if runs == [1]:
         return f"One run per arm. Dashed: {arms[0]['arm']}."
     number = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-    return f"Mean, minimum and maximum over {number} runs per arm. Grey: those of {arms[0]['arm']}."
+    return f"Mean, minimum and maximum over {number} {of}. Grey: those of {arms[0]['arm']}."
 
 
 def _name(arm: Arm) -> str:

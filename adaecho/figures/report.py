@@ -1,7 +1,11 @@
 """The report: every committed table with its figures, as plain Markdown and as one HTML page."""
 
+import base64
 import html
+from collections.abc import Sequence
+from pathlib import Path
 
+from adaecho.figures.claims import ABSENT, Decision
 from adaecho.records.outcome import Row
 from adaecho.records.table import end_of_sweep
 
@@ -15,11 +19,28 @@ EXPLANATION = (
     "ones are replaced. Where no target was set: means over the runs of an arm at the end of their budgets, "
     "with the range of the metric; the gain is AdaScale's, averaged over the steps."
 )
+CLAIMS_EXPLANATION = (
+    "Each claim of the paper that two arms can decide, on each task that has records of its experiment. "
+    "Cheaper: the ratio of geometric mean costs over searches with Welch's 95 % interval; p is Welch's "
+    "one-sided, adjusted by Holm for the claims of the task, and beside it that of the permutation test of "
+    "ranks, in which searches that missed the target come last. No worse: the difference of the best metric "
+    "with its interval, against a margin of one percentage point. The rules were committed before the runs."
+)
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;font-size:13px}td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;"
     "text-align:right}td:first-child,th:first-child{text-align:left}img{max-width:100%}code{background:#f4f4f4}"
+    "th{cursor:pointer;vertical-align:bottom}.scroll{overflow-x:auto}"
 )
+# A click on a heading sorts by its column: numbers by value, the rest as text.
+_SORT = (
+    "document.querySelectorAll('th').forEach(th=>th.onclick=()=>{const t=th.closest('table'),"
+    "i=[...th.parentNode.children].indexOf(th),n=s=>{const v=parseFloat(s.replace(/,/g,''));"
+    "return isNaN(v)?null:v},d=t.dataset.by==i?-1:1;t.dataset.by=d>0?i:'';"
+    "[...t.rows].slice(1).sort((a,b)=>{const x=a.cells[i].textContent,y=b.cells[i].textContent,p=n(x),q=n(y);"
+    "return d*(p!==null&&q!==null?p-q:x.localeCompare(y))}).forEach(r=>t.append(r))});"
+)
+_CLAIM_HEADINGS = ("claim", "section", "task", "verdict", "effect", "95 % interval", "p", "rank p", "reached")
 
 
 class Section:
@@ -29,51 +50,94 @@ class Section:
         title: what was measured.
         headings: of the table.
         rows: its cells.
-        figures: file names, relative to the report.
+        figures: pictures, in the report's folder.
         commands: what made the records; empty where they don't say.
     """
 
     def __init__(
-        self, title: str, headings: Cells, rows: list[Cells], figures: list[str], commands: list[str]
+        self, title: str, headings: Cells, rows: list[Cells], figures: list[Path], commands: list[str]
     ) -> None:
         self.title, self.figures, self.commands = title, figures, commands
         self.headings, self.rows = headings, rows
 
     def markdown(self) -> str:
-        parts = [f"## {self.title}", *(f"![{self.title}]({name})" for name in self.figures)]
-        rule = ["---"] + ["---:"] * (len(self.headings) - 1)
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in (self.headings, tuple(rule), *self.rows)))
+        parts = [f"## {self.title}", *(f"![{self.title}]({path.name})" for path in self.figures)]
+        parts.append(_markdown_table(self.headings, self.rows))
         parts += ["```\n" + "\n".join(self.commands) + "\n```"] if self.commands else []
         return "\n\n".join(parts)
 
     def html(self) -> str:
         title = html.escape(self.title)
-        images = "".join(f'<p><img src="{html.escape(name)}" alt="{title}"></p>' for name in self.figures)
-        rows = "".join(_html_row(row, "td") for row in self.rows)
+        images = "".join(f'<p><img src="{_inline(path)}" alt="{title}"></p>' for path in self.figures)
         commands = "".join(f"<p><code>{html.escape(command)}</code></p>" for command in self.commands)
-        return f"<h2>{title}</h2>{images}<table>{_html_row(self.headings, 'th')}{rows}</table>{commands}"
+        return f"<h2>{title}</h2>{images}{_html_table(self.headings, self.rows)}{commands}"
 
 
-def section(title: str, rows: list[Row], figures: list[str], commands: list[str]) -> Section:
+def section(title: str, rows: list[Row], figures: list[Path], commands: list[str]) -> Section:
     """The section of a table's rows: costs to the target, or where the runs ended if there was none."""
     columns = end_of_sweep(rows)
     cells = list(zip(*(column.cells for column in columns), strict=True))
     return Section(title, tuple(column.heading for column in columns), cells, figures, commands)
 
 
-def markdown_report(sections: list[Section]) -> str:
-    """All sections as Markdown."""
-    return "\n\n".join(["# Results", EXPLANATION, *(section.markdown() for section in sections)]) + "\n"
+def claim_cells(decisions: Sequence[Decision]) -> list[Cells]:
+    """The rows of the table of claims, those not yet measured on any task last and once."""
+    measured = [one for one in decisions if one.verdict != ABSENT]
+    seen = {one.claim.key for one in measured}
+    absent = {one.claim.key: one for one in decisions if one.claim.key not in seen}
+    return [_claim_row(one) for one in measured] + [
+        (one.claim.says, one.claim.section, "-", ABSENT, "-", "-", "-", "-", "-") for one in absent.values()
+    ]
 
 
-def html_report(sections: list[Section]) -> str:
-    """All sections as one page without scripts; its pictures lie beside it."""
-    body = "".join(section.html() for section in sections)
+def _claim_row(one: Decision) -> Cells:
+    effect, form = one.effect, "+.4f" if one.claim.no_harm else ".2f"
+    interval = "-" if effect is None or effect.low is None else f"{effect.low:{form}} to {effect.high:{form}}"
+    reached = "-" if one.reached is None else "{} of {}, {} of {}".format(*one.reached)
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>adaecho: results</title>'
-        f"<style>{_STYLE}</style><h1>Results</h1><p>{html.escape(EXPLANATION)}</p>{body}</html>\n"
+        one.claim.says,
+        one.claim.section,
+        one.task,
+        one.verdict,
+        "-" if effect is None else format(effect.value, form),
+        interval,
+        *("-" if p is None else f"{p:.2g}" for p in (one.p, one.permutation_p)),
+        reached,
     )
 
 
-def _html_row(cells: tuple[str, ...], kind: str) -> str:
+def markdown_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
+    """Claims and all sections as Markdown."""
+    table = _markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
+    head = ["# Results", "## Which of the paper's claims hold", CLAIMS_EXPLANATION, table, EXPLANATION]
+    return "\n\n".join([*head, *(section.markdown() for section in sections)]) + "\n"
+
+
+def html_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
+    """Claims and all sections as one page that needs no other file and no network."""
+    claims = _html_table(_CLAIM_HEADINGS, claim_cells(decisions))
+    body = "".join(section.html() for section in sections)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>adaecho: results</title>'
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style><h1>Results</h1>'
+        f"<h2>Which of the paper's claims hold</h2><p>{html.escape(CLAIMS_EXPLANATION)}</p>{claims}"
+        f"<p>{html.escape(EXPLANATION)}</p>{body}<script>{_SORT}</script></html>\n"
+    )
+
+
+def _inline(picture: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+
+
+def _markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
+    rule = ("---", *["---:"] * (len(headings) - 1))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
+
+
+def _html_table(headings: Cells, rows: Sequence[Cells]) -> str:
+    body = "".join(_html_row(row, "td") for row in rows)
+    return f'<div class="scroll"><table>{_html_row(headings, "th")}{body}</table></div>'
+
+
+def _html_row(cells: Cells, kind: str) -> str:
     return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"

@@ -6,10 +6,20 @@ from typing import Any
 from adaecho.figures.curves import Curve, draw_curves
 from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
+from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.records.ends import ends, without_target
 from adaecho.records.files import read_json
 from adaecho.records.outcome import Row, outcome
+
+# The paper's figures that are not bars per arm: what is drawn against what.
+LINES = {
+    "fig4": Sweep("echo_factor", costs=("train_time_s", "fresh_examples")),
+    "fig5": Sweep("echo_factor", lines="batch_size"),
+    "fig6": Sweep("batch_size"),
+    "fig7a": Sweep("batch_shuffle_buffer"),
+    "fig7b": Sweep("shuffle_buffer"),
+}
 
 
 def draw_sweep(sweep: Path) -> list[Path]:
@@ -41,17 +51,22 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     if without_target(rows):
         draw_ends(ends(rows), paths[0], describe(rows), first["target_metric"])
         return paths
-    draw_fig3(outcome(rows), paths[0], describe(rows))
+    lines = LINES.get(first["experiment"])
+    if lines is None:
+        draw_fig3(outcome(rows), paths[0], describe(rows))
+    else:
+        draw_lines(outcome(rows), paths[0], describe(rows), lines)
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
-        title = f"{first['task']}: best trial of each search, up to the target"
+        title = f"{first['experiment']}, {first['task']}: best trial of each search, up to the target"
         draw_curves(curves, paths[1], title, first["target_metric"], first["target_value"])
     return paths
 
 
 def describe(rows: list[Row]) -> str:
-    """What was measured, e.g. ``digits: fresh examples to 97 % validation accuracy``."""
+    """What was measured, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
     first: dict[str, Any] = rows[0]
+    name = f"{first['experiment']}, {first['task']}"
     if without_target(rows):
-        return f"{first['task']}: where the runs ended"
-    return f"{first['task']}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"
+        return f"{name}: where the runs ended"
+    return f"{name}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"

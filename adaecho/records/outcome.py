@@ -24,6 +24,11 @@ Row = dict[str, Any]
 FINISHED = frozenset({"reached", "budget_spent", "diverged", "pruned"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
+# What every row holds, of whatever version; figures refuse a table without.
+COLUMNS = (
+    *("experiment", "task", "arm", "echo_variant", "echo_factor", "repeat", "index", "status", "counted"),
+    *("target_metric", "target_value", "best_value", *(f"to_target_{cost}" for cost in COSTS)),
+)
 SETTINGS = ("baseline", *_SHARED, "batch_shuffle_buffer")
 
 

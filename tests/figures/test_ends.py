@@ -7,6 +7,7 @@ import pytest
 from adaecho.figures.__main__ import draw_all
 from adaecho.figures.ends import caption, draw_ends, short_number
 from adaecho.records.ends import ends
+from adaecho.records.outcome import COSTS
 
 
 def rows(arm, finals, *, steps, status="budget_spent"):
@@ -18,6 +19,9 @@ def rows(arm, finals, *, steps, status="budget_spent"):
             "echo_variant": "none",
             "echo_factor": 1,
             "repeat": repeat,
+            "index": 0,
+            "counted": True,
+            **dict.fromkeys(f"to_target_{cost}" for cost in COSTS),
             "status": status,
             "target_metric": "cross_entropy",
             "target_value": None,

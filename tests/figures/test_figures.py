@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 
 from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_all, main
+from adaecho.figures.claims import CLAIMS
 from adaecho.figures.curves import draw_curves
 from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.style import count_scale, target_words
@@ -32,6 +34,7 @@ def rows_of(arm, variant, factor, costs, *, trials=2):
             "counted": True,
             "target_metric": "accuracy",
             "target_value": 0.97,
+            "best_value": 0.98,
             "to_target_fresh_examples": cost and cost * (1 + index),
             "to_target_steps": cost and cost // 32,
             "to_target_train_time_s": cost and cost / 1000,
@@ -207,15 +210,35 @@ def test_the_report_holds_table_figures_and_command(results):
     page = (results / "figures" / "report.html").read_text()
     assert "<td>baseline</td><td>9,000</td>" in page
     assert "x=&lt;1&gt;" in page
-    for name in re.findall(r'src="([^"]+)"', page):
-        assert (results / "figures" / name).exists()
+    pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
+    assert pictures == [
+        (results / "figures" / f"quickstart_digits{kind}.png").read_bytes() for kind in ("", "_curves")
+    ]
+    assert page.count("src=") == 2  # the page needs no other file
+    assert page.count("<td>not yet measured</td>") == text.count("| not yet measured |") == len(CLAIMS)
 
 
-@pytest.mark.parametrize(("content", "says"), [("[{", "no JSON"), ("[]", "an empty table")])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[{", "no JSON"),
+        ("[]", "an empty table"),
+        ('{"a": 1}', "no list of rows"),
+        ('[{"arm": "baseline", "echo_variant": "none"}]', "row 0 lacks experiment"),
+    ],
+)
 def test_a_table_that_cannot_be_used_is_named(results, content, says):
     (results / "quickstart" / "digits" / "trials.json").write_text(content)
     with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
         draw_all(results, results / "figures")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["--results", str(results), "--into", str(tmp_path / "file" / "figures")])
+    assert ended.value.code == 2
+    assert "file" in capsys.readouterr().err
 
 
 def test_no_tables_is_one_clear_message(tmp_path, capsys):
@@ -238,7 +261,7 @@ def test_a_sweep_is_drawn_in_its_folder(tmp_path):
     assert draw_sweep(tmp_path) == []
 
 
-def test_committed_tables_need_nothing_but_matplotlib(results):
+def test_committed_tables_need_nothing_but_matplotlib_and_scipy(results):
     code = "import sys; from adaecho.figures.__main__ import main; main(); print(*sys.modules)"
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=results.parent).stdout

@@ -1,10 +1,17 @@
 """Arms of an experiment without a target, from its rows."""
 
+from itertools import count
+
 from adaecho.records.ends import ends, without_target
+
+_repeats = count()
 
 
 def row(arm, final, *, status="budget_spent", steps=100, **more):
     return {
+        "repeat": next(_repeats),
+        "index": 0,
+        "target_metric": "cross_entropy",
         "arm": arm,
         "echo_variant": "none",
         "echo_factor": 1,
@@ -52,3 +59,18 @@ def test_one_target_makes_it_another_kind_of_experiment():
     assert without_target(rows)
     rows[1]["target_value"] = 0.9
     assert not without_target(rows)
+
+
+def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better():
+    trials = [
+        row("a", 0.5, repeat=0, index=0, best_value=0.5),
+        row("a", 0.3, repeat=0, index=1, best_value=0.3, steps=7),
+        row("a", 0.4, repeat=1, index=0, best_value=0.4),
+        row("a", 0.9, repeat=1, index=1, best_value=0.9, status="diverged"),
+    ]
+    (less,) = ends(trials)
+    assert less["searched"]
+    assert less["best_value"] == {"mean": 0.35, "min": 0.3, "max": 0.4}
+    assert less["steps"]["min"] == 7
+    (more,) = ends([{**trial, "target_metric": "accuracy"} for trial in trials])
+    assert more["best_value"] == {"mean": 0.45, "min": 0.4, "max": 0.5}
