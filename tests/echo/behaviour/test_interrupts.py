@@ -193,10 +193,10 @@ def test_the_next_batch_can_not_be_asked_for_by_who_has_paused_the_threads() -> 
             with pytest.raises(RuntimeError, match="ask for it before or after that block"):
                 next(iterator)
             # Another thread only waits for the end of the pause.
-            thread = threading.Thread(target=lambda: others.extend(islice(loader, 8)), daemon=True)
+            thread = threading.Thread(target=lambda: others.extend(islice(iterator, 8)), daemon=True)
             thread.start()
         thread.join(20)
         assert len(others) == 8
         next(iterator)
     with EchoLoader(Dataset(1000), 4) as loader, loader.paused():
-        next(iter(loader))  # inline there is nobody to wait for
+        next(iter(loader))  # inline there is no thread to wait for

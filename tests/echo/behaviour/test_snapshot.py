@@ -135,7 +135,7 @@ def test_shards_begin_where_they_were(tmp_path: Path) -> None:
     for restore, fewest, most in (("snapshot", 0, 2), ("replay", 13, 60)):
         first = loader(restore)
         list(islice(first, 20))
-        restored = loader("replay")  # a state tells which it is
+        restored = loader(restore)
         restored.load_state_dict(through_torch_save(first.state_dict()))
         assert list(islice(restored, 9)) == list(islice(first, 9))
         assert fewest <= restored.reread_examples <= most

@@ -1,4 +1,4 @@
-"""Batches that somebody else made (``batch_size=None``): their counts, order, states, and who may write."""
+"""Batches that the source made (``batch_size=None``): their counts, order, states, and who may write."""
 
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_length_is_known_where_the_source_has_one() -> None:
         for _ in range(2):
             assert len(loader) == len(list(loader))
     stream = EchoLoader(batches(5).__iter__, None, epochs=1)
-    with pytest.raises(TypeError, match="a source with a length"):
+    with pytest.raises(TypeError, match="that has no length"):
         len(stream)
     assert len(list(stream)) == 5
 
