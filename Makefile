@@ -1,12 +1,13 @@
 # One entry for everything; `make` lists what there is.
 PYTHON ?= python3
+BUDGET_S ?= 540
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test figures bench clean
+.PHONY: help quickstart install dev lint format test figures reproduce bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m adaecho.figures
+
+reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
+	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S)
 
 bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one run; records in benchmarks/
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \

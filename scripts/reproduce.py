@@ -1,0 +1,111 @@
+"""``make reproduce BUDGET_S=540``: the next unfinished cells of the reproduction, within a budget of seconds.
+
+A cell is one experiment on one task. Each is a sweep, so what a budget cuts short goes on with the next call:
+cells run in the order below; a finished one is collected into ``runs/results/`` and not run again. Then
+``python -m adaecho.figures --results runs/results`` draws them and decides the claims.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaecho.errors import UserError
+from adaecho.records.collect import collect_sweep
+from adaecho.search.state import SweepState
+from adaecho.search.sweep import read_design
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment on one task, smallest first; none needs data that the packages don't bring."""
+
+    experiment: str
+    task: str
+
+    def arguments(self) -> list[str]:
+        return ["-m", f"experiment={self.experiment}", f"task={self.task}"]
+
+    def command(self) -> str:
+        return " ".join(["python -m adaecho.run", *self.arguments()])
+
+
+CELLS = (
+    Cell("quickstart", "digits"),
+    Cell("fig3", "digits"),
+    Cell("fig5", "digits"),
+    Cell("fig8", "digits"),
+    Cell("fig7a", "digits"),
+    Cell("fig7b", "digits"),
+    Cell("fig6", "digits"),
+)
+_STOP_S = 60  # for the checkpoints of an interrupted sweep
+
+
+def standing(folder: Path) -> tuple[int, int]:
+    """Trials that have ended, and those that are still to run; (0, 0) where the sweep hasn't begun."""
+    if not (folder / "design.json").exists():
+        return 0, 0
+    state = SweepState(read_design(folder), folder)
+    missing = len(state.missing())
+    return len(state.wanted()) - missing, missing
+
+
+def run(cell: Cell, folder: Path, budget_s: float, extra: list[str]) -> bool:
+    """Run or continue one cell; whether it has ended within the budget.
+
+    Raises:
+        UserError: the sweep can't be run; its own message has said why.
+    """
+    arguments = [*cell.arguments(), f"hydra.sweep.dir={folder}", *extra]
+    process = subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0)
+    try:
+        code = process.wait(timeout=max(budget_s, 0))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: every trial leaves a checkpoint
+        process.wait(timeout=_STOP_S)
+        return False
+    if code:
+        raise UserError(f"{cell.command()}: ended with code {code}; its message is above")
+    return True
+
+
+def reproduce(cells: tuple[Cell, ...], runs: Path, results: Path, budget_s: float, extra: list[str]) -> None:
+    """Run what is missing until all is done or the budget spent, and say how far it came."""
+    start = time.monotonic()
+    for cell in cells:
+        folder, record = runs / cell.experiment / cell.task, results / cell.experiment / cell.task
+        if (record / "outcome.json").exists():
+            print(f"done: {cell.command()}", flush=True)
+            continue
+        left_s = budget_s - (time.monotonic() - start)
+        if left_s > 0 and run(cell, folder, left_s, extra):
+            print(f"done: {cell.command()}, collected in {collect_sweep(folder, results, cell.command())}")
+            continue
+        ended, missing = standing(folder)
+        print(f"left: {cell.command()}: {f'{missing} of {ended + missing} trials' if missing else 'all'}")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget-s", type=float, default=540.0, help="seconds after which to stop")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where sweeps keep their folders")
+    parser.add_argument(
+        "--results", type=Path, default=Path("runs/results"), help="where tables are collected"
+    )
+    parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
+    options = parser.parse_args()
+    try:
+        reproduce(CELLS, options.runs, options.results, options.budget_s, options.overrides)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The reproduction stops at its budget, goes on where it stopped, and collects what has ended."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "reproduce.py"
+TINY = ["search.trials=1", "search.repeats=1", "search.workers=1", "max_fresh_examples=320", "tracking=none"]
+
+
+@pytest.fixture
+def reproduce(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "reproduce", module)  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_budget_cuts_it_short_and_the_next_call_finishes(
+    reproduce: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = (reproduce.Cell("fig3", "digits"),)
+    places = (tmp_path / "runs", tmp_path / "results")
+    reproduce.reproduce(cells, *places, 0.0, TINY)
+    assert capsys.readouterr().out == "left: python -m adaecho.run -m experiment=fig3 task=digits: all\n"
+    reproduce.reproduce(cells, *places, 400.0, TINY)
+    assert (
+        "done: python -m adaecho.run -m experiment=fig3 task=digits, collected in" in capsys.readouterr().out
+    )
+    assert (tmp_path / "results" / "fig3" / "digits" / "outcome.json").exists()
+    assert reproduce.standing(tmp_path / "runs" / "fig3" / "digits") == (4, 0)
+    reproduce.reproduce(cells, *places, 0.0, TINY)
+    assert capsys.readouterr().out == "done: python -m adaecho.run -m experiment=fig3 task=digits\n"
+
+
+def test_every_cell_is_an_experiment_and_a_task(reproduce: ModuleType) -> None:
+    conf = SCRIPT.parents[1] / "conf"
+    for cell in reproduce.CELLS:
+        assert (conf / "experiment" / f"{cell.experiment}.yaml").exists()
+        assert (conf / "task" / f"{cell.task}.yaml").exists()
