@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 _RESAMPLES = 20_000  # where the number of ways to split the runs is larger; exact below
 
@@ -51,6 +50,8 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
 
 def welch(ours: Any, theirs: Any, alternative: str = "two-sided") -> Any:
     """Welch's t test; scipy warns of a side whose costs are equal, and is right on it."""
+    from scipy import stats  # takes a second to import, and no run or worker needs it
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return stats.ttest_ind(ours, theirs, equal_var=False, alternative=alternative)
@@ -65,6 +66,8 @@ def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -
         costs: one of each run (or search); None for one that missed the target: the worst rank, shared.
         baseline: the same of the baseline.
     """
+    from scipy import stats
+
     together = [math.inf if cost is None else float(cost) for cost in (*costs, *baseline)]
     ranks = stats.rankdata(together)
 

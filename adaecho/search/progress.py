@@ -61,12 +61,18 @@ class SweepProgress:
             return
         self._state.refresh()
         trials = self._state.wanted()
-        for trial in trials:
-            status = self._state.status(trial)
-            if status in _TOLD and self._known.get(trial) != status:
-                self._known[trial] = status
-                summary = self._state.search(trial).summaries[trial.index]
-                self.ended(trial, summary.get("train_time_s", 0) + summary.get("eval_time_s", 0))
+        ended = [
+            trial
+            for trial in trials
+            if (status := self._state.status(trial)) in _TOLD and self._known.get(trial) != status
+        ]
+        still_to_tell = sum(self._state.status(trial) in FINISHED for trial in ended)
+        for trial in ended:
+            self._known[trial] = status = str(self._state.status(trial))
+            still_to_tell -= status in FINISHED
+            summary = self._state.search(trial).summaries[trial.index]
+            duration_s = summary.get("train_time_s", 0) + summary.get("eval_time_s", 0)
+            self.ended(trial, duration_s, still_to_tell)
         self.show(trial for trial in trials if self._state.status(trial) == "running")
         self._exporter.update()
         # A look at thousands of folders takes a while: it may take a twentieth of the time.
@@ -81,13 +87,17 @@ class SweepProgress:
             table = arm_table(self._state, self._running, max_arms=max(1, self._console.height - 4))
             self._live.update(Group(table, footer), refresh=True)
 
-    def ended(self, trial: TrialId, duration_s: float) -> None:
-        """A trial has ended as the state now says, ``duration_s`` after its start."""
+    def ended(self, trial: TrialId, duration_s: float, still_to_tell: int = 0) -> None:
+        """A trial has ended as the state now says, ``duration_s`` after its start.
+
+        Args:
+            still_to_tell: how many finished ones of the same look come after it.
+        """
         self._durations_s.setdefault(trial.arm, []).append(duration_s)
         if self._live is None:
             searches = self._state.searches.values()
             total = sum(search.num_wanted() for search in searches)
-            done = sum(search.num_finished() for search in searches)
+            done = sum(search.num_finished() for search in searches) - still_to_tell
             outcome = describe(self._state.search(trial), trial.index)
             self._console.print(
                 f"{done}/{total}  {trial}: {outcome}; {self._time_left()}", soft_wrap=True, highlight=False

@@ -43,6 +43,7 @@ BEGUN = ": begun"  # a worker's log says so of each trial
 # A trial whose host died looks alive until its lock is stale; meanwhile there may be nothing else to do.
 _PATIENCE_S = STALE_AFTER_S + 30
 _POLL_S = (0.1, 10.0)
+_LOOKS_PER_S = 4  # of all idle workers together: the folder may lie on a network file system
 
 
 @dataclass
@@ -107,7 +108,12 @@ class Worker:
             idle_s = time.monotonic() - (idle_since := idle_since or time.monotonic())
             if idle_s > _PATIENCE_S:
                 return
-            time.sleep(min(max(_POLL_S[0], idle_s / 5), _POLL_S[1]))
+            time.sleep(self._pause_s(idle_s))
+
+    def _pause_s(self, idle_s: float) -> float:
+        """Until the next look: few workers notice soon that all is done, hundreds do not crowd the folder."""
+        shortest, longest = _POLL_S
+        return min(max(shortest, idle_s / 5), max(shortest, self.num_workers / _LOOKS_PER_S), longest)
 
     def _in_my_order(self, state: SweepState) -> list[TrialId]:
         """What is missing: first every ``num_workers``-th, then the next worker's share, and so on."""
@@ -147,6 +153,9 @@ class Worker:
         overrides = state.design.trial_overrides(arm, trial.repeat, trial.index)
         pruner = Pruner(folder) if config.search.prune else None
         attempts.begin()
+        if attempts.count() > MAX_ATTEMPTS:  # another worker has begun its last one at the same moment
+            attempts.take_back()
+            return
         print(f"{trial}{BEGUN}", flush=True)
         try:
             summary = load_runner(self.runner)(

@@ -2,16 +2,19 @@
 
     python -m tests.faults.campaign                      # the long form: 2,000 kills, an hour on one core
     python -m tests.faults.campaign --kills 50 --sweeps 0 --power-cuts 0
+    python -m tests.faults.campaign --limit-s 1200 --out results/faults/campaign.json
 
-The places follow from ``--seed``; those of sweeps, whose processes race, do not. A story is one run with all
-its faults; it must end the ``same`` as the undisturbed run (metrics, summary and weights, clocks aside).
-Damage that can't be undone may be ``refused`` instead, with a message; ``different`` and ``crashed`` must
-stay 0. Power cuts need root, for they copy a mounted loop device in mid-run.
+The kinds take turns, so that a campaign that is cut short has seen all of them. The places follow from
+``--seed``; those of sweeps, whose processes race, do not. A story is one run with all its faults; it must end
+the ``same`` as the undisturbed run (metrics, summary and weights, clocks aside). Damage that can't be undone
+may be ``refused`` instead, with a message; ``different`` and ``crashed`` must stay 0. Power cuts need root,
+for they copy a mounted loop device in mid-run.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -36,6 +39,7 @@ from tests.faults import piece
 STEPS = 24
 # Disk touches and steps of one undisturbed run, about: where faults fall.
 PLACES = 420
+ROUNDS = 40
 ARMS = {
     "none": ("echo=none",),
     "batch": ("echo=batch", "echo.factor=1.5"),
@@ -78,6 +82,7 @@ class Campaign:
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.seed = root, seed
         self.outcomes: dict[str, Outcome] = {}
+        self._told: Counter[str] = Counter()
         self._undisturbed = cache(self._run_undisturbed)
 
     def _run_undisturbed(self, arm: str) -> str:
@@ -88,15 +93,15 @@ class Campaign:
     def tell(self, kind: str, story: Callable[[random.Random, str, Path], Outcome], until: int) -> None:
         """Tell stories of a kind until that many faults have happened."""
         outcome = self.outcomes.setdefault(kind, Counter(faults=0))
-        number = 0
         while outcome["faults"] < until:
+            number = self._told[kind]
+            self._told[kind] += 1
             choose = random.Random(f"{self.seed} {kind} {number}")
             folder = self.root / f"{kind}-{number}"
             outcome += story(choose, choose.choice(list(ARMS)), folder)
             self.outcomes[kind] = outcome
             for path in self.root.glob(f"{folder.name}*"):
                 shutil.rmtree(path)
-            number += 1
 
     def _judge(self, arm: str, folder: Path, code: int) -> str:
         if code in (piece.REFUSED, piece.CRASHED) or code < 0:
@@ -176,7 +181,10 @@ class Campaign:
                     break
                 time.sleep(0.05)
             time.sleep(choose.uniform(0, 2))
-            outcome["faults"] += _kill_some(launcher, choose.choice(("worker", "launcher", "group")))
+            whom = choose.choice(("worker", "launcher", "group"))
+            killed = _kill_some(launcher, whom)
+            outcome["faults"] += killed
+            outcome[f"{whom}_killed"] += killed
             launcher.wait()
         code = _launch(folder).wait()
         trials = [path.parent.relative_to(reference) for path in sorted(reference.glob("*/*/*/summary.json"))]
@@ -251,6 +259,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no round after so long")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     memory = Path("/dev/shm")  # where a sync costs nothing; a kill loses no page of it
@@ -260,9 +269,13 @@ def main() -> None:
             "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
             "power_cuts": campaign.cut, "sweeps": campaign.sweep,
         }  # fmt: skip
-        for kind, story in kinds.items():
-            campaign.tell(kind, story, getattr(given, kind))
-            print(kind, dict(campaign.outcomes[kind]), flush=True)
+        begun = time.monotonic()
+        for round_ in range(1, ROUNDS + 1):
+            if time.monotonic() - begun > given.limit_s:
+                break
+            for kind, story in kinds.items():
+                campaign.tell(kind, story, getattr(given, kind) * round_ // ROUNDS)
+            print(f"round {round_}/{ROUNDS}", json.dumps(campaign.outcomes), flush=True)
             if given.out is not None:
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 record = {"seed": given.seed, **campaign.outcomes}

@@ -75,3 +75,19 @@ def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
         f"3/13  {NAME}/1/1: failed (boom)",
     ]
     assert _shown(console)[2].endswith("about 33:25 left")
+
+
+def test_each_line_of_one_look_carries_its_own_number(design: Design, tmp_path: Path) -> None:
+    console = _console(terminal=False)
+    state = SweepState(design, tmp_path)
+    arm = design.arms[0].name
+    with SweepProgress(state, console=console) as progress:
+        for index, status in enumerate(("diverged", "failed", "diverged")):
+            summary = {"status": status, "error": "boom"}
+            state.searches[arm, 0].summaries[index] = summary
+        progress.update(at_once=True)
+    assert [line.partition(":")[0] for line in _shown(console)] == [
+        f"1/14  {arm}/0/0",
+        f"1/14  {arm}/0/1",
+        f"2/14  {arm}/0/2",
+    ]
