@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from adaecho.figures.claims import decide
+
 ROOT = Path(__file__).resolve().parent.parent
 _ROW = re.compile(
     r"^\| `(\w+)` \| ([\d,]+) \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \| (\d+) of (\d+) \|$", re.MULTILINE
@@ -26,3 +28,19 @@ def test_the_quickstarts_table_is_its_records(page: str) -> None:
         if arm["arm"] != "baseline"
     }
     assert {row[0]: row[1:] for row in _ROW.findall((ROOT / page).read_text())} == expected
+
+
+@pytest.mark.parametrize("page", ["README.md", "experiments/fig3/README.md"])
+def test_the_table_of_claims_is_what_the_records_decide(page: str) -> None:
+    rows = json.loads((ROOT / "results" / "fig3" / "digits" / "trials.json").read_text())
+    expected = []
+    for one in decide({"fig3": rows}, "digits"):
+        if one.effect is not None:
+            assert one.effect.low is not None
+            assert one.effect.high is not None
+            assert one.p is not None
+            says = one.claim.says.replace(" at e = 2", "")
+            interval = f"{one.effect.low:.2f} to {one.effect.high:.2f}"
+            expected.append(f"| {says} | {one.effect.value:.2f} | {interval} | {one.p:.2g} | {one.verdict} |")
+    assert len(expected) == 5
+    assert "\n".join(expected) in (ROOT / page).read_text()
