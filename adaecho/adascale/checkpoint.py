@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adaecho.adascale.averages import Averages
-from adaecho.adascale.progress import Progress
+from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 
 KEY = "adascale"
 
@@ -63,7 +63,10 @@ def split(
         return optimizer_state, optimizer_state.pop(KEY)
     if KEY not in state["state"]:
         empty = Averages.empty(num_groups, torch.device("cpu"))
-        return optimizer_state, {**packed(empty, debias_ewma, {}, []), "progress": Progress().state_dict()}
+        return optimizer_state, {
+            **packed(empty, debias_ewma, {}, []),
+            "progress": ScaleInvariantSteps().state_dict(),
+        }
     entries = dict(state["state"])
     own = _from_fairscale(entries.pop(KEY))
     return {**optimizer_state, "state": entries}, own
@@ -87,5 +90,5 @@ def _from_fairscale(entries: Mapping[str, Any]) -> dict[str, Any]:
         "weight": torch.as_tensor(weight).double().expand(len(square)).clone(),
         "debias_ewma": debias_ewma,
         "gradient": [],
-        "progress": Progress().state_dict(),
+        "progress": ScaleInvariantSteps().state_dict(),
     }

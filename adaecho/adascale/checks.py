@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adaecho.adascale.statistics import Settings
+from adaecho.adascale.statistics import GainSettings
 
 RULES = ("gain", "sqrt_gain", "measure")
 
@@ -161,7 +161,7 @@ def checked_settings(
     debias_ewma: bool,
     grad_scaler: torch.amp.GradScaler | None,
     rule: str,
-) -> Settings:
+) -> GainSettings:
     """AdaScale's arguments with their defaults filled in.
 
     Raises:
@@ -178,4 +178,4 @@ def checked_settings(
         )
     scale = checked_scale(num_gradients if scale is None else scale)
     theta = default_smoothing(num_gradients, scale) if smoothing is None else checked_smoothing(smoothing)
-    return Settings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler, rule)
+    return GainSettings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler, rule)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adaecho.adascale import checkpoint, checks
-from adaecho.adascale.progress import Progress
+from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 from adaecho.adascale.statistics import GradientStatistics, Sample
 from adaecho.adascale.update import step_on_device, step_on_host, steps_on_device
 
@@ -95,7 +95,7 @@ class AdaScale(Optimizer):
         )  # fmt: skip
         checks.check_parameters(self._parameters())
         self._statistics = GradientStatistics(self._groups(), self._settings)
-        self._progress = Progress()
+        self._progress = ScaleInvariantSteps()
 
     # Looked up each time: load_state_dict makes new group dicts, and schedulers must find those.
 

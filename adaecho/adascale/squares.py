@@ -34,7 +34,7 @@ class Slots:
         lengths = [_num_parts(tensor) for tensor in like]
         self._shapes = [tensor.shape for tensor in like]
         self._group_lengths = [sum(lengths[number] for number in group) for group in groups]
-        with torch.inference_mode(False):  # whoever makes it; backward passes write into it
+        with torch.inference_mode(False):  # also within inference mode; backward passes write into it
             self._room = torch.zeros(sum(lengths), dtype=self._wide, device=like[0].device)
         self._slots = [self._room[:0]] * len(like)
         end = 0

@@ -15,7 +15,7 @@ from adaecho.adascale.estimators import estimate_across_gradients, gain_ratio
 
 
 @dataclass
-class Settings:
+class GainSettings:
     """What AdaScale's arguments say; see there. ``num_passes`` is num_gradients_to_accumulate."""
 
     world_size: int
@@ -47,7 +47,7 @@ class GradientStatistics:
     Nothing is committed at the end of backward: a step may still be given up.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Tensor]], settings: Settings) -> None:
+    def __init__(self, groups: Sequence[Sequence[Tensor]], settings: GainSettings) -> None:
         self.settings = settings
         self.averages = Averages.empty(len(groups), torch.device("cpu"))
         self.repeated_batch = False
@@ -108,7 +108,7 @@ class GradientStatistics:
 
     @torch.no_grad()
     def _take_sample(self) -> None:
-        # At the end of the last backward pass: after DDP's reduction, before anyone can touch .grad.
+        # At the end of the last backward pass: after DDP's reduction, before .grad can be touched.
         sums = self.collector.sums_of_squares()
         if self.settings.world_size > 1:
             # A copy: reentrant checkpoints come here within a pass, and the collector adds to its own then.

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.cifar10_pickle import load_batch
-from adaecho.datasets.encoded_images import BadExamples, decode_images
+from adaecho.datasets.encoded_images import decode_images
 from adaecho.datasets.hub import skip_retries_offline
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
 
@@ -32,7 +33,7 @@ class Storage(Protocol):
     @property
     def has_test(self) -> bool: ...
 
-    def read(self, part: Part, bad: BadExamples) -> Images:
+    def read(self, part: Part, bad: SkippedExamples) -> Images:
         """All usable examples of one part in stored order.
 
         Raises:
@@ -87,7 +88,7 @@ class ParquetFolder:
     def has_test(self) -> bool:
         return bool(list(self.folder.glob("test-*.parquet")))
 
-    def read(self, part: Part, bad: BadExamples) -> Images:
+    def read(self, part: Part, bad: SkippedExamples) -> Images:
         files = sorted(self.folder.glob(f"{part}-*.parquet"))
         return _concatenate([_decode_table(_read_parquet(file), str(file), bad) for file in files])
 
@@ -99,7 +100,7 @@ class HubDataset:
     name: str
     has_test: bool = True
 
-    def read(self, part: Part, bad: BadExamples) -> Images:
+    def read(self, part: Part, bad: SkippedExamples) -> Images:
         skip_retries_offline()
         import datasets  # seconds to import, and needed here alone
 
@@ -124,7 +125,7 @@ class PickleFolder:
     def has_test(self) -> bool:
         return (self.folder / _PICKLES["test"][0]).exists()
 
-    def read(self, part: Part, bad: BadExamples) -> Images:
+    def read(self, part: Part, bad: SkippedExamples) -> Images:
         missing = [name for name in _PICKLES[part] if not (self.folder / name).exists()]
         if missing:
             raise DataError(f"{self.folder}: {', '.join(missing)} missing; unpack the whole archive again")
@@ -169,7 +170,7 @@ def _check_schema(schema: Any, origin: str) -> None:
         raise DataError(f"{origin}: needs the columns {_NEEDED}, and has {columns or 'none'}")
 
 
-def _decode_table(table: Any, origin: str, bad: BadExamples) -> Images:
+def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:
     from pyarrow import compute
 
     _check_schema(table.schema, origin)
@@ -184,7 +185,7 @@ def _keep_good(
     labels: NDArray[np.int64],
     undecodable: list[tuple[int, str]],
     origin: str,
-    bad: BadExamples,
+    bad: SkippedExamples,
 ) -> Images:
     reasons = dict(undecodable)
     for row in np.flatnonzero((labels < 0) | (labels >= NUM_CLASSES)).tolist():

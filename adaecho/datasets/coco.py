@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import DataError
 
 Part = Literal["train", "val"]
@@ -108,7 +108,7 @@ class DetectionImages:
         )
 
 
-def read_coco(path: str, part: Part, bad: BadExamples) -> DetectionImages:
+def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
     """One split of a folder in COCO's schema.
 
     Args:

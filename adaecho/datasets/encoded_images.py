@@ -1,56 +1,13 @@
-"""Encoded images to arrays: many small ones at once, and what to do with those that can't be decoded."""
+"""Encoded images to arrays: many small ones at once."""
 
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.errors import DataError
-
 _CHUNK = 500  # images a thread takes at a time
-
-
-class BadExamples:
-    """Examples that can't be used: skipped and listed within a budget, an error beyond it.
-
-    Args:
-        budget: ``data.max_bad_examples``.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._found: list[str] = []
-
-    def add(self, origin: str, reason: str) -> None:
-        """Count one more.
-
-        Args:
-            origin: file and row.
-            reason: why it can't be used.
-
-        Raises:
-            DataError: it exceeds the budget.
-        """
-        self._found.append(f"{origin}: {reason}")
-        if len(self._found) > self._budget:
-            listed = "\n  ".join(self._found)
-            raise DataError(
-                f"more bad examples than data.max_bad_examples={self._budget} allows to skip:\n  {listed}\n"
-                "Mend the files, or allow more to be skipped"
-            )
-
-    @property
-    def count(self) -> int:
-        """How many were skipped."""
-        return len(self._found)
-
-    def report(self) -> None:
-        """Say on stderr which were skipped."""
-        for found in self._found:
-            print(f"warning: bad example skipped: {found}", file=sys.stderr)
 
 
 def decode_images(encoded: list[bytes | None], side: int) -> tuple[NDArray[np.uint8], list[tuple[int, str]]]:

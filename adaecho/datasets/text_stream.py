@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.documents import Files
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.tokens import END, sentence
 
 
@@ -58,7 +58,7 @@ class TokenIterator:
     def __init__(self, stream: TokenStream, shard: int, document: int, block: int) -> None:
         self._stream, self.position = stream, (shard, document, block)
         self._examples = self._all(shard, document, block)
-        self._bad = BadExamples(stream.max_bad_examples)
+        self._bad = SkippedExamples(stream.max_bad_examples)
 
     def __iter__(self) -> "TokenIterator":
         return self

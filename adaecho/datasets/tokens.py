@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.documents import Files
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError
 
@@ -91,7 +91,7 @@ def tokenized(
     folder = cache_folder() / key
     found = _open(folder, packing.block)
     if found is None:
-        _make(folder, files, packing, num_validation, split_seed, BadExamples(max_bad_examples))
+        _make(folder, files, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
         found = _open(folder, packing.block)
         assert found is not None
     return found
@@ -124,7 +124,7 @@ def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
 
 
 def _make(
-    folder: Path, files: Files, packing: Packing, num_validation: int | None, seed: int, bad: BadExamples
+    folder: Path, files: Files, packing: Packing, num_validation: int | None, seed: int, bad: SkippedExamples
 ) -> None:
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
@@ -189,7 +189,7 @@ def _remove_abandoned(folder: Path) -> None:
 class _Maker:
     """Three passes over the documents: count them, train the tokenizer, write token numbers."""
 
-    def __init__(self, folder: Path, files: Files, packing: Packing, bad: BadExamples) -> None:
+    def __init__(self, folder: Path, files: Files, packing: Packing, bad: SkippedExamples) -> None:
         self.folder, self.files, self.packing, self.bad = folder, files, packing, bad
         self.counts = {"empty": 0, "too_short": 0, "cut": 0}
 

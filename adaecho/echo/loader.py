@@ -241,9 +241,9 @@ class EchoLoader(Gauges):
             ) from self._failed
         if not self._position.in_pass:
             return False
-        if self._pipeline.crew is not None:
-            self._pipeline.crew.check_process()
-            self._pipeline.crew.check_not_paused_by_caller()
+        if self._pipeline.thread_pool is not None:
+            self._pipeline.thread_pool.check_process()
+            self._pipeline.thread_pool.check_not_paused_by_caller()
         start = time.perf_counter()
         try:
             ready = self._pipeline.next()
@@ -301,8 +301,8 @@ class EchoLoader(Gauges):
             return {**state, "place": self._place}
 
     def _check_process(self) -> None:
-        if self._pipeline.crew is not None:
-            self._pipeline.crew.check_process()
+        if self._pipeline.thread_pool is not None:
+            self._pipeline.thread_pool.check_process()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
@@ -375,16 +375,16 @@ class EchoLoader(Gauges):
         The step it falls into is not clocked. With ``num_workers`` the thread that paused can't take a
         batch inside: RuntimeError.
         """
-        crew = self._pipeline.crew
-        already = crew is None or crew.paused
-        if crew is not None:
-            crew.pause()
+        thread_pool = self._pipeline.thread_pool
+        already = thread_pool is None or thread_pool.paused
+        if thread_pool is not None:
+            thread_pool.pause()
         try:
             yield
         finally:
             self._clocks.pause()
-            if crew is not None and not already:
-                crew.resume()
+            if thread_pool is not None and not already:
+                thread_pool.resume()
 
     def stop(self) -> None:
         """Let threads end after the work in their hands, and close what can be opened again where it was.

@@ -32,7 +32,7 @@ from adaecho.echo.read.sources import ArraySource, IterableSource
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import Stages
 from adaecho.echo.threads.timers import Counters, Deliveries
-from adaecho.echo.threads.workers import AnyMap, Crew, InlineMap, OrderedMap
+from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap, ThreadPool
 
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
@@ -74,7 +74,7 @@ class Pipeline:
     Attributes:
         stages: from the source to the batch.
         deliveries: of a source that works ahead by itself, timed.
-        crew: the threads; None inline.
+        thread_pool: the threads; None inline.
     """
 
     def __init__(self, source: Source, settings: Settings, work: Work) -> None:
@@ -120,13 +120,13 @@ class Pipeline:
                 recent(), work.device.move, origin, drop_last=settings.drop_last,
             )  # fmt: skip
         # [> echo > shuffle batches]
-        self.crew = Crew(reader.release) if work.num_workers else None
+        self.thread_pool = ThreadPool(reader.release) if work.num_workers else None
         self._batch_map = self._connect(reader, queue, made, work, reads_inline=resident or whole)
         self._batches = OneByOne(self._batch_map)
         echo: EchoedBatches | NotEchoed = NotEchoed(self._batches)
         if variant.repeats == "batches":
             echo = EchoedBatches(
-                made, self._batches, self.crew, seed=settings.seed + 1, factor=settings.first_factor,
+                made, self._batches, self.thread_pool, seed=settings.seed + 1, factor=settings.first_factor,
                 buffer=settings.batch_shuffle_buffer, rank=rank, world=world, recent=recent(),
             )  # fmt: skip
         self.stages = Stages(
@@ -147,7 +147,7 @@ class Pipeline:
     ) -> AnyMap:
         """Let threads read, and make batches; gives the latter's map."""
         batch_map: AnyMap
-        if self.crew is None:
+        if self.thread_pool is None:
             batch_map = InlineMap(made.claim, made.work)
         else:
             workers, batch_size = work.num_workers, self._settings.batch_size or 1
@@ -157,12 +157,14 @@ class Pipeline:
                 window = math.ceil(work.prefetch * batch_size / chunk) + workers
                 claim = partial(queue.claim, chunk)
                 queue.read_ahead(
-                    OrderedMap(self.crew, claim, reader.work, threads=workers, window=window, name="read")
+                    OrderedMap(
+                        self.thread_pool, claim, reader.work, threads=workers, window=window, name="read"
+                    )
                 )
             ahead = work.prefetch if self._settings.variant.batches_upstream else DOWNSTREAM_QUEUE
             threads = 1 if made.whole else workers
             batch_map = OrderedMap(
-                self.crew, made.claim, partial(self._make_ahead, made), threads=threads,
+                self.thread_pool, made.claim, partial(self._make_ahead, made), threads=threads,
                 window=ahead + threads - 1, name="batch",
             )  # fmt: skip
         batch_map.upstream = queue.map
@@ -176,8 +178,8 @@ class Pipeline:
 
     def next(self) -> Ready | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
-        if self.crew is not None:
-            self.crew.go()
+        if self.thread_pool is not None:
+            self.thread_pool.go()
         try:
             return self.stages.echo.next()
         except StopIteration as error:
@@ -202,16 +204,16 @@ class Pipeline:
 
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
-        if self.crew is None:
+        if self.thread_pool is None:
             self.stages.reader.release()
         else:
-            self.crew.stop()
+            self.thread_pool.stop()
 
     def halt(self) -> None:
         """End all threads and forget what they were ahead; positions must be set anew afterwards."""
-        if self.crew is not None:
-            self.crew.stop()
-            self.crew.join()
+        if self.thread_pool is not None:
+            self.thread_pool.stop()
+            self.thread_pool.join()
         self.stages.queue.map.reset()
         self._batch_map.reset()
         self.stages.echo.reset()

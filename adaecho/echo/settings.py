@@ -148,11 +148,10 @@ class Settings:
 
     def check_same(self, saved: dict[str, Any]) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others."""
-        before = {"drop_last": False, **saved}  # states written before it was an argument
         for name, value in self.plain().items():
-            if name != "max_bad_examples" and before.get(name) != value:
+            if name != "max_bad_examples" and saved.get(name) != value:
                 raise ValueError(
-                    f"load_state_dict: {name} was {before.get(name)!r} and is {value!r} now; "
+                    f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
                     "give the loader the arguments it was saved with"
                 )
 

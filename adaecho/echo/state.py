@@ -14,7 +14,7 @@ from adaecho.echo.read.chunks import BadExamples, FreshQueue, Reader
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Timers
 
-VERSION = 2
+VERSION = 3  # raised whenever a state of before would continue differently, or can't be read
 
 _SAVED = (
     "fresh_examples", "reread_examples", "next_index", "skipped", "next_number", "first_number",
@@ -105,7 +105,9 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
         )
     if state["version"] != VERSION:
         raise ValueError(
-            f"load_state_dict: state version {state['version']}, this EchoLoader reads {VERSION}"
+            f"load_state_dict: version={state['version']!r} of the state's format, and this adaecho reads "
+            f"{VERSION}: other batches would follow than in the run that saved it; go on with the adaecho "
+            "that saved it, or begin without load_state_dict"
         )
     settings.check_same(state["settings"])
     if "contents" in state and not stages.snapshots:
@@ -113,7 +115,7 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
             "load_state_dict: restore was 'snapshot' and is 'replay' now, which needs to know where "
             "the buffer's examples lie; give restore='snapshot'"
         )
-    length = state.get("source_length", stages.source_length)  # states written before don't tell
+    length = state["source_length"]
     if length != stages.source_length:
         raise ValueError(
             f"load_state_dict: source had {_examples(length)} and has {_examples(stages.source_length)} now, "

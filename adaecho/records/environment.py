@@ -62,7 +62,7 @@ def _git(root: Path) -> dict[str, Any] | None:
 
 
 def _run_git(root: Path, *arguments: str) -> str:
-    # Without optional locks a status never disturbs a commit that somebody is making.
+    # Without optional locks a status never disturbs a commit under way.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
     return result.stdout.strip()

@@ -12,7 +12,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets import cifar10 as storage
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out
 from adaecho.models.cifar_resnet import check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
@@ -52,7 +52,7 @@ def build(config: Config, options: Options) -> Task:
     stored = storage.find(config.data.path)
 
     def read(part: storage.Part) -> tuple[Images, int]:
-        bad = BadExamples(config.data.max_bad_examples)
+        bad = SkippedExamples(config.data.max_bad_examples)
         examples = stored.read(part, bad)
         bad.report()
         return examples, bad.count

@@ -11,7 +11,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.coco import read_coco
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
 from adaecho.models.ssd import ssd_resnet34
@@ -49,7 +49,7 @@ def build(config: Config, options: Options) -> Task:
     check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
     if config.data.path is None:
         raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
-    bad = BadExamples(config.data.max_bad_examples)
+    bad = SkippedExamples(config.data.max_bad_examples)
     train = read_coco(config.data.path, "train", bad)
     held_out = read_coco(config.data.path, "val", bad).first(config.evaluate.max_examples)
     bad.report()

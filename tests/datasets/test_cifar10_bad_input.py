@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.tasks import build_task
 from adaecho.tasks.images import Images
@@ -22,7 +22,7 @@ GOOD = [encode(image) for image in random_images(8)]
 
 
 def _read(folder: Path, budget: int = 0) -> Images:
-    return cifar10.find(str(folder)).read("train", BadExamples(budget))
+    return cifar10.find(str(folder)).read("train", SkippedExamples(budget))
 
 
 def _refused(path: str | None, *parts: str) -> None:
@@ -150,7 +150,7 @@ def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = cifar10.find("owner/name")
     message = r"data\.path=owner/name: .*no such folder.*Couldn't reach.*local copy"
     with pytest.raises(DataError, match=message):
-        stored.read("train", BadExamples(0))
+        stored.read("train", SkippedExamples(0))
 
 
 def _write_batches(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaecho.datasets.coco import read_coco
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import DataError
 from tests.datasets.coco_files import content, write
 from tests.transforms.pictures import encoded
@@ -16,7 +16,7 @@ from tests.transforms.pictures import encoded
 
 def test_images_boxes_and_labels_belong_together(tmp_path: Path) -> None:
     write(tmp_path, "train", content(4))
-    found = read_coco(str(tmp_path), "train", BadExamples(0))
+    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
     assert found.categories == ["dog", "cat"]  # by id
     assert len(found) == 4
     example = found[1]
@@ -42,14 +42,14 @@ def test_other_layouts(tmp_path: Path, part: Any, annotations: str, folder: str)
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for image in (tmp_path / f"{part}2017").iterdir():
         image.rename(tmp_path / folder / image.name)
-    assert len(read_coco(str(tmp_path), part, BadExamples(0))) == 2
+    assert len(read_coco(str(tmp_path), part, SkippedExamples(0))) == 2
 
 
 def test_crowds_are_known_but_not_learned(tmp_path: Path) -> None:
     listed = content(2)
     listed["annotations"][0]["iscrowd"] = 1
     write(tmp_path, "train", listed)
-    found = read_coco(str(tmp_path), "train", BadExamples(0))
+    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
     assert found[0]["labels"].tolist() == []
     assert found.truths[0].crowd.tolist() == [True]
     assert len(found.with_boxes()) == 1
@@ -59,7 +59,7 @@ def test_images_without_boxes_stay_until_they_are_left_out(tmp_path: Path) -> No
     listed = content(3)
     del listed["annotations"][1]
     write(tmp_path, "train", listed)
-    found = read_coco(str(tmp_path), "train", BadExamples(0))
+    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
     assert len(found) == 3
     assert found[1]["boxes"].shape == (0, 4)
     assert [Path(file).name for file in found.with_boxes().files] == ["0.jpg", "2.jpg"]
@@ -70,7 +70,9 @@ def test_boxes_that_reach_beyond_their_image_are_clipped(tmp_path: Path) -> None
     listed["annotations"][0]["bbox"] = [-5, 10, 1000, 1000]
     write(tmp_path, "train", listed)
     height, width = listed["images"][0]["height"], listed["images"][0]["width"]
-    assert read_coco(str(tmp_path), "train", BadExamples(0))[0]["boxes"].tolist() == [[0, 10, width, height]]
+    assert read_coco(str(tmp_path), "train", SkippedExamples(0))[0]["boxes"].tolist() == [
+        [0, 10, width, height]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,9 @@ def test_a_bad_annotation_is_skipped_within_the_budget_and_named(
     listed["annotations"][1].update(change)
     file = write(tmp_path, "train", listed)
     with pytest.raises(DataError, match=message) as raised:
-        read_coco(str(tmp_path), "train", BadExamples(0))
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
     assert str(file) in str(raised.value)
-    bad = BadExamples(1)
+    bad = SkippedExamples(1)
     found = read_coco(str(tmp_path), "train", bad)
     assert [len(truth.labels) for truth in found.truths] == [1, 0, 1]
     bad.report()
@@ -106,8 +108,8 @@ def test_an_image_without_its_file_is_skipped_within_the_budget_and_named(tmp_pa
     write(tmp_path, "train", content(3))
     (tmp_path / "train2017" / "1.jpg").unlink()
     with pytest.raises(DataError, match=r"image 1: its file 1\.jpg is missing"):
-        read_coco(str(tmp_path), "train", BadExamples(0))
-    assert [file.name for file in read_coco(str(tmp_path), "train", BadExamples(1)).files] == [
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+    assert [file.name for file in read_coco(str(tmp_path), "train", SkippedExamples(1)).files] == [
         "0.jpg",
         "2.jpg",
     ]
@@ -119,7 +121,7 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path, kind: str) -> None:
     listed[kind][1]["id"] = listed[kind][0]["id"]
     write(tmp_path, "train", listed)
     with pytest.raises(DataError, match=f"{kind} with the same id"):
-        read_coco(str(tmp_path), "train", BadExamples(9))
+        read_coco(str(tmp_path), "train", SkippedExamples(9))
 
 
 @pytest.mark.parametrize(
@@ -134,14 +136,14 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path, kind: str) -> None:
 def test_files_that_are_not_in_the_schema_are_refused(tmp_path: Path, text: str, message: str) -> None:
     write(tmp_path, "train", content(1)).write_text(text)
     with pytest.raises(DataError, match=message):
-        read_coco(str(tmp_path), "train", BadExamples(0))
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
 
 
 def test_a_folder_without_annotations_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"no annotations of its val split; looked for .*instances_val2017\.json"
     ):
-        read_coco(str(tmp_path), "val", BadExamples(0))
+        read_coco(str(tmp_path), "val", SkippedExamples(0))
 
 
 def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
     for image in (tmp_path / "train2017").iterdir():
         image.unlink()
     with pytest.raises(DataError, match="no image whose file is there"):
-        read_coco(str(tmp_path), "train", BadExamples(5))
+        read_coco(str(tmp_path), "train", SkippedExamples(5))
 
 
 def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path) -> None:
@@ -157,4 +159,6 @@ def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path) -> No
     del listed["annotations"][0]["area"]
     file = write(tmp_path, "train", listed)
     assert json.loads(file.read_text()) == listed
-    np.testing.assert_array_equal(read_coco(str(tmp_path), "train", BadExamples(0)).truths[0].areas, [300])
+    np.testing.assert_array_equal(
+        read_coco(str(tmp_path), "train", SkippedExamples(0)).truths[0].areas, [300]
+    )

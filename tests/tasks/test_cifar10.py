@@ -9,7 +9,7 @@ import torch
 
 from adaecho.config.schema import identity, to_plain
 from adaecho.datasets import cifar10
-from adaecho.datasets.encoded_images import BadExamples
+from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
@@ -46,7 +46,7 @@ def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str
     FORMS[form](tmp_path / inner)
     stored = cifar10.find(str(tmp_path))
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
-        examples = stored.read(part, BadExamples(0))
+        examples = stored.read(part, SkippedExamples(0))
         np.testing.assert_array_equal(examples["image"], images)
         np.testing.assert_array_equal(examples["label"], labels)
         assert examples["image"].dtype == np.uint8
@@ -110,7 +110,7 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
     kind = type(cifar10.find(str(tmp_path)))
     read = kind.read
 
-    def watched(self: Any, part: Any, bad: BadExamples) -> Images:
+    def watched(self: Any, part: Any, bad: SkippedExamples) -> Images:
         parts.append(part)
         return read(self, part, bad)
 
@@ -144,7 +144,7 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
         return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = cifar10.find("owner/cifar10").read("test", BadExamples(0))
+    examples = cifar10.find("owner/cifar10").read("test", SkippedExamples(0))
     assert asked == ["owner/cifar10 test"]
     np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
     np.testing.assert_array_equal(examples["label"], TEST_LABELS)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Stack, obstacle, remedy, stack
+from adaecho.echo.memory.tree import Columns, obstacle, remedy, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.threads.seeded_process import SeededProcess, global_generators_kept, one_by_one, seeded
-from adaecho.echo.threads.workers import CrewThread
+from adaecho.echo.threads.workers import PoolThread
 
 Origin = Callable[[int], str]
 
@@ -49,7 +49,7 @@ class Augmentation:
             except Exception as error:
                 error.add_note(f"while augmenting {span(items, self._origin)}")
                 raise
-        singles = examples.examples() if isinstance(examples, Stack) else examples
+        singles = examples.examples() if isinstance(examples, Columns) else examples
 
         def failed(error: Exception, position: int) -> None:
             error.add_note(f"while augmenting {self._origin(int(items[position]) >> keyed.ECHO_BITS)}")
@@ -57,7 +57,7 @@ class Augmentation:
         if not self.uses_global_generators:
             return one_by_one(self._with_generator, singles, drawn, failed)
         thread = threading.current_thread()
-        if isinstance(thread, CrewThread):
+        if isinstance(thread, PoolThread):
             if thread.helper is None:
                 thread.helper = SeededProcess(self._pickled(), "augment", "augment(example, rng)")
             augmented: list[Any] = thread.helper(singles, drawn.tolist(), failed)
@@ -84,8 +84,8 @@ class Augmentation:
             ) from error
 
 
-def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Stack:
-    if isinstance(examples, Stack):
+def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Columns:
+    if isinstance(examples, Columns):
         return examples.with_tree(block(examples.tree(), drawn))
     stacked = stack(examples)
     if stacked is None:
@@ -121,7 +121,7 @@ class DecodeThenAugment:
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
         """The decoded and augmented examples of these items."""
-        singles = examples.examples() if isinstance(examples, Stack) else examples
+        singles = examples.examples() if isinstance(examples, Columns) else examples
         decoded = [self._decoded(int(item), single) for item, single in zip(items, singles, strict=True)]
         return decoded if self._augmentation is None else self._augmentation(items, decoded)
 

@@ -35,7 +35,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.plan import Plan, pending, serials_in, state
 from adaecho.echo.order.shuffle_buffer import drain_order, slots
-from adaecho.echo.threads.workers import Crew, InlineMap, OrderedMap
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 # To copy more than this takes longer than to hand a batch over from another thread.
@@ -67,7 +67,7 @@ class EchoedBatches:
     Args:
         made: the stage before, which can make batches again.
         batches: of it, one by one.
-        crew: threads, or None to work inline.
+        thread_pool: threads, or None to work inline.
         seed: of the draws of this stage.
         factor: repeats of each fresh batch on average, at least 1.
         buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
@@ -84,7 +84,7 @@ class EchoedBatches:
         self,
         made: ExampleBatches | WholeBatches,
         batches: OneByOne,
-        crew: Crew | None,
+        thread_pool: ThreadPool | None,
         *,
         seed: int,
         factor: float,
@@ -96,13 +96,15 @@ class EchoedBatches:
         self.factor = Factor(seed, factor, world=world)
         self.recent = recent
         self.emitted = 0
-        self._made, self._crew = made, crew
-        self._inline: InlineMap[Ready, Ready] = InlineMap(partial(self.claim, by_crew=False), _same)
+        self._made, self._thread_pool = made, thread_pool
+        self._inline: InlineMap[Ready, Ready] = InlineMap(partial(self.claim, by_pool_thread=False), _same)
         self._inline.upstream = batches.map
         self._behind: OrderedMap[Ready, Ready] | None = None
-        if crew is not None:
-            claim = partial(self.claim, by_crew=True)
-            self._behind = OrderedMap(crew, claim, _same, threads=0, window=DOWNSTREAM_QUEUE, name="echo")
+        if thread_pool is not None:
+            claim = partial(self.claim, by_pool_thread=True)
+            self._behind = OrderedMap(
+                thread_pool, claim, _same, threads=0, window=DOWNSTREAM_QUEUE, name="echo"
+            )
             self._behind.upstream = batches.map
         self._batches, self._seed, self._size = batches, seed, buffer
         self._rank, self._world = rank, world
@@ -139,22 +141,22 @@ class EchoedBatches:
 
     # Outputs
 
-    def claim(self, *, by_crew: bool) -> Ready | None:
+    def claim(self, *, by_pool_thread: bool) -> Ready | None:
         """The next repeat; None at the end of the pass.
 
         Where upstream raises or copying is interrupted, nothing is lost: the next call goes on.
         """
         if self._leaving is None:
-            self._leaving = self._next_output(by_crew)
+            self._leaving = self._next_output(by_pool_thread)
             if self._leaving is None:
                 return None
         ready = self._ready(self._leaving)
         self._leaving = None
         return ready
 
-    def _next_output(self, by_crew: bool) -> _Output | None:
+    def _next_output(self, by_pool_thread: bool) -> _Output | None:
         while self._drain is None:
-            if not self._pending[1] and not self._read(by_crew):
+            if not self._pending[1] and not self._read(by_pool_thread):
                 self._begin_drain()
                 break
             item = self._enter()
@@ -162,10 +164,10 @@ class EchoedBatches:
                 return self._output(item)
         return self._output(self._drain.pop()) if self._drain else None
 
-    def _read(self, by_crew: bool) -> bool:
+    def _read(self, by_pool_thread: bool) -> bool:
         """Begin the echo of the next fresh batch; False if there is none."""
         self.factor.settle(self._next_number)
-        ready = self._batches.get(by_crew=by_crew)
+        ready = self._batches.get(by_pool_thread=by_pool_thread)
         if ready is None:
             return False
         size = num_bytes(ready.batch)
@@ -250,10 +252,10 @@ class EchoedBatches:
         the interpreter's lock from the step, costs more. Large ones are copied by a thread beside the step.
         """
         if self._behind is not None and self._behind.wanted:
-            return self._behind.get(by_crew=False)
-        ready = self._inline.get(by_crew=False)
-        if self._crew is not None and self._behind is not None and self.slow:
-            self._crew.staff(self._behind, 1)
+            return self._behind.get(by_pool_thread=False)
+        ready = self._inline.get(by_pool_thread=False)
+        if self._thread_pool is not None and self._behind is not None and self.slow:
+            self._thread_pool.staff(self._behind, 1)
         return ready
 
     @property
@@ -265,8 +267,8 @@ class EchoedBatches:
     def reset(self) -> None:
         """Forget what was claimed, after the threads have ended."""
         self._inline.reset()
-        if self._crew is not None and self._behind is not None:
-            self._crew.staff(self._behind, 0)
+        if self._thread_pool is not None and self._behind is not None:
+            self._thread_pool.staff(self._behind, 0)
             self._behind.reset()
 
     # State
@@ -339,8 +341,6 @@ class EchoedBatches:
 
 def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held]:
     """The batches that a state holds, by number."""
-    if "numbers" not in plain:  # a state as it was written before: the items of each batch
-        return {int(number): Held(items.numpy(), int(number)) for number, items in plain.items()}
     lengths, items = plain["lengths"].numpy(), plain["items"].numpy()
     if not len(items):
         items = stand_ins(fresh_examples - int(lengths.sum()), fresh_examples)
@@ -366,7 +366,7 @@ class NotEchoed:
 
     def next(self) -> Ready | None:
         """The next batch; None at the end of the iteration."""
-        return self._batches.get(by_crew=False)
+        return self._batches.get(by_pool_thread=False)
 
     def reset(self) -> None:
         pass

@@ -15,7 +15,7 @@ from adaecho.echo.batch.example_echo import EchoStage
 from adaecho.echo.memory.packing import pack, unpack
 from adaecho.echo.memory.pool import Examples, joined
 from adaecho.echo.memory.snapshot import Recent
-from adaecho.echo.memory.tree import Stack, collate, duplicate
+from adaecho.echo.memory.tree import Columns, collate, duplicate
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh, Outputs
@@ -284,9 +284,9 @@ class ExampleBatches:
 
     def collated(self, items: keyed.Items, examples: Examples) -> Any:
         """One batch of its examples."""
-        if self._collate is None and isinstance(examples, Stack):
+        if self._collate is None and isinstance(examples, Columns):
             return self.move(examples.batch())
-        singles = examples.examples() if isinstance(examples, Stack) else examples
+        singles = examples.examples() if isinstance(examples, Columns) else examples
         try:
             batch = (self._collate or collate)(singles)
         except Exception as error:
@@ -395,10 +395,10 @@ class OneByOne:
         self.map = groups
         self._made: deque[Ready] = deque()
 
-    def get(self, *, by_crew: bool) -> Ready | None:
+    def get(self, *, by_pool_thread: bool) -> Ready | None:
         """The next batch; None after the last."""
         if not self._made:
-            self._made.extend(self.map.get(by_crew=by_crew) or ())
+            self._made.extend(self.map.get(by_pool_thread=by_pool_thread) or ())
         return self._made.popleft() if self._made else None
 
     def clear(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.pool import Examples, ListPool, Pool, ResidentPool, StackPool
-from adaecho.echo.memory.tree import Stack, duplicate, num_bytes
+from adaecho.echo.memory.pool import ColumnsPool, ExamplePool, Examples, ListPool, ResidentPool
+from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh, Outputs, Tail, TakeFresh, no_tail
@@ -48,7 +48,7 @@ class EchoStage:
         rank: int = 0,
         world: int = 1,
         block: int = 1024,
-        pool: Pool | None = None,
+        pool: ExamplePool | None = None,
         lookahead: int = 1,
         check_memory: Callable[[int], None] | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class EchoStage:
     def _begin(self, at: dict[str, Any]) -> None:
         self._buffer.clear()
         self._tail, self._stash = no_tail(), []
-        if isinstance(self._pool, StackPool | ListPool):
+        if isinstance(self._pool, ColumnsPool | ListPool):
             self._pool = None
         self._next_index = at["next_index"]
         self._plan.begin(self.emitted, at)
@@ -159,25 +159,25 @@ class EchoStage:
     def _insert(self, things: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._pool is None:
             self._pool = self._new_pool(things)
-        elif isinstance(self._pool, StackPool) and not self._pool.fits(things):
+        elif isinstance(self._pool, ColumnsPool) and not self._pool.fits(things):
             self._pool = self._pool.as_list_pool()
-        if isinstance(self._pool, ListPool) and isinstance(things, Stack):
+        if isinstance(self._pool, ListPool) and isinstance(things, Columns):
             # Not views, the last of which would keep the whole chunk alive.
             things = [duplicate(example) for example in things.examples()]
         return self._pool.insert(things, counts)
 
-    def _new_pool(self, things: Any) -> Pool:
-        stacked = isinstance(things, Stack)
+    def _new_pool(self, things: Any) -> ExamplePool:
+        stacked = isinstance(things, Columns)
         if self._check_memory is not None:
             example_bytes = things.example_bytes if stacked else num_bytes(things) // len(things)
             self._check_memory(self._buffer.size * example_bytes)
-        return StackPool(things, self._buffer.size + self._block) if stacked else ListPool()
+        return ColumnsPool(things, self._buffer.size + self._block) if stacked else ListPool()
 
     def lend(self, things: Any) -> Examples:
         """Things that don't go through the buffer, in the form in which they would leave it."""
         if isinstance(self._pool, ResidentPool):
             return self._pool.take(things)
-        return things if isinstance(things, Stack) else [duplicate(thing) for thing in things]
+        return things if isinstance(things, Columns) else [duplicate(thing) for thing in things]
 
     # State
 

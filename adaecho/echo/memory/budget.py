@@ -75,6 +75,6 @@ def _group(folder: Path) -> int | None:
         return None
     if limit.strip() == "max":
         return None
-    # Pages of files that nobody has touched lately are given back on demand.
+    # Pages of files that have not been touched lately are given back on demand.
     reclaimable = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
     return max(int(limit) - int(used) + reclaimable, 0)

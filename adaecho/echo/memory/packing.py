@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Form, Stack
+from adaecho.echo.memory.tree import Columns, TreeSpec
 
 Bytes = NDArray[np.uint8]
 
@@ -25,7 +25,7 @@ def pack(things: Examples) -> dict[str, Any]:
     Raises:
         ValueError: an example holds what can't be stored as numbers, bytes or text.
     """
-    if isinstance(things, Stack):
+    if isinstance(things, Columns):
         return {
             "form": _plain_form(things.form),
             "arrays": [torch.from_numpy(array.copy()) for array in things.arrays],
@@ -43,20 +43,20 @@ def pack(things: Examples) -> dict[str, Any]:
 def unpack(packed: dict[str, Any]) -> Examples:
     """The examples again, in memory of their own."""
     if "form" in packed:
-        return Stack(_form(packed["form"]), [tensor.numpy().copy() for tensor in packed["arrays"]])
+        return Columns(_form(packed["form"]), [tensor.numpy().copy() for tensor in packed["arrays"]])
     unpacker = _Unpacker(packed["sizes"].tolist(), packed["content"].numpy())
     return [unpacker.take(packed["layouts"][index]) for index in packed["which"].tolist()]
 
 
-def _plain_form(form: Form) -> tuple[Any, ...]:
+def _plain_form(form: TreeSpec) -> tuple[Any, ...]:
     if form.cls is not None:
         raise _unpackable(form.cls.__name__)
     return form.kind, form.names, tuple(_plain_form(part) for part in form.parts)
 
 
-def _form(plain: Any) -> Form:
+def _form(plain: Any) -> TreeSpec:
     kind, names, parts = plain
-    return Form(kind, tuple(names), tuple(_form(part) for part in parts))
+    return TreeSpec(kind, tuple(names), tuple(_form(part) for part in parts))
 
 
 def _unpackable(kind: str) -> ValueError:
@@ -137,7 +137,7 @@ class _Unpacker:
         if kind in ("list", "tuple"):
             parts = [self.take(part) for part in rest[0]]
             return parts if kind == "list" else tuple(parts)
-        if kind == "value":  # also of a number, as states were written before
+        if kind == "value":
             return rest[0]
         if kind in ("bool", "float"):
             return self._array(np.dtype(_PLAIN[bool if kind == "bool" else float]), 0).item()

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import Rows, Stack, concatenate, duplicate, same_layout
+from adaecho.echo.memory.tree import Columns, Rows, concatenate, duplicate, same_layout
 
-Examples = Stack | list[Any]
+Examples = Columns | list[Any]
 
 
 def joined(parts: list[Examples]) -> Examples:
@@ -16,13 +16,13 @@ def joined(parts: list[Examples]) -> Examples:
     parts = [part for part in parts if len(part)] if len(parts) > 1 else parts
     if len(parts) == 1:
         return parts[0]
-    stacks = [part for part in parts if isinstance(part, Stack)]
+    stacks = [part for part in parts if isinstance(part, Columns)]
     if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
         return concatenate(stacks)
-    return [one for part in parts for one in (part.examples() if isinstance(part, Stack) else part)]
+    return [one for part in parts for one in (part.examples() if isinstance(part, Columns) else part)]
 
 
-class Pool(Protocol):
+class ExamplePool(Protocol):
     """Rows of examples with a count of the repeats still to come."""
 
     def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
@@ -38,7 +38,7 @@ class Pool(Protocol):
 class ResidentPool:
     """Examples of a source that lies in memory as arrays: nothing is copied in, rows are the source's."""
 
-    def __init__(self, source: Stack) -> None:
+    def __init__(self, source: Columns) -> None:
         self._source, self.rows = source, len(source)
 
     def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002
@@ -77,7 +77,7 @@ class FreeRows:
         self._free += len(rows)
 
 
-class StackPool:
+class ColumnsPool:
     """Fixed-shape examples in preallocated arrays, [capacity, ...] for each leaf.
 
     Args:
@@ -86,7 +86,7 @@ class StackPool:
             used cost nothing.
     """
 
-    def __init__(self, layout: Stack, capacity: int) -> None:
+    def __init__(self, layout: Columns, capacity: int) -> None:
         self._form = layout.form
         self._arrays = [np.empty((capacity, *array.shape[1:]), array.dtype) for array in layout.arrays]
         self._repeats = np.zeros(capacity, dtype=np.uint16)
@@ -95,9 +95,9 @@ class StackPool:
 
     def fits(self, examples: Examples) -> bool:
         """Whether examples have this pool's form, shape and types."""
-        return isinstance(examples, Stack) and same_layout(examples, Stack(self._form, self._arrays))
+        return isinstance(examples, Columns) and same_layout(examples, Columns(self._form, self._arrays))
 
-    def insert(self, examples: Stack, repeats: NDArray[np.int64]) -> Rows:
+    def insert(self, examples: Columns, repeats: NDArray[np.int64]) -> Rows:
         if len(examples) > len(self._free):
             self._grow(len(examples))
         rows = self._free.pop(len(examples))
@@ -106,16 +106,16 @@ class StackPool:
             array[rows] = values
         return rows
 
-    def take(self, rows: Rows) -> Stack:
-        taken = Stack(self._form, self._arrays).take(rows)
+    def take(self, rows: Rows) -> Columns:
+        taken = Columns(self._form, self._arrays).take(rows)
         np.subtract.at(self._repeats, rows, 1)
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
             self._free.push(np.unique(spent))
         return taken
 
-    def peek(self, rows: Rows) -> Stack:
-        return Stack(self._form, [array.take(rows, axis=0) for array in self._arrays])
+    def peek(self, rows: Rows) -> Columns:
+        return Columns(self._form, [array.take(rows, axis=0) for array in self._arrays])
 
     def _grow(self, needed: int) -> None:
         capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
@@ -131,7 +131,7 @@ class StackPool:
     def as_list_pool(self) -> "ListPool":
         """The same rows as a pool that takes examples of any shape."""
         pool = ListPool()
-        pool.adopt(Stack(self._form, self._arrays), self._repeats, self._free)
+        pool.adopt(Columns(self._form, self._arrays), self._repeats, self._free)
         return pool
 
 
@@ -143,7 +143,7 @@ class ListPool:
         self._repeats: list[int] = []
         self._free: list[int] = []
 
-    def adopt(self, examples: Stack, repeats: NDArray[np.uint16], free: FreeRows) -> None:
+    def adopt(self, examples: Columns, repeats: NDArray[np.uint16], free: FreeRows) -> None:
         """Take over the rows of a stack pool."""
         self._free = [int(row) for row in free.pop(len(free))]
         self._repeats = [int(count) for count in repeats]

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once nobody looks at it.
+"""Memory for batches that is used again once nothing refers to it.
 
 A large array that is freed goes back to the operating system, and each page of the next one costs a fault:
 for batches of small images several times what filling them costs.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples, joined
-from adaecho.echo.memory.tree import Stack, duplicate
+from adaecho.echo.memory.tree import Columns, duplicate
 from adaecho.echo.order import keyed
 
 Serials = NDArray[np.int64]
@@ -37,8 +37,8 @@ class Recent:
     def add(self, end: int, items: keyed.Items, things: Examples) -> None:
         """Remember outputs before they can be written into."""
         copied: Examples
-        if isinstance(things, Stack):
-            copied = Stack(things.form, [array.copy() for array in things.arrays])
+        if isinstance(things, Columns):
+            copied = Columns(things.form, [array.copy() for array in things.arrays])
         else:
             copied = [duplicate(thing) for thing in things]
         self._outputs.append((end, items >> keyed.ECHO_BITS, copied))
@@ -69,4 +69,4 @@ class Recent:
 
 
 def _select(things: Examples, places: NDArray[Any]) -> Examples:
-    return things.take(places) if isinstance(things, Stack) else [things[place] for place in places]
+    return things.take(places) if isinstance(things, Columns) else [things[place] for place in places]

@@ -26,19 +26,19 @@ _ARRAYS = (np.ndarray, np.memmap)
 
 
 @dataclass(frozen=True)
-class Form:
+class TreeSpec:
     """How an example nests its fields: one leaf, or named or numbered parts."""
 
     kind: str  # "array" | "tensor" | "scalar" (NumPy's) | "number" (Python's) | "dict" | "tuple" | "list"
     names: tuple[Any, ...] = ()
-    parts: tuple["Form", ...] = ()
+    parts: tuple["TreeSpec", ...] = ()
     cls: type | None = None  # of a named tuple
 
-    def build(self, leaves: Sequence[Any], wrap: Callable[["Form", Any], Any]) -> Any:
+    def build(self, leaves: Sequence[Any], wrap: Callable[["TreeSpec", Any], Any]) -> Any:
         """An example in this form from its leaves, each passed through ``wrap``."""
         return self._build(iter(leaves), wrap)
 
-    def _build(self, leaves: Any, wrap: Callable[["Form", Any], Any]) -> Any:
+    def _build(self, leaves: Any, wrap: Callable[["TreeSpec", Any], Any]) -> Any:
         if not self.parts and self.kind not in ("dict", "tuple", "list"):
             return wrap(self, next(leaves))
         built = [part._build(leaves, wrap) for part in self.parts]
@@ -49,24 +49,24 @@ class Form:
         return tuple(built) if self.cls is None else self.cls._make(built)  # type: ignore[attr-defined]
 
 
-def flatten(example: Any) -> tuple[Form, list[NDArray[Any]]] | None:
-    """Form and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
+def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
+    """TreeSpec and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
     leaves: list[NDArray[Any]] = []
     form = _flatten(example, leaves)
     return None if form is None else (form, leaves)
 
 
-def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
+def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
     kind = type(value)
     if kind is dict:
         parts = [_flatten(part, leaves) for part in value.values()]
-        return None if None in parts else Form("dict", tuple(value), tuple(parts))  # type: ignore[arg-type]
+        return None if None in parts else TreeSpec("dict", tuple(value), tuple(parts))  # type: ignore[arg-type]
     if kind is tuple or kind is list or _is_named_tuple(kind):
         parts = [_flatten(part, leaves) for part in value]
         if None in parts:
             return None
         named = None if kind in (tuple, list) else kind
-        return Form("list" if kind is list else "tuple", (), tuple(parts), named)  # type: ignore[arg-type]
+        return TreeSpec("list" if kind is list else "tuple", (), tuple(parts), named)  # type: ignore[arg-type]
     if kind is torch.Tensor:
         if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
             return None
@@ -74,15 +74,15 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> Form | None:
             leaves.append(value.detach().numpy())
         except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
             return None
-        return Form("tensor")
+        return TreeSpec("tensor")
     if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
         array = np.asarray(value)
         if array.dtype.kind not in _STACKABLE:
             return None
         leaves.append(array)
         if kind in _ARRAYS:
-            return Form("array")
-        return Form("number" if kind in _NUMBERS else "scalar")
+            return TreeSpec("array")
+        return TreeSpec("number" if kind in _NUMBERS else "scalar")
     return None
 
 
@@ -112,27 +112,27 @@ def obstacle(example: Any, name: str = "") -> str | None:
 
 
 @dataclass
-class Stack:
+class Columns:
     """Examples of one form and one shape: for each leaf of the form an array [n, ...]."""
 
-    form: Form
+    form: TreeSpec
     arrays: list[NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def __getitem__(self, index: slice) -> "Stack":
-        return Stack(self.form, [array[index] for array in self.arrays])
+    def __getitem__(self, index: slice) -> "Columns":
+        return Columns(self.form, [array[index] for array in self.arrays])
 
-    def take(self, rows: Rows) -> "Stack":
+    def take(self, rows: Rows) -> "Columns":
         """A copy of some rows."""
-        return Stack(self.form, [recycle.take(array, rows) for array in self.arrays])
+        return Columns(self.form, [recycle.take(array, rows) for array in self.arrays])
 
     def tree(self) -> Any:
         """The arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
         return self.form.build(self.arrays, lambda _, array: array)
 
-    def with_tree(self, tree: Any) -> "Stack":
+    def with_tree(self, tree: Any) -> "Columns":
         """The same examples after a vectorised stage; raises ValueError where their number changed."""
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
@@ -140,7 +140,7 @@ class Stack:
                 f"augment.block must return numeric arrays with {len(self)} rows, as many as it was given"
             )
         form = self.form if _same_nesting(flat[0], self.form) else flat[0]
-        return Stack(form, flat[1])
+        return Columns(form, flat[1])
 
     def examples(self) -> list[Any]:
         """The examples one by one, as views in the kinds they came in (tensor, array, scalar, number)."""
@@ -156,7 +156,7 @@ class Stack:
         return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
 
 
-def _same_nesting(one: Form, other: Form) -> bool:
+def _same_nesting(one: TreeSpec, other: TreeSpec) -> bool:
     if len(one.parts) != len(other.parts) or one.names != other.names:
         return False
     leafless = ("dict", "tuple", "list")
@@ -165,7 +165,7 @@ def _same_nesting(one: Form, other: Form) -> bool:
     return all(map(_same_nesting, one.parts, other.parts))
 
 
-def _wrap(form: Form, leaf: Any) -> Any:
+def _wrap(form: TreeSpec, leaf: Any) -> Any:
     if form.kind == "tensor":
         return torch.from_numpy(np.asarray(leaf))
     if form.kind == "number":
@@ -175,7 +175,7 @@ def _wrap(form: Form, leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def stack(examples: Sequence[Any]) -> Stack | None:
+def stack(examples: Sequence[Any]) -> Columns | None:
     """Examples as one stack; None where they have no common fixed shape and numeric type."""
     first = flatten(examples[0]) if examples else None
     if first is None or not first[1]:
@@ -190,18 +190,18 @@ def stack(examples: Sequence[Any]) -> Stack | None:
             if leaf.shape != column[0].shape or leaf.dtype != column[0].dtype:
                 return None
             column.append(leaf)
-    return Stack(form, [np.stack(column) for column in columns])
+    return Columns(form, [np.stack(column) for column in columns])
 
 
-def concatenate(parts: Sequence[Stack]) -> Stack:
+def concatenate(parts: Sequence[Columns]) -> Columns:
     """Stacks of one form, one after another."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(part.arrays for part in parts), strict=True)
-    return Stack(parts[0].form, [np.concatenate(column) for column in columns])
+    return Columns(parts[0].form, [np.concatenate(column) for column in columns])
 
 
-def same_layout(one: Stack, other: Stack) -> bool:
+def same_layout(one: Columns, other: Columns) -> bool:
     """Whether two stacks can lie in one."""
     return one.form == other.form and all(
         a.dtype == b.dtype and a.shape[1:] == b.shape[1:]

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from adaecho.echo.threads.seeded_process import SeededProcess, draws, global_generators_kept, seeded
-from adaecho.echo.threads.workers import CrewThread
+from adaecho.echo.threads.workers import PoolThread
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
 _LARGEST_COPY_BYTES = 1 << 28
@@ -167,7 +167,7 @@ class Drawing:
     def read(self, row: int, key: int) -> Any:
         """One example, with the generators seeded by a key."""
         thread = threading.current_thread()
-        if isinstance(thread, CrewThread):
+        if isinstance(thread, PoolThread):
             if thread.reader is None:
                 thread.reader = SeededProcess(self._pickled, "the dataset", "a dataset that draws nothing")
             return thread.reader([row], [key], _failed)[0]
@@ -176,7 +176,7 @@ class Drawing:
 
 
 def _failed(error: Exception, position: int) -> None:
-    """Leave an error as it is: whoever reads names the example."""
+    """Leave an error as it is: the reader names the example."""
 
 
 def check_draws(dataset: Any, echo: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Stack, isolated, num_bytes, stack
+from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Bad, Fresh
 from adaecho.echo.read.failures import is_of_machine
@@ -65,7 +65,7 @@ class Preparation:
         """Augment where that comes before the echo, and stack what can be stacked."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
-        if isinstance(examples, Stack) or not self.stacked or not examples:
+        if isinstance(examples, Columns) or not self.stacked or not examples:
             return examples
         if num_bytes(examples[0]) > _LARGE_BYTES:
             return examples
@@ -150,7 +150,7 @@ class Reader(Protocol):
         """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
 
     def release(self) -> None:
-        """Close what can be opened again where it was; nothing, and without waiting, if somebody reads."""
+        """Close what can be opened again where it was; nothing, and without waiting, during a read."""
 
     def close(self) -> None:
         """Let go of whatever is open."""
@@ -221,7 +221,7 @@ class FreshQueue:
         """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""
         if self._chunk is None:
             self._wanted = count
-            self._chunk = self.map.get(by_crew=True)
+            self._chunk = self.map.get(by_pool_thread=True)
             if self._chunk is None:
                 return None
         chunk = self._chunk

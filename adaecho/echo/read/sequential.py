@@ -37,7 +37,7 @@ class SequentialReader:
         self._shared = source.set_share(rank, world)
         # Of the examples iterated over, every so many is this rank's, from this one on.
         self._kept, self._every = (0, 1) if self._shared else (rank, world)
-        self._reading = threading.Lock()  # held by whoever uses the iterator
+        self._reading = threading.Lock()  # held while the iterator is used
         self._iterator: Iterator[Any] | None = None
         self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
@@ -203,7 +203,7 @@ class SequentialReader:
             return
         try:
             if self._iterator is not None:
-                # Whoever has abandoned an iterator can't use its errors; if they last, the next read raises.
+                # An abandoned iterator's errors are of no use; if they last, the next read raises.
                 with contextlib.suppress(Exception):
                     position = self._position()
                     self._let_go()

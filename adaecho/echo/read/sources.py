@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from adaecho.echo.memory.tree import Rows, Stack, flatten
+from adaecho.echo.memory.tree import Columns, Rows, flatten
 from adaecho.echo.read.map_source import MapSource
 
 
 class ArraySource:
     """Arrays (or CPU tensors) with one leading length, alone or in a dict or tuple."""
 
-    def __init__(self, arrays: Stack) -> None:
+    def __init__(self, arrays: Columns) -> None:
         self.arrays = arrays
         self.length = len(arrays)
         # Rows of a memory map are read from storage when they are used, all others lie in memory.
         self.resident = not any(_is_memory_map(array) for array in arrays.arrays)
 
-    def read(self, rows: Rows) -> Stack:
+    def read(self, rows: Rows) -> Columns:
         """A copy of some rows."""
         return self.arrays.take(rows)
 
@@ -38,7 +38,7 @@ class IterableSource:
             have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
             it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
             ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
-            iterator was closed because nobody asked for more.
+            iterator was closed before its end.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
@@ -121,10 +121,10 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     return found
 
 
-def _as_arrays(source: Any) -> Stack | None:
+def _as_arrays(source: Any) -> Columns | None:
     if type(source) is TensorDataset:  # a subclass, or another dataset with tensors, has its own __getitem__
         flat = flatten(source.tensors)
-        return None if flat is None else Stack(*flat)
+        return None if flat is None else Columns(*flat)
     if isinstance(source, dict):
         fields = source
     elif isinstance(source, tuple):
@@ -143,7 +143,7 @@ def _as_arrays(source: Any) -> Stack | None:
     flat = flatten(source)
     if flat is None and isinstance(source, dict | tuple):
         raise _no_rows(fields)
-    return None if flat is None else Stack(*flat)
+    return None if flat is None else Columns(*flat)
 
 
 def _no_rows(fields: dict[Any, Any]) -> ValueError:

@@ -59,7 +59,7 @@ class Deliveries(Generic[Claim]):
 
     It works while the reader does something else, so the time spent waiting for it is only a part. While the
     reader has to wait, upstream's time is that from one delivery to the next. Where it need not wait,
-    upstream takes less than that, nobody can say how much: up to a tenth is taken off, for an automatic
+    upstream takes less than that by an unknown amount: up to a tenth is taken off, for an automatic
     factor to sink until there is something to wait for again.
 
     Args:
@@ -175,6 +175,6 @@ class Timers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.wait_time_s = state["wait_time_s"]
-        self._sums = _Sums(**state.get("sums", {}))  # of states without them, R is measured anew
+        self._sums = _Sums(**state["sums"])
         self._before = self._returned_at = None
         self._step_s, self._steps = 0.0, 0

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Interrupted(BaseException):  # a signal between threads that no handler of errors should catch
-    """The crew is stopping; whoever waits gives up and can ask again later."""
+    """The pool is stopping; a thread that waits gives up and can ask again later."""
 
 
 class Helper(Protocol):
@@ -27,16 +27,16 @@ class Helper(Protocol):
         """End it."""
 
 
-class CrewThread(threading.Thread):
-    """A thread of a crew; what ``helper`` holds is closed when it ends.
+class PoolThread(threading.Thread):
+    """A thread of a pool; what ``helper`` holds is closed when it ends.
 
-    It is ``leaving``, under the crew's lock, from when it will do no more work: still alive, but another
+    It is ``leaving``, under the pool's lock, from when it will do no more work: still alive, but another
     must be hired in its place.
     """
 
-    def __init__(self, crew: "Crew", target: Callable[[], None], name: str) -> None:
+    def __init__(self, thread_pool: "ThreadPool", target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
-        self.crew = crew
+        self.thread_pool = thread_pool
         self.helper: Helper | None = None  # of augment
         self.reader: Helper | None = None  # of the dataset
         self.leaving = False
@@ -50,18 +50,18 @@ class CrewThread(threading.Thread):
                     helper.close()
 
     def rest(self, seconds: float) -> None:
-        """Sleep, no longer than until the crew is to stop.
+        """Sleep, no longer than until the pool is to stop.
 
         Raises:
             Interrupted: it is to stop.
         """
-        condition = self.crew.condition
+        condition = self.thread_pool.condition
         with condition:
-            if condition.wait_for(lambda: self.crew.stopping, seconds):
+            if condition.wait_for(lambda: self.thread_pool.stopping, seconds):
                 raise Interrupted
 
 
-class Crew:
+class ThreadPool:
     """What the threads of one loader share: one lock, and whether to work, pause or stop.
 
     Each map has a condition of its own on that lock: waking threads that have nothing to do would take the
@@ -71,7 +71,7 @@ class Crew:
         stopped: called after a stop, once no thread works any more; must not wait for anything.
 
     Attributes:
-        condition: for whoever waits for a pause or a stop.
+        condition: to wait on for a pause or a stop.
     """
 
     def __init__(self, stopped: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Crew:
         self._process: int | None = None  # in which there may be threads
 
     def add(self, ordered: "OrderedMap[Any, Any]") -> threading.Condition:
-        """Take a map's threads into the crew; the condition on which they wait for each other."""
+        """Take a map's threads into the pool; the condition on which they wait for each other."""
         self._maps.append(ordered)
         return threading.Condition(self._lock)
 
@@ -148,7 +148,7 @@ class Crew:
                 self.paused, self._paused_by = True, threading.get_ident()
             try:
                 self.condition.wait_for(lambda: self._active == 0)
-            except BaseException:  # Ctrl-C: whoever goes on must not wait for a resume
+            except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
                 self.resume()
                 raise
 
@@ -159,7 +159,7 @@ class Crew:
             self._wake_all()
 
     def check_not_paused_by_caller(self) -> None:
-        """Raises RuntimeError where the thread that has paused the crew would wait for its work."""
+        """Raises RuntimeError where the thread that has paused the pool would wait for its work."""
         if self.paused and self._paused_by == threading.get_ident():
             raise RuntimeError(
                 "inside `with loader.paused()` no thread works that could make the next batch: "
@@ -172,7 +172,7 @@ class Crew:
             ordered.changed.notify_all()
 
     def wait_until(self, changed: threading.Condition, ready: Callable[[], bool]) -> None:
-        """Wait as a crew thread that is at work (the lock held); raises Interrupted on stopping."""
+        """Wait as one of its threads that is at work (the lock held); raises Interrupted on stopping."""
         if ready() and not self.paused and not self.stopping:
             return
         self._leave()
@@ -187,7 +187,7 @@ class Crew:
         """Count this thread as working (the lock held)."""
         self._active += 1
 
-    def quit(self, thread: "CrewThread") -> None:
+    def quit(self, thread: "PoolThread") -> None:
         """This thread will do no more work: another may have to be hired in its place (the lock held)."""
         thread.leaving, self._staffed = True, False
         self._leave()
@@ -207,7 +207,7 @@ class InlineMap(Generic[Claim, Result]):
     """``work(claim())`` in the thread that asks.
 
     What was claimed is kept until its work has ended: when that is interrupted (Ctrl-C, or a thread told to
-    stop), whoever asks next gets it.
+    stop), the next call gets it.
     """
 
     wanted = 1  # threads
@@ -223,7 +223,7 @@ class InlineMap(Generic[Claim, Result]):
         """Forget what was claimed."""
         self._claimed = None
 
-    def get(self, *, by_crew: bool) -> Result | None:  # noqa: ARG002 (as OrderedMap)
+    def get(self, *, by_pool_thread: bool) -> Result | None:  # noqa: ARG002 (as OrderedMap)
         """The next result; None after the last."""
         start = time.perf_counter()
         elsewhere = 0.0 if self.upstream is None else self.upstream.blocked_s
@@ -251,7 +251,7 @@ class OrderedMap(Generic[Claim, Result]):
     """``work(claim())`` in several threads, delivered in the order of the claims.
 
     Args:
-        crew: whom the threads belong to.
+        thread_pool: what the threads belong to.
         claim: the next piece of work, or None when there is no more; called by one thread at a time.
         work: what to do with it; called in parallel.
         threads: how many.
@@ -260,7 +260,7 @@ class OrderedMap(Generic[Claim, Result]):
 
     def __init__(
         self,
-        crew: Crew,
+        thread_pool: ThreadPool,
         claim: Callable[[], Claim | None],
         work: Callable[[Claim], Result],
         *,
@@ -268,9 +268,9 @@ class OrderedMap(Generic[Claim, Result]):
         window: int,
         name: str,
     ) -> None:
-        self._crew, self._claim, self._work = crew, claim, work
+        self._thread_pool, self._claim, self._work = thread_pool, claim, work
         self.wanted, self._window, self._name = threads, max(window, 1), name
-        self._threads: list[CrewThread] = []
+        self._threads: list[PoolThread] = []
         self._claiming = False
         self._claimed = 0
         self._delivered = 0
@@ -281,7 +281,7 @@ class OrderedMap(Generic[Claim, Result]):
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
         self.upstream: AnyMap | None = None
-        self.changed = crew.add(self)
+        self.changed = thread_pool.add(self)
 
     def reset(self) -> None:
         """Forget everything claimed, after the threads have ended."""
@@ -296,7 +296,7 @@ class OrderedMap(Generic[Claim, Result]):
         done = self._ended and not self._unfinished
         missing = 0 if done else self.wanted - self.at_work
         for _ in range(missing):
-            thread = CrewThread(self._crew, self._run, f"adaecho-{self._name}")
+            thread = PoolThread(self._thread_pool, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
             thread.start()
 
@@ -311,19 +311,19 @@ class OrderedMap(Generic[Claim, Result]):
             if thread is not threading.current_thread():
                 thread.join()
 
-    def get(self, *, by_crew: bool) -> Result | None:
+    def get(self, *, by_pool_thread: bool) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
 
         Args:
-            by_crew: the caller is a thread of the same crew, which pauses and stops with it.
+            by_pool_thread: the caller is a thread of the same pool, which pauses and stops with it.
         """
-        crew = self._crew
+        thread_pool = self._thread_pool
         with self.changed:
             start = time.perf_counter()
-            if by_crew:
-                crew.wait_until(self.changed, self._is_ready)
+            if by_pool_thread:
+                thread_pool.wait_until(self.changed, self._is_ready)
             else:
-                self.changed.wait_for(lambda: self._is_ready() or crew.stopping)
+                self.changed.wait_for(lambda: self._is_ready() or thread_pool.stopping)
                 if not self._is_ready():
                     raise Interrupted
             self.blocked_s += time.perf_counter() - start
@@ -331,7 +331,7 @@ class OrderedMap(Generic[Claim, Result]):
                 return None
             good, result = self._results[self._delivered]
             if not good:
-                raise result  # and again for whoever asks again
+                raise result  # and again at the next call
             del self._results[self._delivered]
             self._delivered += 1
             self.changed.notify_all()
@@ -349,7 +349,7 @@ class OrderedMap(Generic[Claim, Result]):
         changed = self.changed
         try:
             with changed:
-                self._crew.enter()
+                self._thread_pool.enter()
                 try:
                     while self._step():
                         pass
@@ -357,8 +357,8 @@ class OrderedMap(Generic[Claim, Result]):
                     pass
                 finally:
                     thread = threading.current_thread()
-                    assert isinstance(thread, CrewThread)
-                    self._crew.quit(thread)
+                    assert isinstance(thread, PoolThread)
+                    self._thread_pool.quit(thread)
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
             with changed:
                 self._fail(error)
@@ -366,7 +366,7 @@ class OrderedMap(Generic[Claim, Result]):
 
     def _step(self) -> bool:
         """Claim and do one piece (the lock held on entry and exit); False when there is no more."""
-        self._crew.wait_until(self.changed, self._may_claim)
+        self._thread_pool.wait_until(self.changed, self._may_claim)
         if self._unfinished:
             self._finish(*self._unfinished.pop(0))
             return True

@@ -59,7 +59,7 @@ def batches_of_all_sizes() -> list[torch.Tensor]:
 @pytest.mark.parametrize("buffer", [0, 3])
 @pytest.mark.parametrize("factor", [1.5, 3])
 def test_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch, factor: float, buffer: int) -> None:
-    """The first large batch is repeated by the consumer, what follows by a thread; nobody can tell."""
+    """The first large batch is repeated by the consumer, what follows by a thread, with the same result."""
     monkeypatch.setattr(batch_echo, "_SLOW_BYTES", 400)
     common: dict[str, Any] = {"batch_size": None, "echo": "batch", "factor": factor, "epochs": 2}
     common["batch_shuffle_buffer"] = buffer

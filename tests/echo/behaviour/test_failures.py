@@ -62,17 +62,17 @@ def test_a_truncated_image_is_a_bad_example() -> None:
 
 def test_network_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    nobody = "http://127.0.0.1:9/"
-    assert is_of_machine(raised(lambda: urllib.request.urlopen(nobody, timeout=5)))
+    unserved = "http://127.0.0.1:9/"
+    assert is_of_machine(raised(lambda: urllib.request.urlopen(unserved, timeout=5)))
     requests = pytest.importorskip("requests")
-    error = raised(lambda: requests.get(nobody, timeout=5))
+    error = raised(lambda: requests.get(unserved, timeout=5))
     assert isinstance(error, OSError)
     assert error.errno is None
     assert is_of_machine(error)
     assert is_of_machine(requests.exceptions.ChunkedEncodingError())
     assert not is_of_machine(requests.exceptions.JSONDecodeError("no json", "", 0))
     urllib3 = pytest.importorskip("urllib3")
-    assert is_of_machine(raised(lambda: urllib3.PoolManager(retries=False).request("GET", nobody)))
+    assert is_of_machine(raised(lambda: urllib3.PoolManager(retries=False).request("GET", unserved)))
     assert is_of_machine(pytest.importorskip("httpx").ReadTimeout("too slow"))
     assert is_of_machine(pytest.importorskip("aiohttp").ServerDisconnectedError())
 

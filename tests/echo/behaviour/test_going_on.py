@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
+from adaecho.echo.state import VERSION
 from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -145,7 +146,7 @@ def test_a_forked_child_is_told_instead_of_hanging(arguments: str, started: str)
         (None, "it is a NoneType"),
         ([1, 2], "it is a list"),
         (torch.nn.Linear(2, 2).state_dict(), "it lacks 'version', .* and has 'weight', 'bias'"),
-        ({"version": 2, "settings": {}}, "it lacks 'next_index', 'progress'"),
+        ({"version": VERSION, "settings": {}}, "it lacks 'next_index', 'progress'"),
     ],
 )
 def test_a_state_that_is_none_is_refused_and_changes_nothing(state: Any, message: str) -> None:
@@ -154,3 +155,17 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(state: Any, message
     with pytest.raises(ValueError, match=f"load_state_dict: this is no state of an EchoLoader .*{message}"):
         loader.load_state_dict(state)
     assert labels(loader, 1) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("version", [2, VERSION + 1, "3"])
+def test_a_state_of_another_format_is_refused_and_changes_nothing(version: Any) -> None:
+    loader = EchoLoader(arrays(20), 4, order="stored")
+    state = loader.state_dict()
+    assert labels(loader, 1) == [[0, 1, 2, 3]]
+    with pytest.raises(
+        ValueError, match=f"version={version!r} .* reads {VERSION}: .*; go on with the adaecho"
+    ):
+        loader.load_state_dict({**state, "version": version})
+    assert labels(loader, 1) == [[4, 5, 6, 7]]
+    loader.load_state_dict(state)
+    assert labels(loader, 1) == [[0, 1, 2, 3]]

@@ -148,7 +148,7 @@ def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(
         rows = [int(next(iterator)) for _ in range(2)]
         assert waiting.wait(20)
         del iterator  # abandoned
-        loader._pipeline.crew.join()  # type: ignore[union-attr]
+        loader._pipeline.thread_pool.join()  # type: ignore[union-attr]
         trying_again = False
         assert rows + [int(batch) for batch in islice(loader, 8)] == list(range(10))
 

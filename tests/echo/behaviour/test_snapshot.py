@@ -11,7 +11,7 @@ import torch
 
 from adaecho import EchoLoader, TarShards
 from adaecho.echo.memory.packing import pack, unpack
-from adaecho.echo.memory.tree import Form, Stack
+from adaecho.echo.memory.tree import Columns, TreeSpec
 from tests.echo.behaviour.test_restore import assert_same_position, through_torch_save
 from tests.echo.sources import IDS, VARIANTS, AddNoise, Stream, add_noise, ragged
 from tests.shards.archives import write_shards
@@ -166,7 +166,7 @@ def test_packing_keeps_kinds() -> None:
     assert again[0]["array"].dtype == np.dtype(">i2")
     again[0]["array"][:] = 0
     assert again[1]["array"].any()
-    stack = Stack(Form("dict", ("a",), (Form("tensor"),)), [np.ones((2, 3))])
+    stack = Columns(TreeSpec("dict", ("a",), (TreeSpec("tensor"),)), [np.ones((2, 3))])
     assert repr(unpack(through_torch_save(pack(stack)))) == repr(stack)
     for bad in (object(), Pair(1), np.array([object()])):
         with pytest.raises(ValueError, match="restore='snapshot': a"):
@@ -179,12 +179,6 @@ def test_equal_numbers_of_other_kinds_are_kept_apart() -> None:
     assert repr(unpack(packed)) == repr(values)
     many = pack([{"n": "a", "y": float(number)} for number in range(100)])
     assert len(many["layouts"]) == 1
-
-
-def test_numbers_in_layouts_are_read_as_they_were_written_before() -> None:
-    packed = pack(["a"])
-    packed["layouts"], packed["which"] = [("value", 0.5), ("value", True)], torch.tensor([0, 1, 0])
-    assert unpack(packed) == [0.5, True, 0.5]
 
 
 def test_what_would_come_back_as_something_else_is_refused() -> None:

@@ -12,7 +12,7 @@ from adaecho.echo.batch.batches import ExampleBatches
 from adaecho.echo.batch.example_echo import EchoStage
 from adaecho.echo.memory import budget
 from adaecho.echo.memory.pool import ListPool, ResidentPool
-from adaecho.echo.memory.tree import Form, Stack
+from adaecho.echo.memory.tree import Columns, TreeSpec
 from adaecho.echo.order.items import Fresh
 from tests.echo.sources import Dataset, Stream, arrays
 
@@ -113,7 +113,7 @@ def test_rows_beyond_32_bits() -> None:
     source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
     numbers = np.arange(50)
     fresh = iter([Fresh(numbers, first + numbers, 50)])
-    pool = Rows(Stack(Form("array"), [source]))
+    pool = Rows(Columns(TreeSpec("array"), [source]))
     stage = EchoStage(lambda _: next(fresh, None), seed=0, factor=1, buffer=8, pool=pool)
     taken = np.concatenate([rows for _, rows in stage.take(50)])
     assert sorted(taken) == list(range(first, first + 50))

@@ -242,7 +242,7 @@ def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytes
         iterator = iter(loader)
         next(iterator)
         with monkeypatch.context() as patch:
-            patch.setattr(loader._pipeline.crew.condition, "wait_for", interrupted)  # type: ignore[union-attr]
+            patch.setattr(loader._pipeline.thread_pool.condition, "wait_for", interrupted)  # type: ignore[union-attr]
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
         assert len(list(islice(iterator, 60))) == 60

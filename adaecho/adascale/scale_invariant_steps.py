@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Progress:
+class ScaleInvariantSteps:
     """tau (AdaScale, section 3.3) and the number of skipped steps.
 
     On a CUDA device the count reaches the host by an asynchronous copy, and ``reported`` is the count as it
