@@ -19,6 +19,7 @@ from adaecho.figures.style import (
 
 Arm = dict[str, Any]
 _BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
+_MANY = 10  # arms whose names stand upright, so that they don't overlap
 _LEAST_HALF_WIDTH = 2.6  # so that a pair of bars is not two walls
 _SHORT = {
     "none": "baseline",
@@ -42,7 +43,7 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """
     ordered = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
     positions = _positions(ordered)
-    with figure(3.6, path) as drawing:
+    with figure(3.6 if len(arms) <= _MANY else 4.6, path) as drawing:
         axes = drawing.add_subplot()
         top = max((arm["fresh_examples"]["max"] for arm in ordered if arm["fresh_examples"]), default=1.0)
         axes.set_ylim(0, 1.14 * top)
@@ -129,11 +130,15 @@ def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
         _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else arm["arm"]
         for arm, kind in zip(ordered, kinds, strict=True)
     ]
-    axes.set_xticks(positions, names, fontsize=8.5)
+    many = len(ordered) > _MANY
+    if many:
+        axes.set_xticks(positions, [arm["arm"].replace("_", " ") for arm in ordered], fontsize=7, rotation=90)
+    else:
+        axes.set_xticks(positions, names, fontsize=8.5)
     axes.tick_params(axis="x", length=0)
     middle, half = positions[-1] / 2, max(positions[-1] / 2 + 0.8, _LEAST_HALF_WIDTH)
     axes.set_xlim(middle - half, middle + half)
-    for factor in sorted({_factor(arm) for arm in ordered} - {1.0}):
+    for factor in () if many else sorted({_factor(arm) for arm in ordered} - {1.0}):
         group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
         name = "auto" if factor == float("inf") else f"{factor:g}"
         axes.annotate(

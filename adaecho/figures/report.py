@@ -29,7 +29,8 @@ CLAIMS_EXPLANATION = (
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;font-size:13px}td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;"
-    "text-align:right}td:first-child,th:first-child{text-align:left}img{max-width:100%}code{background:#f4f4f4}"
+    "text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left;white-space:normal}"
+    "img{max-width:100%}code{background:#f4f4f4}"
     "th{cursor:pointer;vertical-align:bottom}.scroll{overflow-x:auto}"
 )
 # A click on a heading sorts by its column: numbers by value, the rest as text.
