@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaecho.datasets.hub import skip_retries_offline
 from adaecho.errors import DataError
 
 Text = str | Exception
@@ -20,6 +21,7 @@ _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 _ROWS = 256  # read from parquet at once
 _PARTS = ("train", "validation", "valid", "test")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Files:
     """Documents in files, by part.
 
     Attributes:
-        root: what ``data.path`` names; None is Python's own library.
+        root: what ``data.path`` names, for a hub id where its files lie; None is Python's own library.
         parts: ``train``, and ``validation`` and ``test`` where files are named so.
         column: of parquet and JSON lines.
         lines: whether each line of a text file is a document, instead of the whole file.
@@ -46,6 +48,8 @@ class Files:
         """Documents of one file from a number on, each with what to call it in a message."""
         if shard.suffix == ".parquet":
             rows = _parquet_rows(shard, self.column)
+        elif shard.suffix == ".arrow":
+            rows = _arrow_rows(shard, self.column)
         elif shard.name.endswith(_ROW_ENDINGS):
             rows = _json_rows(shard, self.column)
         else:
@@ -78,24 +82,28 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
             files (.txt, .py, .md). Names with the word train, validation or test are those parts, and where
-            none has train all files are training documents. None: the library of this Python.
+            none has train all files are training documents. Or a hub id, owner/name, with a /configuration
+            where the data set has several. None: the library of this Python.
         column: of parquet and JSON lines.
         lines: each line of a text file is a document.
 
     Raises:
-        DataError: there is nothing of the kind.
+        DataError: there is nothing of the kind, or the hub can't be reached.
     """
     if path is None:
         return Files(None, {"train": _standard_library()}, column, lines)
     root = Path(path).expanduser()
     if not root.exists():
+        if found := _HUB_ID.fullmatch(path):
+            root, parts = _from_hub(path, *found.groups())
+            return Files(root, parts, column, lines)
         raise DataError(
-            f"data.path={path}: there is no such file or folder; of the hub's data give the folder that "
-            "`hf download` leaves"
+            f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
+            "owner/name/configuration)"
         )
-    found = sorted(one for one in root.rglob("*") if one.is_file()) if root.is_dir() else [root]
-    rows = [one for one in found if one.name.endswith(_ROW_ENDINGS)]
-    files = rows or [one for one in found if one.suffix in _TEXT_ENDINGS]
+    inside = sorted(one for one in root.rglob("*") if one.is_file()) if root.is_dir() else [root]
+    rows = [one for one in inside if one.name.endswith(_ROW_ENDINGS)]
+    files = rows or [one for one in inside if one.suffix in _TEXT_ENDINGS]
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
@@ -113,6 +121,32 @@ def _by_part(files: list[Path]) -> dict[str, list[Path]]:
         return {"train": files}
     parts.pop("", None)
     return parts
+
+
+def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, dict[str, list[Path]]]:
+    """Where ``datasets`` keeps a data set of the hub, and its Arrow files there by part."""
+    skip_retries_offline()
+    import datasets  # seconds to import, and needed here alone
+
+    try:
+        splits = datasets.load_dataset(name, configuration, keep_in_memory=False)
+    except Exception as error:  # the hub's client raises many kinds, and all mean the same here
+        raise DataError(
+            f"data.path={path}: there is no such file or folder, and as a hub id it can't be loaded "
+            f"({type(error).__name__}: {error}). Check the name and the connection, or point data.path= at a "
+            "local copy; a data set that is a script can't be loaded, its files can"
+        ) from error
+    parts = {
+        str(part): [Path(file["filename"]) for file in split.cache_files] for part, split in splits.items()
+    }
+    if "train" not in parts:
+        raise DataError(
+            f"data.path={path}: has no split train but {', '.join(parts)}; give a local copy of one"
+        )
+    parts = {
+        {"valid": "validation"}.get(part, part): files for part, files in parts.items() if part in _PARTS
+    }
+    return parts["train"][0].parent, parts
 
 
 def _standard_library() -> list[Path]:
@@ -143,6 +177,23 @@ def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
         for rows in table.iter_batches(batch_size=_ROWS, columns=[column]):
             for row in rows.column(0):
                 yield _row(row)
+
+
+def _arrow_rows(file: Path, column: str) -> Iterator[Text]:
+    """Rows of a file in the cache of ``datasets``."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(file)) as mapped, pyarrow.ipc.open_stream(mapped) as table:
+            _check_column(file, table.schema, column)
+            for rows in table:
+                for row in rows.column(column):
+                    yield _row(row)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file}: not readable as Arrow ({str(error).splitlines()[0]}); delete it from the cache of "
+            "datasets, which then makes it anew"
+        ) from error
 
 
 def _row(row: Any) -> Text:

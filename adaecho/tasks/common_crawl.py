@@ -48,7 +48,7 @@ def build(config: Config, options: Options) -> Task:
     if config.data.path is None:
         raise DataError(
             "data.path=null: common_crawl needs a folder with C4's files (c4-train.*.json.gz and "
-            "c4-validation.*.json.gz) or parquet with a column of text"
+            "c4-validation.*.json.gz), parquet with a column of text, or a hub id, which is downloaded whole"
         )
     if config.data.validation_examples is not None:
         raise ConfigError(

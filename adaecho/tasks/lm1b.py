@@ -29,6 +29,7 @@ def build(config: Config, options: Options) -> Task:
     if config.data.path is None:
         raise DataError(
             "data.path=null: lm1b needs a folder with parquet files (column text) or with the original text "
-            "files, a sentence a line; the hub's own `lm1b` is a script that datasets no longer runs"
+            "files, a sentence a line, or the hub id of such a copy; the hub's own lm1b was a script, which "
+            "datasets no longer runs"
         )
     return build_cached(config, options, name="lm1b")

@@ -213,3 +213,59 @@ def test_the_library_of_this_python_is_read_in_place() -> None:
     names = {path.name for path in find_documents(None).parts["train"]}
     assert set(MODULES) <= names
     assert not {"test_abc.py", "topics.py"} & names
+
+
+def _stub_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, splits: list[str]) -> list[tuple[Any, ...]]:
+    """``datasets.load_dataset`` gives parquet files of this machine; what it was asked for."""
+    datasets = pytest.importorskip("datasets")
+    files = {name: str(write_parquet(tmp_path / f"{name}.parquet", list(texts()))) for name in splits}
+    load, asked = datasets.load_dataset, []
+
+    def load_dataset(name: str, configuration: str | None, **options: Any) -> Any:
+        asked.append((name, configuration))
+        return load("parquet", data_files=files, cache_dir=str(tmp_path / "hub"), **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("adaecho.datasets.documents.skip_retries_offline", lambda: None)
+    return asked
+
+
+def test_a_hub_id_is_read_like_its_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _stub_hub(monkeypatch, tmp_path / "files", ["train", "test", "unsupervised"])
+    from_hub, local = find_documents("owner/name/config"), find_documents(str(tmp_path / "files"))
+    assert asked == [("owner/name", "config")]
+    assert set(from_hub.parts) == {"train", "test"}
+    for part in ("train", "test"):
+        (hub_file,), (file,) = from_hub.shards(part), local.shards(part)
+        assert [text for _, text in from_hub.read(hub_file, 1)] == texts()[1:]
+        assert [text for _, text in local.read(file, 1)] == texts()[1:]
+    of_hub, of_files = (tokenized(files, PACKED, None, 0, 0) for files in (from_hub, local))
+    assert of_hub.train.tolist() == of_files.train.tolist()
+    assert of_hub.meta["tokenizer sha256"] == of_files.meta["tokenizer sha256"]
+    with pytest.raises(DataError, match=r"needs a column 'body' and has text; set task\.column"):
+        _make(Path("owner/name"), column="body")
+
+
+def test_a_hub_id_without_a_split_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stub_hub(monkeypatch, tmp_path, ["test"])
+    with pytest.raises(DataError, match=r"data\.path=owner/name: has no split train but test"):
+        find_documents("owner/name")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Couldn't reach the hub"),
+        RuntimeError("Dataset scripts are no longer supported, but found lm1b.py"),
+    ],
+)
+def test_a_hub_id_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    message = rf"data\.path=owner/name: .*{error}.*local copy; a data set that is a script can't be loaded"
+    with pytest.raises(DataError, match=message):
+        find_documents("owner/name")

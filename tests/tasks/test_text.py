@@ -109,6 +109,10 @@ def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
         process.join()
         assert process.exitcode == -signal.SIGKILL
     run_trial(config, tmp_path / "killed")
+    weights = [
+        (tmp_path / one / "model" / "final.safetensors").read_bytes() for one in ("undisturbed", "killed")
+    ]
+    assert weights[0] == weights[1]
     kept = []
     for folder in ("undisturbed", "killed"):
         lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
@@ -130,6 +134,23 @@ def test_text_has_three_arms(
             batches.append(torch.stack([next(found)["tokens"].to(torch.int64) for _ in range(20)]))
         assert ("bit for bit" in capsys.readouterr().err) == (echo == "example_after_augmentation")
     assert torch.equal(*batches)
+
+
+@pytest.mark.parametrize("task", ["small_text", "common_crawl"])
+def test_blocks_are_echoed_up_to_sixteen_times(compose_config: Compose, tmp_path: Path, task: str) -> None:
+    overrides = ("echo=example_before_augmentation", "echo.factor=16", "max_steps=40")
+    config = _tiny(compose_config, task, tmp_path / "text", *overrides)
+    with make_loader(config, build_task(config), torch.device("cpu")) as loader:
+        found = iter(loader)
+        rows = [tuple(row) for _ in range(40) for row in next(found)["tokens"].tolist()]
+        fresh = loader.fresh_examples
+    # 40 batches of 8 left the buffer and 32 are in it: 22 fresh blocks, 16 times each.
+    assert fresh == math.ceil((40 * 8 + 32) / 16)
+    counts = np.unique(np.array(rows), axis=0, return_counts=True)[1]
+    assert len(counts) <= fresh
+    assert counts.max() > 10
+    summary = run_trial(config, tmp_path / "run")
+    assert (summary["status"], summary["fresh_examples"]) == ("budget_spent", fresh)
 
 
 def test_buffers_hold_numbers_of_two_bytes_in_mapped_files(compose_config: Compose, tmp_path: Path) -> None:
