@@ -19,7 +19,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from adaecho.config.bounds import at_least, finite_at_least, one_of
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
-from adaecho.echo.variants import VARIANTS
+from adaecho.echo.variants import VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
@@ -29,7 +29,6 @@ ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
 PLACES = ("auto", "decoded", "encoded")
 TRACKERS = ("none", "wandb")
-MAX_FACTOR = 2**16  # the loader's keys hold an echo index of 16 bits
 MAX_THREADS = 1024
 
 
@@ -332,31 +331,10 @@ def validate(config: Config) -> None:
 
 
 def _validate_factor(echo: EchoConfig) -> None:
-    factor = echo.factor
-    if not 1 <= echo.max_factor < MAX_FACTOR:
-        raise ConfigError(f"echo.max_factor={echo.max_factor}: must lie in [1, {MAX_FACTOR})")
-    repeats = VARIANTS[echo.variant].repeats
-    if echo.batch_shuffle_buffer and repeats != "batches":
-        raise ConfigError(
-            f"echo.batch_shuffle_buffer={echo.batch_shuffle_buffer}: only echo=batch has batches to shuffle"
-        )
-    if factor == "auto":
-        if not repeats:
-            raise ConfigError("echo.factor=auto: echo=none repeats nothing; choose an echo= variant")
-        return
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-        raise ConfigError(f"echo.factor={factor!r}: must be a number >= 1, or auto")
-    if factor < 1:
-        raise ConfigError(
-            f"echo.factor={factor}: every example that is read is used at least once; "
-            "echo.factor=1 is no echoing"
-        )
-    if factor >= MAX_FACTOR:
-        raise ConfigError(f"echo.factor={factor}: must be less than {MAX_FACTOR}")
-    if not repeats and factor != 1:
-        raise ConfigError(
-            f"echo.factor={factor}: echo=none repeats nothing; choose an echo= variant or factor 1"
-        )
+    try:
+        check_factor(VARIANTS[echo.variant], echo.factor, echo.max_factor, echo.batch_shuffle_buffer)
+    except ValueError as error:
+        raise ConfigError(f"echo.{error}") from None
 
 
 def _validate_adascale_rule(config: Config) -> None:

@@ -3,9 +3,10 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+from adaecho.transforms.photographs import decode_image
 
 _CHUNK = 500  # images a thread takes at a time
 
@@ -28,7 +29,7 @@ def decode_images(encoded: list[bytes | None], side: int) -> tuple[NDArray[np.ui
         for index in range(begin, min(begin + _CHUNK, len(encoded))):
             try:
                 images[index] = _decode(encoded[index], side)
-            except (ValueError, cv2.error) as error:
+            except ValueError as error:
                 bad.append((index, str(error).strip()))
         return bad
 
@@ -38,13 +39,9 @@ def decode_images(encoded: list[bytes | None], side: int) -> tuple[NDArray[np.ui
 
 
 def _decode(encoded: bytes | None, side: int) -> NDArray[np.uint8]:
-    if not encoded:
-        raise ValueError("the row holds no image bytes")
     # Unlike Pillow, OpenCV checks PNG checksums to the end; both give the same pixels for whole images.
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    if image is None:
-        raise ValueError(f"its {len(encoded)} bytes are no whole image (corrupt or truncated)")
+    image = decode_image(encoded)
     if image.shape[:2] != (side, side):
         height, width = image.shape[:2]
         raise ValueError(f"the image has {height}x{width} pixels, {side}x{side} are needed")
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+    return image

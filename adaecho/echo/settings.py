@@ -1,6 +1,5 @@
 """The arguments of an EchoLoader, checked."""
 
-import math
 import operator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaecho.echo.order import keyed
-from adaecho.echo.variants import VARIANTS, Variant
+from adaecho.echo.variants import VARIANTS, Variant, check_factor
 
 ORDERS = ("permutation", "shards", "stored")
 RESTORES = ("replay", "snapshot")
@@ -55,13 +53,11 @@ class Settings:
                 self._set(name, whole(name, getattr(self, name), least))
         if self.batch_size is None:
             self._check_whole_batches()
-        self._check_factor()
+        check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
+        for name in ("factor", "max_factor"):
+            self._set(name, _plain_number(getattr(self, name)))
         self._check_drop_last()
         self._check_even_ranks()
-        if self.batch_shuffle_buffer and self.variant.repeats != "batches":
-            raise ValueError(
-                f"batch_shuffle_buffer={self.batch_shuffle_buffer}: only echo='batch' repeats batches"
-            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -79,23 +75,6 @@ class Settings:
             )
         if self.order == "shards":
             raise ValueError("order='shards' with batch_size=None: whole batches come in the source's order")
-
-    def _check_factor(self) -> None:
-        factor = self.factor
-        if not 1 <= self.max_factor < keyed.MAX_ECHOES:
-            raise ValueError(f"max_factor={self.max_factor!r}: must lie in [1, {keyed.MAX_ECHOES})")
-        self._set("max_factor", _plain_number(self.max_factor))
-        if factor == "auto":
-            if not self.variant.repeats:
-                raise ValueError("factor='auto': echo='none' repeats nothing; choose a variant")
-            return
-        if isinstance(factor, bool | str) or not math.isfinite(factor) or factor < 1:
-            raise ValueError(f"factor={factor!r}: must be 'auto' or a number, at least 1 (repeats nothing)")
-        if factor >= keyed.MAX_ECHOES:
-            raise ValueError(f"factor={factor!r}: must be less than {keyed.MAX_ECHOES}")
-        if not self.variant.repeats and factor != 1:
-            raise ValueError(f"factor={factor!r}: echo='none' repeats nothing; choose a variant or factor=1")
-        self._set("factor", _plain_number(factor))
 
     def _check_drop_last(self) -> None:
         if not isinstance(self.drop_last, bool | np.bool_):

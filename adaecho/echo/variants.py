@@ -1,6 +1,14 @@
-"""What the variants of data echoing are: where the echo lies, and what that decides. Imports nothing."""
+"""What the variants of data echoing are: where the echo lies, what that decides, and which factors apply.
 
+Imports nothing of ours.
+"""
+
+import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
+
+MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,30 @@ _ALL = (
     ),
 )  # fmt: skip
 VARIANTS = {variant.name: variant for variant in _ALL}
+
+
+def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle_buffer: int) -> None:
+    """Raises ValueError where a variant can't have that factor or buffer of batches.
+
+    Args:
+        variant: what the factor applies to.
+        factor: a number in [1, MAX_FACTOR), or "auto".
+        max_factor: bound of "auto", in [1, MAX_FACTOR).
+        batch_shuffle_buffer: batches.
+    """
+    if not 1 <= max_factor < MAX_FACTOR:
+        raise ValueError(f"max_factor={max_factor}: must lie in [1, {MAX_FACTOR})")
+    if batch_shuffle_buffer and variant.repeats != "batches":
+        raise ValueError(f"batch_shuffle_buffer={batch_shuffle_buffer}: only echo=batch repeats batches")
+    if factor != "auto":
+        real = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
+        if not real or not math.isfinite(factor):
+            raise ValueError(f"factor={factor!r}: must be a number, at least 1, or auto")
+        if factor < 1:
+            raise ValueError(f"factor={factor}: must be at least 1, no echoing: each example read is used")
+        if factor >= MAX_FACTOR:
+            raise ValueError(f"factor={factor}: must be less than {MAX_FACTOR}")
+    if not variant.repeats and factor != 1:
+        raise ValueError(
+            f"factor={factor}: echo={variant.name} repeats nothing; choose a variant, or factor 1"
+        )

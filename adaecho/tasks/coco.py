@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.coco import read_coco
@@ -33,10 +34,7 @@ class Options(TaskConfig):
     def __post_init__(self) -> None:
         if self.image_size < 64:
             raise ConfigError(f"task.image_size={self.image_size}: must be at least 64 pixels")
-        if self.ghost_statistics not in STATISTICS:
-            raise ConfigError(
-                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
-            )
+        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
 
 
 def build(config: Config, options: Options) -> Task:

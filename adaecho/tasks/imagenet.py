@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.labelled_images import LabelledImages, find_labelled
@@ -53,10 +54,7 @@ class Options(TaskConfig):
             raise ConfigError(f"task.min_crop_area={self.min_crop_area}: must lie in (0, 1]")
         if not 0 <= self.colour_distortion <= 1:
             raise ConfigError(f"task.colour_distortion={self.colour_distortion}: must lie in [0, 1]")
-        if self.ghost_statistics not in STATISTICS:
-            raise ConfigError(
-                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
-            )
+        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
 
 
 def build(config: Config, options: Options) -> Task:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.coco import TrueBoxes
@@ -35,10 +36,7 @@ class Options(TaskConfig):
     def __post_init__(self) -> None:
         if self.training_scenes < 1:
             raise ConfigError(f"task.training_scenes={self.training_scenes}: must be at least 1")
-        if self.ghost_statistics not in STATISTICS:
-            raise ConfigError(
-                f"task.ghost_statistics={self.ghost_statistics}: must be one of {', '.join(STATISTICS)}"
-            )
+        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
 
 
 def build(config: Config, options: Options) -> Task:

@@ -17,6 +17,7 @@ from adaecho.echo.batch.batches import (
     Again,
     ExampleBatches,
     Held,
+    HoldsNothing,
     OneByOne,
     Position,
     Ready,
@@ -349,7 +350,7 @@ def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held
     return {number: Held(one, place) for number, one, place in held}
 
 
-class NotEchoed:
+class NotEchoed(HoldsNothing):
     """... > batch: each batch once.
 
     Args:
@@ -377,21 +378,6 @@ class NotEchoed:
 
     def begin(self, position: Position) -> None:
         pass
-
-    def consumed(self, ready: Ready) -> None:
-        pass
-
-    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
-        return []
-
-    def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
-        return keyed.NO_ITEMS
 
     def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
         pass

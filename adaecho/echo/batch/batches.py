@@ -310,7 +310,26 @@ class ExampleBatches:
         return span(items, self._origin)
 
 
-class WholeBatches:
+class HoldsNothing:
+    """The part of a stage that has no buffer: nothing to save, and nothing that a state needs."""
+
+    def consumed(self, ready: Ready) -> None:
+        pass
+
+    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
+        return []
+
+    def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
+        return keyed.NO_ITEMS
+
+
+class WholeBatches(HoldsNothing):
     """Batches of a pre-batched source, one at a time.
 
     Args:
@@ -347,21 +366,6 @@ class WholeBatches:
     def begin(self, position: Position) -> None:
         """Go on counting at a position."""
         self.fresh_examples = position.fresh_examples
-
-    def consumed(self, ready: Ready) -> None:
-        pass
-
-    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
-        return []
-
-    def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
-        return keyed.NO_ITEMS
 
     def load(self, state: dict[str, Any], position: Position, again: Again) -> None:  # noqa: ARG002
         self.begin(position)

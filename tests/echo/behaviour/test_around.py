@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
 from adaecho.echo.auto import AutoFactor
+from adaecho.echo.order import keyed
+from adaecho.echo.variants import MAX_FACTOR
 from tests.echo.sources import Dataset, arrays
 
 
@@ -161,8 +163,8 @@ def test_a_memory_map_is_read_once_for_each_fresh_example(tmp_path: Any) -> None
     ("arguments", "message"),
     [
         ({"echo": "echo"}, "echo='echo': must be one of none, batch"),
-        ({"factor": 2}, "echo='none' repeats nothing"),
-        ({"factor": "auto"}, "echo='none' repeats nothing"),
+        ({"factor": 2}, "echo=none repeats nothing"),
+        ({"factor": "auto"}, "echo=none repeats nothing"),
         ({"echo": "batch", "factor": 0.5}, "factor=0.5"),
         ({"echo": "batch", "factor": float("nan")}, "factor=nan"),
         ({"echo": "batch", "factor": "lots"}, "factor='lots'"),
@@ -170,7 +172,7 @@ def test_a_memory_map_is_read_once_for_each_fresh_example(tmp_path: Any) -> None
         ({"batch_size": None, "echo": "example_before_augmentation"}, "with batch_size=None"),
         ({"batch_size": None, "shuffle_buffer": 5}, "shuffle_buffer=5 with batch_size=None"),
         ({"shuffle_buffer": -1}, "shuffle_buffer=-1"),
-        ({"batch_shuffle_buffer": 2}, "only echo='batch' repeats batches"),
+        ({"batch_shuffle_buffer": 2}, "only echo=batch repeats batches"),
         ({"order": "sorted"}, "order='sorted'"),
         ({"epochs": 0}, "epochs=0"),
         ({"num_workers": -1}, "num_workers=-1"),
@@ -196,3 +198,13 @@ def test_length_with_a_fractional_factor() -> None:
         loader = EchoLoader(arrays(50), 4, echo=echo, factor=2.4, epochs=1)
         for _ in range(3):
             assert len(loader) == len(list(loader))
+
+
+def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
+    assert MAX_FACTOR == keyed.MAX_ECHOES
+
+
+@pytest.mark.parametrize("factor", [None, True, "2", 0.5, float("nan"), float("inf"), MAX_FACTOR, [2]])
+def test_what_is_no_factor_is_refused_by_name(factor: Any) -> None:
+    with pytest.raises(ValueError, match=r"^factor=.*: must be "):
+        EchoLoader(arrays(20), 4, echo="batch", factor=factor)

@@ -153,21 +153,6 @@ def test_resumes_after_a_bad_batch() -> None:
     assert [int(batch[0]) for batch in islice(restored, 3)] == [2, 3, 3]
 
 
-def test_states_as_they_were_written_before_are_read() -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(batches(9), None, echo="batch", factor=3, batch_shuffle_buffer=3)
-
-    loader = make()
-    list(islice(loader, 8))
-    state = loader.state_dict()
-    state["held_batches"] = {
-        number: torch.empty(0, dtype=torch.int64) for number in state["held_batches"]["numbers"].tolist()
-    }
-    restored = make()
-    restored.load_state_dict(state)
-    assert torch.equal(next(iter(restored)), next(iter(loader)))
-
-
 @pytest.mark.parametrize(
     ("source", "arguments", "message"),
     [
