@@ -1,6 +1,7 @@
 """What every test shares: composed configs, small and deterministic."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from adaecho.run import CONF
 # Several tests at a time share the processors: one thread for each, and for the processes it starts. Before
 # torch is imported, which reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what goes to the background with Ctrl-C ignored, which all that tests start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Compose = Callable[..., schema.Config]
 

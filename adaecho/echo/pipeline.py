@@ -329,7 +329,7 @@ def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers:
 
 def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | None) -> None:
     """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
-    if isinstance(source, IterableSource) and settings.order == "shards":
+    if isinstance(source, IterableSource) and settings.order == "shards" and not source.reordered:
         raise ValueError(
             "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
             "let the source shuffle its shards"
