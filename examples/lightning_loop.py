@@ -9,7 +9,7 @@ import torch
 from adaecho import EchoLoader
 
 
-class Classifier(lightning.LightningModule):  # type: ignore[misc]
+class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(8, 2)
