@@ -20,9 +20,9 @@ _HEAD = """# Config keys
 <!-- Made by scripts/config_page.py from the comments in adaecho/config/; a test holds it current. -->
 
 Every key of `python -m adaecho.run` (or `adaecho`, which is the same). `--cfg job` prints the values that a
-command composes, `--help` the groups and the main keys. A default of `-` means that a config group or the task's
-YAML sets it. What a key allows is checked before anything starts, and a message says what to change. A task
-has keys of its own below `task.`
+command composes, `--help` the groups and the main keys. A default of `-` means that a config group or the
+task's YAML sets it. What a key allows is checked before anything starts, and a message says what to change.
+A task has keys of its own below `task.`
 
 `eval "$(adaecho -sc install=bash)"` completes groups, keys and values on Tab; alike with `zsh` and `fish`.
 """
