@@ -1,0 +1,39 @@
+"""The page on an experiment of one's own: its YAML, its commands and its analysis, as they stand there."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-experiment.md"
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=1", "search.repeats=1"]
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
+    blocks = BLOCK.findall(PAGE.read_text())
+    for _, name, text in blocks:
+        if name:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text)
+    lines = [line for kind, _, text in blocks if kind == "shell" for line in text.splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        command = shlex.split(line)[1:]
+        _run(*command, *(SMALL if command[1] == "adaecho.run" else []))
+    arms = json.loads(Path("results/two_nets/digits/outcome.json").read_text())
+    compared = {arm["arm"]: arm["baseline"] for arm in arms}
+    assert compared["conv_batch_e2"] == "conv"
+    assert compared["mlp_batch_e2"] == "mlp"
+    assert Path("results/figures/report.md").exists()
+    printed = _run("analysis.py")
+    assert "mlp_batch_e2 compared with mlp" in printed
+    assert len(printed.splitlines()) == 8
