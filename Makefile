@@ -28,7 +28,7 @@ format: $(VENV)/installed-dev ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m adaecho.figures

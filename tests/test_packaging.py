@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one build for all tests here
-
 ROOT = Path(__file__).resolve().parent.parent
 
 

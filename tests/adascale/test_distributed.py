@@ -7,13 +7,10 @@ from adaecho import AdaScale
 from tests.adascale import two_ranks
 from tests.adascale.helpers import assert_identical, backward, batches, mlp, train, weights
 
-pytestmark = [
-    pytest.mark.skipif(
-        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-        reason="torch is built without gloo",
-    ),
-    pytest.mark.xdist_group("two_ranks"),  # one pair of ranks for all tests here
-]
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch is built without gloo",
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,6 @@ def help_text() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-pytestmark = pytest.mark.xdist_group("help")  # one text for all tests here
-
-
 def test_it_fits_a_narrow_terminal(help_text: str) -> None:
     assert [line for line in help_text.splitlines() if len(line) > 80] == []
 

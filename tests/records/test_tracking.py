@@ -17,8 +17,6 @@ from adaecho.records.tracking import export
 sys.path.insert(0, str(Path(__file__).parent))
 import wandb_files
 
-pytestmark = pytest.mark.xdist_group("wandb")  # one set of exports for all tests here
-
 OFFLINE = TrackingConfig(kind="wandb", mode="offline")
 CONFIG = {"data": {"path": None}, "echo": {"variant": "batch", "factor": 2}, "seed": 7}
 

@@ -17,8 +17,6 @@ from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design
 from tests.search.conftest import Command
 
-pytestmark = pytest.mark.xdist_group("study")  # one sweep for all tests here
-
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,8 +23,6 @@ from tests.needs import needs
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
 
-pytestmark = pytest.mark.xdist_group("slurm")  # one cluster, whose jobs are cancelled after each test
-
 STATE = Path("/var/lib/adaecho-slurm")  # of scripts/local_slurm.sh
 ON_SLURM = ("hydra/launcher=slurm",)
 TIMEOUT_S = 900  # a sweep of 16 trials on a machine that may be busy

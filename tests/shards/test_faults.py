@@ -24,8 +24,6 @@ from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
 from tests.shards.nginx import Proxy, needs_nginx, nginx
 
-pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
-
 KINDS = ["tar", "indexed"]
 PATIENT = Retries(tries=8, delay_s=0.001, timeout_s=1)
 

@@ -14,8 +14,6 @@ from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer, TransferError, Version
 from tests.shards.nginx import Proxy, needs_nginx, nginx
 
-pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
-
 SIZE = 300_000
 CONTENT = np.random.default_rng(0).bytes(SIZE)
 QUICK = Retries(tries=3, delay_s=0.001, timeout_s=1)

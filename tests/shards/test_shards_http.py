@@ -14,8 +14,6 @@ from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, write_shard
 from tests.shards.nginx import Proxy, needs_nginx, nginx
 
-pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
-
 
 @pytest.fixture
 def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:

@@ -39,7 +39,7 @@ class ToDevice:
         if not self._cuda:
             return on_tensors(batch, lambda tensor: tensor.to(self._device))
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             moved = on_tensors(batch, self._copy)
         # This thread waits, not the consumer's.

@@ -11,8 +11,6 @@ import pytest
 from adaecho import EchoLoader
 from tests.shards.nginx import needs_nginx, nginx
 
-pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
-
 datasets = pytest.importorskip("datasets")
 
 SHARD, SHARDS = 12, 3

@@ -17,8 +17,6 @@ from tests.needs import needs
 from tests.shards.archives import QUICK, label_alone, labels, write_shards
 from tests.shards.nginx import needs_nginx, nginx
 
-pytestmark = pytest.mark.xdist_group("nginx")  # each server looks for a free port of its own
-
 OPEN = Path("/proc/self/fd")
 needs_proc = needs(str(OPEN), present=OPEN.exists(), remedy="nothing else lists a process's open files")
 EXAMPLES = 200
