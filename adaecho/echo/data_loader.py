@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
+from adaecho.echo.gauges import Gauges
+
 # Of each argument that has no meaning here: the values that ask for nothing, and what to do for the others.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "batch_sampler": (
@@ -130,16 +132,15 @@ def check_source(source: Any, batch_size: int | None) -> None:
             "a Dataset, "
             "TarShards(...) for urls and paths of tar archives), or give a list of texts"
         )
-    if batch_size is None or not isinstance(source, DataLoader):
+    if batch_size is None or not isinstance(source, DataLoader | Gauges):  # Gauges: an EchoLoader
         return
-    if source.batch_size is not None or source.batch_sampler is not None:
+    makes = getattr(source, "batch_size", None)
+    if makes is not None or getattr(source, "batch_sampler", None) is not None:
         raise ValueError(
-            f"batch_size={batch_size}: the source is a {type(source).__name__} that makes batches"
-            f"{f' of {source.batch_size}' if source.batch_size else ''}, and these would be batched "
-            "again; give "
-            "batch_size=None, echo='batch' to repeat its batches, or its dataset: "
-            "EchoLoader(data_loader.dataset, "
-            f"{batch_size})"
+            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches"
+            f"{f' of {makes}' if makes else ''}, and these would be batched again; give batch_size=None, "
+            "echo='batch' to repeat its batches, or its dataset: "
+            f"EchoLoader(data_loader.dataset, {batch_size})"
         )
 
 

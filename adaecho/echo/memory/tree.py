@@ -245,7 +245,19 @@ def duplicate(value: Any) -> Any:
         copied = value.copy()
         copied.format = value.format
         return copied
-    return copy.deepcopy(value)
+    try:
+        return copy.deepcopy(value)
+    except RuntimeError:
+        if not isinstance(value, torch.Tensor):
+            raise
+        return _tensor_of_a_subclass(value)
+
+
+def _tensor_of_a_subclass(value: torch.Tensor) -> torch.Tensor:
+    """A copy where torch makes no deep one: of a subclass that defines nothing, of what has a gradient."""
+    copied = value.detach().as_subclass(torch.Tensor).clone().as_subclass(type(value))
+    copied.__dict__.update(copy.deepcopy(value.__dict__))
+    return copied
 
 
 def isolated(value: Any, *, pictures: bool = True) -> Any:

@@ -1,5 +1,6 @@
 """The order in which a sampler, as DataLoader takes one, has rows read."""
 
+import operator
 import threading
 from typing import Any
 
@@ -23,7 +24,8 @@ class SampledOrder(Permutation):
         seed, passes, world, drop_last: as of the permutation.
 
     Raises:
-        ValueError: it is empty, or draws another order when it is asked for the same pass again.
+        ValueError: it is empty, gives what is no row, or draws another order when it is asked for the same
+            pass again.
     """
 
     def __init__(
@@ -51,17 +53,24 @@ class SampledOrder(Permutation):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(number)
         if not hasattr(sampler, "generator"):
-            return self._checked(np.fromiter(sampler, dtype=np.int64))
+            return self._rows()
         drawn_with = torch.Generator()
         drawn_with.manual_seed(int(self._bits(number).random_raw()) >> 1)
         own, sampler.generator = sampler.generator, drawn_with
         try:
-            return self._checked(np.fromiter(sampler, dtype=np.int64))
+            return self._rows()
         finally:
             sampler.generator = own
 
-    def _checked(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _rows(self) -> NDArray[Any]:
         name = type(self._sampler).__name__
+        try:
+            rows = np.fromiter(map(operator.index, self._sampler), dtype=np.int64)
+        except TypeError as error:
+            raise ValueError(
+                f"sampler={name}: it must give rows, one whole number after another ({error}); "
+                "of a BatchSampler give its sampler, batch_size= and drop_last="
+            ) from error
         if len(rows) != self.length:
             raise ValueError(f"sampler={name}: it gave {len(rows)} rows, and its length is {self.length}")
         wrong = rows[(rows < 0) | (rows >= self._num_rows)]

@@ -1,9 +1,11 @@
 """Datasets of others in threads: a copy for each, or one at a time; and those that draw random numbers."""
 
 import functools
+import inspect
 import io
 import operator
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -74,7 +76,7 @@ class ThreadCopies:
         """Warn, once, where several threads have to take turns."""
         if self._hindrance is not None and not self._warned:
             self._warned = True
-            warnings.warn(_in_turns(self._dataset, self._hindrance), stacklevel=2)
+            _warn_caller(_in_turns(self._dataset, self._hindrance))
 
     def _loaded(self) -> Any:
         assert self._pickled is not None
@@ -140,6 +142,14 @@ def _in_turns(dataset: Any, error: Exception) -> str:
     )
 
 
+def _warn_caller(message: str) -> None:
+    """Warn at the line outside this package that made the loader or asked for a batch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
 class Drawing:
     """A dataset that draws from the global generators as it reads an example.
 
@@ -182,11 +192,11 @@ def _failed(error: Exception, position: int) -> None:
 def check_draws(dataset: Any, echo: str) -> bool:
     """Whether a dataset draws from the global generators as it reads an example; warns where it does.
 
-    With ``transform=`` and its like set up to three are read, as some draw for some examples alone.
+    With ``transform=`` and its like set up to three are read, as some draw for some examples alone; so they
+    are where an example can't be read.
     """
     named = _transforms(dataset)
-    rows = dict.fromkeys([0, len(dataset) // 2, len(dataset) - 1] if named else [0])
-    if not any(_draws(dataset, row, otherwise=bool(named)) for row in rows):
+    if not _any_draws(dataset, named):
         return False
     what = f" in its {' and '.join(named)}" if named else ""
     consequence = {
@@ -195,26 +205,33 @@ def check_draws(dataset: Any, echo: str) -> bool:
         ),
         "batch": "all repeats of a batch then show the same draws, as batch echoing has it; ",
     }.get(echo, "")
-    warnings.warn(
+    _warn_caller(
         f"source: {type(dataset).__name__} draws random numbers{what} as it reads an example: {consequence}"
         "give the dataset without it, and its transform as EchoLoader(augment=...). Until then the "
         "generators of random, NumPy and torch are seeded for each example, and num_workers read in as many "
-        "processes",
-        stacklevel=2,
+        "processes"
     )
     return True
 
 
-def _draws(dataset: Any, row: int, *, otherwise: bool) -> bool:
-    try:
-        return draws(lambda: dataset[row])
-    except Exception:
-        return otherwise  # a bad example, or one that can't be read now: reading it will tell
+def _any_draws(dataset: Any, named: list[str]) -> bool:
+    read = False
+    for row in dict.fromkeys([0, len(dataset) // 2, len(dataset) - 1]):
+        try:
+            if draws(lambda row=row: dataset[row]):  # type: ignore[misc]
+                return True
+        except Exception:
+            continue  # a bad example, or one that can't be read now: reading it will tell
+        read = True
+        if not named:
+            break
+    return bool(named) and not read
 
 
 def _transforms(dataset: Any) -> list[str]:
-    """The transforms that are set, of a dataset or those it is made of."""
-    found = [name for name in _TRANSFORMS if callable(getattr(dataset, name, None))]
+    """The transforms that are set, of a dataset or those it is made of; a method of that name is none."""
+    given = [name for name in _TRANSFORMS if not inspect.isfunction(getattr(type(dataset), name, None))]
+    found = [name for name in given if callable(getattr(dataset, name, None))]
     if getattr(dataset, "format", None) and isinstance(dataset.format, dict):
         found += ["set_transform"] if dataset.format.get("type") == "custom" else []
     for inner in _inner(dataset):

@@ -108,6 +108,7 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     if arrays is not None:
         found = ArraySource(arrays)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        _check_rows(source)
         found = MapSource(source)
     elif isinstance(source, Iterable) or callable(source):
         return IterableSource(source)
@@ -119,6 +120,17 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     if not found.length:
         raise ValueError("source: it holds no examples (length 0)")
     return found
+
+
+def _check_rows(source: Any) -> None:
+    """Raises ValueError for a table that is indexed by its columns' names."""
+    of_columns = isinstance(source, dict) and len(source) > 0 and 0 not in source
+    if of_columns or (hasattr(source, "iloc") and hasattr(source, "columns")):
+        raise ValueError(
+            f"source: a {type(source).__name__} is indexed by its columns, not by row; give arrays, "
+            "{name: numpy.asarray(source[name]) for name in source}, or a dataset whose __getitem__(row) "
+            "returns one example"
+        )
 
 
 def _as_arrays(source: Any) -> Columns | None:

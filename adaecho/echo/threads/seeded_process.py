@@ -72,6 +72,10 @@ def one_by_one(
     return augmented
 
 
+class ProcessDiedError(RuntimeError):
+    """A worker process ended by itself or was killed, whatever example it was about to read."""
+
+
 class SeededProcess:
     """Runs ``seeded`` elsewhere.
 
@@ -96,7 +100,7 @@ class SeededProcess:
         """As ``seeded``.
 
         Raises:
-            RuntimeError: the process has died.
+            ProcessDiedError: it has.
         """
         try:
             # Pickled here: a Connection would hand over tensors as shared memory, file by file.
@@ -104,7 +108,7 @@ class SeededProcess:
             good, result = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._process.join(1)
-            raise RuntimeError(
+            raise ProcessDiedError(
                 f"the worker process of {self._name} ended with exit code {self._process.exitcode}. It "
                 'imports the main script, whose own work must stand under if __name__ == "__main__":. '
                 f"num_workers=0 and {self._remedy} need no process"

@@ -224,7 +224,7 @@ def test_where_there_is_no_length_the_reason_is_named(arguments: dict[str, Any],
         ({"source": b"abc"}, "text is no source"),
         (
             {"source": DataLoader(TensorDataset(torch.arange(9)), batch_size=4)},
-            r"batch_size=3: the source is a DataLoader that makes batches of 4.*batch_size=None",
+            r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None",
         ),
         (
             {"sampler": SequentialSampler(range(9)), "shuffle": True},
@@ -246,3 +246,30 @@ def test_a_data_loader_that_gives_single_examples_is_a_source() -> None:
     assert [batch[0].tolist() for batch in EchoLoader(single, 3, epochs=1)] == np.arange(9).reshape(
         3, 3
     ).tolist()
+
+
+class Frame:
+    """Indexed by columns, as a table of pandas."""
+
+    columns, iloc = ("x",), ()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: str) -> Any:
+        return {"x": [1, 2, 3]}[name]
+
+
+@pytest.mark.parametrize("source", [{"x": [1, 2, 3], "label": [0, 1, 0]}, Frame()], ids=["dict", "frame"])
+def test_a_table_of_columns_is_no_dataset(source: Any) -> None:
+    with pytest.raises(ValueError, match=r"indexed by its columns, not by row; give arrays, \{name: numpy"):
+        EchoLoader(source, 2)
+    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1
+
+
+def test_batches_of_an_echo_loader_are_not_batched_again() -> None:
+    inner = EchoLoader(arrays(8), 4, epochs=1)
+    with pytest.raises(ValueError, match=r"batch_size=3: the source .EchoLoader. makes batches of 4"):
+        EchoLoader(inner, 3)
+    twice = EchoLoader(inner, batch_size=None, echo="batch", factor=2, epochs=1)
+    assert [len(batch["label"]) for batch in twice] == [4] * 4

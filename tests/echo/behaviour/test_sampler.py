@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
@@ -121,6 +128,9 @@ class Wrong:
         (Wrong(3, [1, 2]), "sampler=Wrong: it gave 2 rows, and its length is 3"),
         (Wrong(2, [1, 23]), "sampler=Wrong: it gave row 23 of a source with 23 rows"),
         (Wrong(0, []), "sampler=Wrong: it gives no rows"),
+        (Wrong(2, [1.5, 2]), "sampler=Wrong: it must give rows, one whole number after another"),  # type: ignore[list-item]
+        ("rows", "sampler=str: it must give rows"),
+        (BatchSampler(SequentialSampler(range(9)), 3, False), r"of a BatchSampler give its sampler, batch"),
     ],
 )
 def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, message: str) -> None:

@@ -80,7 +80,7 @@ def test_a_flip_turns_pictures_masks_and_boxes_alike(
 
 def test_a_composition_of_one_argument_in_processes_is_the_same() -> None:
     rows = []
-    for num_workers in (0, 2):
+    for num_workers in (0, 1):  # each thread has a process of its own, which takes seconds to start
         with EchoLoader(
             Dataset(64, ragged_detection), 4, augment=v2.RandomHorizontalFlip(0.5), collate=list,
             echo="example_before_augmentation", factor=2, shuffle_buffer=8, num_workers=num_workers,
@@ -209,3 +209,32 @@ def test_a_block_names_the_field_that_is_no_array() -> None:
     source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})
     with pytest.raises(ValueError, match=r"field \['image'\], a PIL.Image.Image; convert it in decode="):
         next(iter(EchoLoader(source, 2, augment=Block())))
+
+
+class Plain(torch.Tensor):
+    """Defines nothing, so that torch makes no deep copy of it."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation", "batch"])
+def test_tensors_of_a_subclass_that_defines_nothing(echo: str, num_workers: int) -> None:
+    examples = [torch.full((2,), float(row)).as_subclass(Plain) for row in range(8)]
+    examples[3].tag = ["three"]  # type: ignore[attr-defined]
+
+    def scaled(example: Any, _: Any) -> Any:
+        assert type(example) is Plain
+        return example.mul_(10)
+
+    with EchoLoader(
+        examples, 2, echo=echo, factor=2, augment=scaled, collate=list, epochs=1, num_workers=num_workers
+    ) as loader:
+        found = [example for batch in loader for example in batch]
+    assert {type(example) for example in found} == {Plain}
+    assert sorted(float(example[0]) for example in found) == sorted([10.0 * row for row in range(8)] * 2)
+    assert [float(example[0]) for example in examples] == list(range(8))
+    copied = duplicate(examples[3])
+    assert type(copied) is Plain
+    assert copied.tag == ["three"]
+    assert copied.tag is not examples[3].tag  # type: ignore[attr-defined]
+    with_gradient = torch.ones(2, requires_grad=True).as_subclass(Plain) * 2
+    assert not duplicate(with_gradient).requires_grad
