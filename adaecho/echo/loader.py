@@ -32,6 +32,8 @@ from adaecho.echo.settings import (
 from adaecho.echo.threads.timers import Timers, works_ahead
 from adaecho.echo.threads.workers import Interrupted
 
+_EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
+
 
 class EchoLoader(Gauges):
     """Batches for SGD, with data echoing (Choi, Passos, Shallue, Dahl 2019, sections 2 and 3).
@@ -179,7 +181,7 @@ class EchoLoader(Gauges):
         self._iterating = False
         self._next_iteration: int | None = None  # that set_epoch asked for
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
-        self._finalizer = weakref.finalize(self, self._pipeline.close)
+        self._finalizer = weakref.finalize(self, self._pipeline.close, _EXIT_WAIT_S)
         if epochs is None:
             self._begin()
 
@@ -394,11 +396,17 @@ class EchoLoader(Gauges):
         """
         self._pipeline.stop()
 
-    def close(self) -> None:
-        """End all threads and let go of the source; the loader can't be iterated any more."""
+    def close(self, wait_s: float | None = None) -> None:
+        """End all threads and let go of the source; the loader can't be iterated any more.
+
+        Args:
+            wait_s: for threads that are in a call of the source's, at most; those that are still in it are
+                left behind with a RuntimeWarning. By default as long as it takes.
+        """
         self._closed = True
         self._ahead.clear()
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            self._pipeline.close(wait_s)
 
     def __enter__(self) -> "EchoLoader":
         return self

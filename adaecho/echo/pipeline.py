@@ -5,6 +5,7 @@ for a burst of repeats downstream.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -219,8 +220,21 @@ class Pipeline:
         self.stages.echo.reset()
         self._batches.clear()
 
-    def close(self) -> None:
-        """End all threads and let go of the source."""
+    def close(self, wait_s: float | None = None) -> None:
+        """End all threads and let go of the source.
+
+        Threads that are in a call of the source's after ``wait_s`` are left there, with a warning: nothing
+        can end them, and they end with the process.
+        """
+        if self.crew is not None:
+            self.crew.stop()
+            if not self.crew.join(wait_s):
+                warnings.warn(
+                    f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                return
         self.halt()
         self.stages.reader.close()
 

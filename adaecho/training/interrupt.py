@@ -18,19 +18,19 @@ class WaitEndedError(KeyboardInterrupt):
 class Interrupt:
     """While inside the context, the first signal only sets a flag; a second Ctrl-C interrupts at once.
 
-    Nothing is done in the handler itself: it runs between bytecodes, in the middle of an update. The wait for
-    a batch alone is ended from there, if it outlasts the signal by ``WAIT_S``.
+    Nothing is done in the handler itself: it runs between bytecodes, in the middle of an update. The waits
+    for a batch and for threads at rest alone are ended from there, if they outlast the signal by ``WAIT_S``.
     Outside the main thread, where Python allows no handlers, the flag is never set.
 
     Attributes:
         signal: the first that came.
-        is_waiting: says whether the main thread waits for a batch; set by its user.
+        is_waiting: says whether the main thread waits for the loader; set by its user.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.is_waiting: Callable[[], bool] = lambda: False
-        self._wait_is_over = False
+        self._wait_is_over = self._is_over = False
         self._timer: threading.Timer | None = None
         self._previous: dict[int, object] = {}
 
@@ -43,6 +43,7 @@ class Interrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         for number, handler in self._previous.items():
@@ -66,13 +67,19 @@ class Interrupt:
         self.signal = first
         if first == signal.SIGINT:
             os.write(2, b"ending after this step; Ctrl-C again ends at once\n")
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        if self._is_over:
+            return
         self._timer = threading.Timer(WAIT_S, self._end_wait)
         self._timer.daemon = True
         self._timer.start()
 
     def _end_wait(self) -> None:
-        """Have the handler run again, in the main thread."""
+        """Have the handler run again, in the main thread; and later, should it wait for something else."""
         self._wait_is_over = True
         main = threading.main_thread().ident
         if main is not None and self.is_waiting():
             signal.pthread_kill(main, signal.SIGUSR2)
+        self._start_timer()

@@ -1,7 +1,8 @@
 """The training loop: step, evaluate, stop, checkpoint."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Trainer:
             ends the loop as ``pruned``.
 
     Attributes:
-        is_waiting: for a batch, at this moment.
+        is_waiting: for the loader, at this moment.
         best_model: the weights of ``progress.best``, on the CPU; None before the first evaluation.
     """
 
@@ -96,6 +97,21 @@ class Trainer:
                 self._step(next(batches))
         finally:
             self.clocks.stop(self.device)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside, no thread of the loader's works; a signal ends the wait for one that does not come back.
+
+        Raises:
+            WaitEndedError: it did.
+        """
+        with ExitStack() as stack:
+            try:
+                self.is_waiting = True
+                stack.enter_context(self.loader.paused())
+            finally:
+                self.is_waiting = False
+            yield
 
     def _look_ahead(self) -> int | None:
         """Fresh examples once the next batch has been taken, waiting until it lies ready.
@@ -262,7 +278,7 @@ class Trainer:
 
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
-        with self.loader.paused(), self.clocks.evaluating(self.device), torch.inference_mode():
+        with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
             self.model.eval()
             with autocast(self.device, self.precision):
                 metrics = self.task.evaluate(self.model, split, device=self.device)
@@ -273,7 +289,7 @@ class Trainer:
         """What the task adds to the summary of a run that ended by itself, on the evaluation clock."""
         if self.task.at_end is None:
             return {}
-        with self.loader.paused(), self.clocks.evaluating(self.device), torch.inference_mode():
+        with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
             self.model.eval()
             return self.task.at_end(self.model, self.device)
 

@@ -4,7 +4,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.display import Display
-from adaecho.training.interrupt import Interrupt
+from adaecho.training.interrupt import WAIT_S, Interrupt, WaitEndedError
 from adaecho.training.progress import is_finished
 from adaecho.training.trainer import Line, Trainer
 
@@ -105,8 +105,16 @@ class _Trial:
                 prune=self.prune,
             )
             interrupt.is_waiting = lambda: trainer.is_waiting
-            with trainer.loader:
-                return self._train(trainer, interrupt)
+            wait_s: float | None = None
+            try:
+                summary = self._train(trainer, interrupt)
+                wait_s = WAIT_S if interrupt() else None
+            except KeyboardInterrupt:
+                wait_s = 0.0
+                raise
+            finally:
+                trainer.loader.close(wait_s)
+            return summary
 
     def _train(self, trainer: Trainer, interrupt: Interrupt) -> dict[str, Any]:
         self._resume(trainer)
@@ -114,7 +122,8 @@ class _Trial:
         with nullcontext() if self.display is None else self.display.showing(trainer):
             status = trainer.train()
         if status in ("preempted", "budget_spent"):
-            self._checkpoint(trainer)
+            with trainer.at_rest() if self.config.data.restore == "snapshot" else nullcontext():
+                self._checkpoint(trainer)
         summary = self._summary(trainer, status)
         if status == "preempted" and interrupt.signal is not None:
             summary["signal"] = interrupt.signal.name
@@ -197,7 +206,7 @@ class _Trial:
         if self.display is not None:
             self.display.step(trainer)
         if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
-            with trainer.loader.paused(), trainer.clocks.uncounted(trainer.device):
+            with suppress(WaitEndedError), trainer.at_rest(), trainer.clocks.uncounted(trainer.device):
                 self._checkpoint(trainer)
                 self.run_folder.write_summary(self._summary(trainer, "running"))
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buf
 
 
 class Dripping:
-    """Rows of arrays; one of them does not come until it is released, and says so by a signal."""
+    """Rows of arrays; one of them does not come until it is released, and says so by signals."""
 
-    def __init__(self, arrays: dict[str, Any], stuck_at: int) -> None:
-        self.arrays, self.stuck_at = arrays, stuck_at
+    thread_safe = True
+
+    def __init__(self, arrays: dict[str, Any], stuck_at: int, *signals: int) -> None:
+        self.arrays, self.stuck_at, self.signals = arrays, stuck_at, signals or (signal.SIGTERM,)
         self.reads = 0
         self.released = threading.Event()
 
@@ -32,16 +35,23 @@ class Dripping:
     def __getitem__(self, row: int) -> dict[str, Any]:
         self.reads += 1
         if self.reads == self.stuck_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for number in self.signals:
+                os.kill(os.getpid(), number)
+                self.released.wait(0.5)
             while not self.released.wait(0.01):
                 pass
         return {key: np.asarray(value[row]) for key, value in self.arrays.items()}
 
 
+@pytest.mark.filterwarnings("ignore:the source has not answered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("workers", "restore"),
+    [(0, "replay"), (2, "replay"), pytest.param(2, "snapshot", id="no contents at hand")],
+)
 def test_a_wait_for_data_ends_with_a_checkpoint(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int, restore: str
 ) -> None:
-    config = compose_config(*RUN)
+    config = compose_config(*RUN, f"data.num_workers={workers}", f"data.restore={restore}")
     sources: list[Dripping] = []
 
     def build(config: Any) -> Any:
@@ -51,15 +61,21 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
         return task
 
     monkeypatch.setattr(trial, "build_task", build)
-    monkeypatch.setattr(interrupt, "WAIT_S", 0.2)
+    for module in (interrupt, trial):
+        monkeypatch.setattr(module, "WAIT_S", 0.2)
     late = threading.Timer(100, lambda: sources[0].released.set())
     late.start()
-    summary = run_trial(config, Path("run"))
+    # A snapshot needs the threads at rest: the run ends as a killed one does, with its last checkpoint.
+    with pytest.raises(KeyboardInterrupt) if restore == "snapshot" else nullcontext():
+        run_trial(config, Path("run"))
     assert not late.finished.is_set(), "it waited for data that never came"
     late.cancel()
     sources[0].released.set()
-    assert (summary["status"], summary["signal"]) == ("preempted", "SIGTERM")
-    assert 0 < summary["steps"] < 20
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "preempted"
+    if restore == "replay":
+        assert summary["signal"] == "SIGTERM"
+        assert 0 < summary["steps"] < 20
     assert run_trial(config, Path("run"))["status"] == "budget_spent"
     run_trial(config, Path("undisturbed"))
     kept = []
@@ -68,3 +84,32 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
         kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
     assert kept[0] == kept[1]
     assert kept[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_ctrl_c_ends_at_once(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    config = compose_config(*RUN, f"data.num_workers={workers}")
+    sources: list[Dripping] = []
+
+    def build(config: Any) -> Any:
+        task = build_task(config)
+        sources.append(Dripping(task.source, 300, signal.SIGINT, signal.SIGINT))
+        object.__setattr__(task, "source", sources[-1])
+        return task
+
+    monkeypatch.setattr(trial, "build_task", build)
+    for module in (interrupt, trial):
+        monkeypatch.setattr(module, "WAIT_S", 300.0)
+    late = threading.Timer(100, lambda: sources[0].released.set())
+    late.start()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext(),
+    ):
+        run_trial(config, Path("run"))
+    assert not late.finished.is_set(), "it waited for data that never came"
+    late.cancel()
+    sources[0].released.set()
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"

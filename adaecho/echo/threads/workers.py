@@ -117,13 +117,15 @@ class ThreadPool:
             self._wake_all()
             self._tell_if_stopped()
 
-    def join(self) -> None:
-        """Wait for the threads after ``stop``."""
+    def join(self, wait_s: float | None = None) -> bool:
+        """Wait for the threads after ``stop``, so long at most; whether all have ended."""
         if self._stayed_behind:
-            return
-        for ordered in self._maps:
-            ordered.join()
-        self._process = None
+            return True
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        ended = [ordered.join(deadline) for ordered in self._maps]
+        if all(ended):
+            self._process = None
+        return all(ended)
 
     @property
     def _stayed_behind(self) -> bool:
@@ -305,11 +307,12 @@ class OrderedMap(Generic[Claim, Result]):
         """Threads that work or wait for work (the lock held)."""
         return sum(not thread.leaving for thread in self._threads)
 
-    def join(self) -> None:
-        """Wait for the threads to end."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+    def join(self, deadline: float | None = None) -> bool:
+        """Wait for the threads to end, or until a time of the monotonic clock; whether they have ended."""
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
 
     def get(self, *, by_pool_thread: bool) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
