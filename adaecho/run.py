@@ -137,6 +137,7 @@ def explain(error: BaseException, *more_keys: str) -> str:
             return _missing(str(cause))
         # Hydra advises to add an unknown key with +; nothing here would read it.
         lines = [line for line in str(cause).strip().splitlines() if not line.startswith("To append")]
+        lines = [line for line in lines if "$VALUE" not in line]  # a template that OmegaConf left unfilled
         message = "\n".join(lines)
         if message and message not in messages:
             messages.append(message)

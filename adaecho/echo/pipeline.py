@@ -226,9 +226,9 @@ class Pipeline:
         Threads that are in a call of the source's after ``wait_s`` are left there, with a warning: nothing
         can end them, and they end with the process.
         """
-        if self.crew is not None:
-            self.crew.stop()
-            if not self.crew.join(wait_s):
+        if self.thread_pool is not None:
+            self.thread_pool.stop()
+            if not self.thread_pool.join(wait_s):
                 warnings.warn(
                     f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
                     RuntimeWarning,
