@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from adaecho.errors import ConfigError
+from adaecho.run import CONF
 from adaecho.search.arms import parse_typed
 from tests.search.conftest import BuildArms
 
@@ -27,6 +30,11 @@ def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
     assert [arm.name for arm in arms][:3] == ["e1", "e2", "e4"]
     assert arms[2].config["echo"]["factor"] == 4
     assert [axis.key for axis in arms[0].axes] == ["optimizer.learning_rate", "optimizer.momentum"]
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_arm_of_every_experiment_can_be(arms_of: BuildArms, path: Path) -> None:
+    assert arms_of(f"experiment={path.stem}"), "composed, and valid at both ends of each axis"
 
 
 def test_named_arms_and_comma_lists_multiply(arms_of: BuildArms) -> None:
