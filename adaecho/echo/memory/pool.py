@@ -89,7 +89,7 @@ class ColumnsPool:
     def __init__(self, layout: Columns, capacity: int) -> None:
         self._form = layout.form
         self._arrays = [np.empty((capacity, *array.shape[1:]), array.dtype) for array in layout.arrays]
-        self._repeats = np.zeros(capacity, dtype=np.uint16)
+        self._repeats = np.zeros(capacity, dtype=np.uint16)  # [capacity], still to leave
         self._free = FreeRows()
         self._free.grow(capacity)
 
@@ -103,12 +103,12 @@ class ColumnsPool:
         rows = self._free.pop(len(examples))
         self._repeats[rows] = repeats
         for array, values in zip(self._arrays, examples.arrays, strict=True):
-            array[rows] = values
+            array[rows] = values  # [n, ...] into [capacity, ...]
         return rows
 
     def take(self, rows: Rows) -> Columns:
         taken = Columns(self._form, self._arrays).take(rows)
-        np.subtract.at(self._repeats, rows, 1)
+        np.subtract.at(self._repeats, rows, 1)  # rows [n] may hold one several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
             self._free.push(np.unique(spent))

@@ -51,14 +51,14 @@ class Permutation:
             serials = iterations * self._stored + positions % self._stored
         if self._order == "stored":
             return serials % self.length
-        passes, positions = np.divmod(serials, self.length)
+        passes, positions = np.divmod(serials, self.length)  # [n] each
         if not len(passes):
             return positions
         if (passes == passes[0]).all():
             return self._pass(int(passes[0]))[positions].astype(np.int64)
         rows = np.empty(len(serials), dtype=np.int64)
         for number in np.unique(passes):
-            chosen = passes == number
+            chosen = passes == number  # bool [n]
             rows[chosen] = self._pass(int(number))[positions[chosen]]
         return rows
 
@@ -71,7 +71,7 @@ class Permutation:
 
     def _drawn(self, number: int) -> NDArray[Any]:
         rng = np.random.Generator(self._bits(number))
-        rows = np.arange(self.length, dtype=self._dtype)
+        rows = np.arange(self.length, dtype=self._dtype)  # [length]
         return self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
 
     def _bits(self, number: int) -> np.random.Philox:

@@ -38,7 +38,7 @@ class ShuffleBuffer:
     def __init__(self, seed: int, size: int, rows: int = 0) -> None:
         self.size = size
         self._seed = seed
-        self._items = np.zeros(size, dtype=np.int64)
+        self._items = np.zeros(size, dtype=np.int64)  # [size], by slot; and the row in the pool of each:
         self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
@@ -77,17 +77,17 @@ class ShuffleBuffer:
         """
         if not self.size or not len(entering):
             return entering.items, entering.rows
-        slots = entering.slots
-        items = self._items[slots]
+        slots = entering.slots  # [n], n items that enter
+        items = self._items[slots]  # [n], what leaves
         rows = self._rows[slots].astype(np.int64)
         # 16-bit keys are sorted by radix.
         order = np.argsort(slots.astype(np.uint16) if self.size <= 1 << 16 else slots, kind="stable")
-        in_order = slots[order]
-        again = in_order[1:] == in_order[:-1]
+        in_order = slots[order]  # [n], rising
+        again = in_order[1:] == in_order[:-1]  # [n - 1]: the same slot as the one before
         if again.any():
             later, earlier = order[1:][again], order[:-1][again]
             items[later], rows[later] = entering.items[earlier], entering.rows[earlier]
-            last = order[np.append(~again, True)]
+            last = order[np.append(~again, True)]  # [distinct slots]
             slots = slots[last]
             self._items[slots], self._rows[slots] = entering.items[last], entering.rows[last]
         else:
