@@ -44,3 +44,19 @@ def test_the_table_of_claims_is_what_the_records_decide(page: str) -> None:
             expected.append(f"| {says} | {one.effect.value:.2f} | {interval} | {one.p:.2g} | {one.verdict} |")
     assert len(expected) == 5
     assert "\n".join(expected) in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("experiment", ["quickstart_text", "text_imdb"])
+def test_the_tables_of_text_are_their_records(experiment: str) -> None:
+    trials = json.loads((ROOT / "results" / experiment / "small_text" / "trials.json").read_text())
+    page = (ROOT / "experiments" / experiment / "README.md").read_text()
+    table = [re.findall(r"[\d.,]+", row) for row in page.splitlines() if re.match(r"\| (?!arm)[a-z]", row)]
+    means: dict[str, list[float]] = {}
+    for arm in ("baseline", "batch_e2", "example_e2"):
+        own = [trial for trial in trials if trial["arm"] == arm]
+        keys = ("to_target_fresh_examples", "to_target_steps", "train_time_s")
+        means[arm] = [sum(trial[key] for trial in own) / len(own) for key in keys]
+    for row, (fresh, steps, seconds) in zip(table, means.values(), strict=True):
+        ratio = fresh / means["baseline"][0]
+        assert {f"{fresh:,.0f}", f"{ratio:.2f}", f"{steps:.0f}"} <= set(row)
+        assert experiment == "text_imdb" or f"{seconds:.0f}" in row
