@@ -51,9 +51,7 @@ def draw_curves(curves: list[Curve], path: Path, title: str, metric: str, target
             panel.set_title(f"e = {factor}" if group else "", fontsize=9.5, loc="center")
         if target is not None:
             _name_target(axes[-1], _shown(metric, target))
-        axes[0].set_ylabel(
-            "validation error" if metric == "accuracy" else f"validation {metric.replace('_', ' ')}"
-        )
+        axes[0].set_ylabel(_axis_label(metric))
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         drawing.legend(
             list(lines.values()), list(lines), loc="outside lower left", ncols=2, frameon=False, fontsize=8.5
@@ -97,6 +95,13 @@ def _name_target(axes: Axes, height: float) -> None:
 
 def _shown(metric: str, value: float) -> float:
     return max(1 - value, _LEAST_ERROR) if metric == "accuracy" else value
+
+
+def _axis_label(metric: str) -> str:
+    if metric == "accuracy":
+        return "validation error"
+    unit = ", nats" if metric == "cross_entropy" else ""
+    return f"validation {metric.replace('_', ' ')}{unit}"
 
 
 def _scale(axes: Axes, curves: list[Curve], metric: str) -> None:

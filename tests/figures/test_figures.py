@@ -156,7 +156,7 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
     draw_curves(curves[:1], tmp_path / "c.png", "text", "cross_entropy", None)
     (axes,) = drawn[1].axes
     assert list(axes.lines[0].get_ydata()) == [0.5, 0.98]
-    assert axes.get_ylabel() == "validation cross entropy"
+    assert axes.get_ylabel() == "validation cross entropy, nats"
 
 
 def test_words_and_scales():
