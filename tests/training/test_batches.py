@@ -37,8 +37,8 @@ class _Masked:
         return len(LENGTHS)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        torch.manual_seed(row)
-        return {"x": torch.randn(6, 3), "mask": (torch.arange(6) < LENGTHS[row]).float()}
+        generator = torch.Generator().manual_seed(row)
+        return {"x": torch.randn(6, 3, generator=generator), "mask": (torch.arange(6) < LENGTHS[row]).float()}
 
 
 def _loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
