@@ -163,6 +163,7 @@ class Worker:
             )
         except FolderInUseError:
             attempts.take_back()
+            print(f"{trial}: another worker was faster", flush=True)
             raise
         except UserError as error:
             attempts.take_back()

@@ -162,7 +162,10 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
         "target_value": None,
     }
     counts = {"fresh_examples": 3200, "steps": 100, "trained_examples": 6400}
-    rows = [{**row, **counts, "final_accuracy": value, "best_value": value} for value in (0.5, 0.75)]
+    rows = [
+        {**row, **counts, "repeat": repeat, "index": 0, "final_accuracy": value, "best_value": value}
+        for repeat, value in enumerate((0.5, 0.75))
+    ]
     console = Console(file=io.StringIO(), width=80, no_color=True)
     console.print(terminal_table(end_of_sweep(rows), console.width))
     assert isinstance(console.file, io.StringIO)
