@@ -66,7 +66,7 @@ def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle
         if not real or not math.isfinite(factor):
             raise ValueError(f"factor={factor!r}: must be a number, at least 1, or auto")
         if factor < 1:
-            raise ValueError(f"factor={factor}: must be at least 1, no echoing: each example read is used")
+            raise ValueError(f"factor={factor}: must be at least 1; 1 repeats nothing")
         if factor >= MAX_FACTOR:
             raise ValueError(f"factor={factor}: must be less than {MAX_FACTOR}")
     if not variant.repeats and factor != 1:
