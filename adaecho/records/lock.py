@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import socket
 import threading
@@ -111,11 +112,17 @@ class FolderLock:
         return False
 
     def _age_s(self) -> float:
-        """Age of the last heartbeat by the clock of the file system: hosts' own clocks disagree."""
+        """Age of the last heartbeat by the clock of the file system: hosts' own clocks disagree.
+
+        Infinite where the lock has been given back while it was looked at.
+        """
         probe = self.folder / f".clock.{os.getpid()}.tmp"
         try:
             probe.touch()
-            return probe.stat().st_mtime - self.path.stat().st_mtime
+            now = probe.stat().st_mtime
+            with suppress(FileNotFoundError):
+                return now - self.path.stat().st_mtime
+            return math.inf
         finally:
             probe.unlink(missing_ok=True)
 

@@ -181,3 +181,18 @@ def test_process_start_tells_processes_apart():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert process_start(child.pid) is None
+
+
+def test_a_lock_that_is_given_back_while_it_is_looked_at_is_in_use_and_no_error(tmp_path, monkeypatch):
+    holder, other = FolderLock(tmp_path), FolderLock(tmp_path)
+    holder.acquire()
+
+    def alive_and_then_gone(*_):
+        holder.release()
+        return True
+
+    monkeypatch.setattr(FolderLock, "_is_alive", alive_and_then_gone)
+    with pytest.raises(lock.FolderInUseError, match="is writing this folder"):
+        other.acquire()
+    other.acquire()  # and free from then on
+    other.release()
