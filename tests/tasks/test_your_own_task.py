@@ -13,7 +13,7 @@ from adaecho.config.schema import from_plain, to_plain
 from adaecho.search import axes
 from tests.conftest import Compose
 
-PAGE = Path(__file__).parents[2] / "docs" / "your_own_task.md"
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-task.md"
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 
