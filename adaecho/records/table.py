@@ -44,9 +44,10 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
     return [
         ("arm", _text("arm"), NARROW),
         ("fresh examples", _mean("fresh_examples", ",.0f"), NARROW),
-        ("range", lambda arm: _cost_range(arm, rows), TERMINAL),
+        # A terminal has room for one of the two; where several searches allow an interval, it says more.
+        ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
         ("ratio", lambda arm: _number(arm["ratio_to_baseline"], ".2f"), NARROW),
-        *([("95 % interval", _interval, PAGE)] if with_interval else []),
+        *([("95 % interval", _interval, TERMINAL)] if with_interval else []),
         ("steps", _mean("steps", ",.0f"), TERMINAL),
         ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
         ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),

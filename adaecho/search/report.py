@@ -89,9 +89,11 @@ def caption(state: SweepState, rows: list[Row]) -> str:
     if without_target(rows):
         return "At the end of the budgets: means over the runs of each arm."
     if state.design.repeats > 1:
+        searched = any(search.trials > 1 for search in state.searches.values())
+        of = "searches of the best trial of each" if searched else "runs of each arm"
         return (
-            f"To the target: mean over {state.design.repeats} searches of the best trial of each; "
-            "range: of these best trials; ratio: to the baseline's fresh examples."
+            f"To the target: mean over {state.design.repeats} {of}; ratio: of geometric means of fresh "
+            "examples, to the baseline's, with its 95 % interval."
         )
     return (
         "To the target: the best trial of each arm; range: over the arm's trials that reached it; "
