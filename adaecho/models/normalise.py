@@ -5,6 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+# Of each colour over ImageNet's training images, in pixel values.
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+
 
 class Normalise(nn.Module):
     """``(images - mean) / std`` per channel: uint8 [N, H, W, C] to float32 [N, C, H, W].

@@ -8,33 +8,33 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.coco import read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import ConfigError, DataError
-from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
+from adaecho.tasks.ghosts import GhostOptions
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
 
 @dataclass
-class Options(TaskConfig):
+class Options(GhostOptions):
     """The keys ``task.*``."""
 
     image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
     ghost_size: int | None = 128  # examples per slice of virtual batch norm; null: the whole batch
-    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
     keep_images_without_boxes: bool = False  # SSD learns nothing from them; they cost fresh examples
+    expand: float = 0.5  # probability that an image is put on a canvas of up to 4 times its sides
     metrics_per_category: bool = False  # report AP_50/<category> too
 
     def __post_init__(self) -> None:
         if self.image_size < 64:
             raise ConfigError(f"task.image_size={self.image_size}: must be at least 64 pixels")
-        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
+        if not 0 <= self.expand <= 1:
+            raise ConfigError(f"task.expand={self.expand}: a probability lies between 0 and 1")
+        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:
@@ -44,7 +44,7 @@ def build(config: Config, options: Options) -> Task:
         ConfigError: ``task.ghost_size`` doesn't divide the batch or its micro-batches.
         DataError: ``data.path`` is no folder in COCO's schema, or more in it is bad than may be skipped.
     """
-    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    options.check_batches(config)
     if config.data.path is None:
         raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
     bad = SkippedExamples(config.data.max_bad_examples)
@@ -72,9 +72,7 @@ def build(config: Config, options: Options) -> Task:
 
     def build_model() -> nn.Module:
         ssd = ssd_resnet34(len(train.categories) + 1, options.image_size)
-        if options.ghost_size is not None:
-            use_ghost_batch_norm(ssd, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
-        return Detector(ssd, channels_last=config.channels_last)
+        return options.with_ghosts(Detector(ssd, channels_last=config.channels_last))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "COCO's test split has no public boxes"
@@ -85,7 +83,7 @@ def build(config: Config, options: Options) -> Task:
         metrics=validation.metrics,
         source=train,
         decode=decode,
-        augment=SSDAugment(options.image_size),
+        augment=SSDAugment(options.image_size, expand=options.expand),
         collate=collate_boxes,
         build_model=build_model,
         loss=detection_loss,

@@ -10,17 +10,13 @@ from torch import nn
 
 from adaecho.datasets.coco import TrueBoxes
 from adaecho.models.multibox import detect, multibox_loss
-from adaecho.models.normalise import Normalise
+from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.boxes import ResizeWithBoxes
 from adaecho.transforms.photographs import decode_image
-
-# Of each colour over ImageNet's training images.
-MEAN = (123.675, 116.28, 103.53)
-STD = (58.395, 57.12, 57.375)
 
 _SHOWN_SCORE = 0.4
 
@@ -30,7 +26,7 @@ class Detector(nn.Module):
 
     def __init__(self, ssd: SSD, *, channels_last: bool) -> None:
         super().__init__()
-        self.normalise, self.ssd = Normalise(MEAN, STD, channels_last=channels_last), ssd
+        self.normalise, self.ssd = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=channels_last), ssd
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits, codes = self.ssd(self.normalise(images))

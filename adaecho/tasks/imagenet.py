@@ -13,17 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.labelled_images import LabelledImages, find_labelled
 from adaecho.datasets.split import Rows, hold_out_rows
 from adaecho.errors import ConfigError, DataError
-from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
-from adaecho.models.normalise import Normalise
+from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.tasks.base import Picture, Split, Task
-from adaecho.tasks.detection import MEAN, STD
+from adaecho.tasks.ghosts import GhostOptions
 from adaecho.tasks.images import CLASSIFICATION_METRICS, cross_entropy, num_images, pictures_of_mistakes
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop, decode_image
@@ -32,7 +29,7 @@ _FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its labe
 
 
 @dataclass
-class Options(TaskConfig):
+class Options(GhostOptions):
     """The keys ``task.*``."""
 
     model: str = "resnet50"  # a name of timm's
@@ -40,7 +37,6 @@ class Options(TaskConfig):
     num_classes: int | None = None  # null: as many as the training data names
     validation_path: str | None = None  # tar shards, or where else data.path has no validation split
     ghost_size: int | None = 32  # examples per slice of virtual batch norm; null: the whole batch
-    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
     min_crop_area: float = 0.08  # of the image's; the largest is 1
     colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
     antialias: bool = True
@@ -54,7 +50,7 @@ class Options(TaskConfig):
             raise ConfigError(f"task.min_crop_area={self.min_crop_area}: must lie in (0, 1]")
         if not 0 <= self.colour_distortion <= 1:
             raise ConfigError(f"task.colour_distortion={self.colour_distortion}: must lie in [0, 1]")
-        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
+        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:
@@ -64,7 +60,7 @@ def build(config: Config, options: Options) -> Task:
         ConfigError: timm has no such model, or ``task.ghost_size`` doesn't divide the batch.
         DataError: ``data.path`` holds no labelled images, or it isn't known how many classes there are.
     """
-    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    options.check_batches(config)
     train, held_out, num_classes, names = _read(config, options)
     decode = partial(decode_labelled, num_classes=num_classes)
     crop = CentreCrop(options.image_size, antialias=options.antialias)
@@ -77,10 +73,8 @@ def build(config: Config, options: Options) -> Task:
     strength = options.colour_distortion
 
     def build_model() -> nn.Module:
-        net = timm_model(options.model, num_classes)
-        if options.ghost_size is not None:
-            use_ghost_batch_norm(net, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
-        return nn.Sequential(Normalise(MEAN, STD, channels_last=config.channels_last), net)
+        normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
+        return nn.Sequential(normalise, options.with_ghosts(timm_model(options.model, num_classes)))
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "ImageNet's test split has no public labels"

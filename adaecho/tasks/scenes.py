@@ -8,35 +8,31 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from adaecho.config.bounds import one_of
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.coco import TrueBoxes
 from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
 from adaecho.errors import ConfigError
-from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
 from adaecho.models.ssd import small_ssd
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
 from adaecho.tasks.digits import NUM_CLASSES, read_digits
+from adaecho.tasks.ghosts import GhostOptions
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
 _VALIDATION_GLYPHS = 360
 
 
 @dataclass
-class Options(TaskConfig):
+class Options(GhostOptions):
     """The keys ``task.*``."""
 
     training_scenes: int = 2000
-    ghost_size: int | None = None  # examples per slice of virtual batch norm; null: the whole batch
-    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
     metrics_per_category: bool = False  # report AP_50/<digit> too
 
     def __post_init__(self) -> None:
         if self.training_scenes < 1:
             raise ConfigError(f"task.training_scenes={self.training_scenes}: must be at least 1")
-        one_of("task.ghost_statistics", self.ghost_statistics, STATISTICS)
+        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:
@@ -50,7 +46,7 @@ def build(config: Config, options: Options) -> Task:
         raise ConfigError(
             f"data.path={config.data.path}: task scenes makes its images; drop data.path, or choose task=coco"
         )
-    check_ghost_size(options.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+    options.check_batches(config)
     number = config.data.validation_examples
     if not number:
         raise ConfigError(f"data.validation_examples={number}: say how many scenes to make for validation")
@@ -76,10 +72,8 @@ def build(config: Config, options: Options) -> Task:
     )
 
     def build_model() -> nn.Module:
-        ssd = small_ssd(NUM_CLASSES + 1, SIDE)
-        if options.ghost_size is not None:
-            use_ghost_batch_norm(ssd, options.ghost_size, options.ghost_statistics)  # type: ignore[arg-type]
-        return Detector(ssd, channels_last=config.channels_last)
+        detector = Detector(small_ssd(NUM_CLASSES + 1, SIDE), channels_last=config.channels_last)
+        return options.with_ghosts(detector)
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "scenes have no test split"

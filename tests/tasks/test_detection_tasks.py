@@ -110,7 +110,7 @@ def test_coco_without_a_path_says_what_it_needs(compose_config: Compose, coco: P
         build_task(missing)
 
 
-@pytest.mark.parametrize("override", ["task.image_size=32", "task.ghost_statistics=mean"])
+@pytest.mark.parametrize("override", ["task.image_size=32", "task.ghost_statistics=mean", "task.expand=1.5"])
 def test_options_out_of_range_are_refused(compose_config: Compose, coco: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=override.split("=")[0]):
         build_task(compose_config(*TINY_COCO, f"data.path={coco}", override))
