@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,7 +53,8 @@ def atomic_file(
     Raises:
         FolderError: the disk is full or the folder can't be written; the old file is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not named by process: those of two hosts, or containers, may have one number.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     with folder_errors(path):
         try:
             with temporary.open("wb") as file:
@@ -142,7 +144,7 @@ def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) ->
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that end in a newline; a torn last one is left out. None where the file is missing.
+    """The lines of a file that end in a newline; a torn last one is left out; none where the file is missing.
 
     Raises:
         FolderError: it can't be read.

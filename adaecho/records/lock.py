@@ -114,17 +114,22 @@ class FolderLock:
     def _age_s(self) -> float:
         """Age of the last heartbeat by the clock of the file system: hosts' own clocks disagree.
 
-        Infinite where the lock has been given back while it was looked at.
+        Infinite where the lock has been given back, or its folder moved, while it was looked at.
         """
-        probe = self.folder / f".clock.{os.getpid()}.tmp"
-        try:
-            probe.touch()
-            now = probe.stat().st_mtime
+        while self.folder.exists():
+            # Not named by process: those of two hosts may have one number.
+            probe = self.folder / f".clock.{uuid.uuid4().hex}.tmp"
+            try:
+                probe.touch()
+                now = probe.stat().st_mtime
+            except FileNotFoundError:  # a holder that begins removes what others have left behind
+                continue
+            finally:
+                probe.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 return now - self.path.stat().st_mtime
-            return math.inf
-        finally:
-            probe.unlink(missing_ok=True)
+            break
+        return math.inf
 
     def _refusal(self, holder: dict[str, Any]) -> str:
         ahead_s = -self._age_s()

@@ -4,10 +4,10 @@ It is exported from the run folders and never read for a decision: removing it l
 damaged, or of other trials, is deleted and written anew.
 """
 
-import os
 import shutil
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def export(state: SweepState) -> None:
     goes wrong is a warning.
     """
     path = state.folder / JOURNAL
-    private = path.with_name(f".{JOURNAL}.{os.getpid()}.tmp")
+    private = path.with_name(f".{JOURNAL}.{uuid.uuid4().hex}.tmp")
     try:
         if not _extend_copy(state, path, private):
             private.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ import math
 import os
 from pathlib import Path
 
+from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import FINISHED
 
@@ -29,7 +30,10 @@ class Pruner:
         return fresh_examples > self._best
 
     def _look_at(self, name: str) -> None:
-        summary = RunFolder(self._search / name).read_summary()
+        try:
+            summary = RunFolder(self._search / name).read_summary()
+        except FolderError:  # damaged, or being moved aside: the worker that takes that trial sees to it
+            return
         if summary is None or summary["status"] not in FINISHED:
             return
         self._ended.add(name)

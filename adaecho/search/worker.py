@@ -189,9 +189,10 @@ class Attempts:
         self._path, self._launch = folder / "attempts.log", launch
 
     def count(self) -> int:
-        if not self._path.exists():
+        try:
+            lines = self._path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:  # also where the worker at the trial forgets them at this moment
             return 0
-        lines = self._path.read_text(errors="replace").splitlines()
         return lines.count(self._launch) - lines.count(f"-{self._launch}")
 
     def begin(self) -> None:
@@ -225,13 +226,27 @@ def code_digest() -> str:
 
 
 def _set_damaged_aside(folder: Path) -> None:
-    """Move a trial's folder aside whose config or summary a power cut left empty: the trial starts anew."""
+    """Move a trial's folder aside whose config or summary a power cut left empty: the trial starts anew.
+
+    Raises:
+        FolderInUseError: another worker is at it.
+    """
     run = RunFolder(folder)
+    if _damage(run) is None:
+        return
+    with run.lock():
+        error = _damage(run)  # another worker may have seen to it meanwhile
+        if error is not None:
+            print(f"warning: {error}\nkept as {move_aside(folder)}; the trial starts anew", flush=True)
+
+
+def _damage(run: RunFolder) -> FolderError | None:
     try:
         run.read_config()
         run.read_summary()
     except FolderError as error:
-        print(f"warning: {error}\nkept as {move_aside(folder)}; the trial starts anew", flush=True)
+        return error
+    return None
 
 
 def _leave(name: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import uuid
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,8 @@ class IndexedTarShards:
         return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version
 
     def _save(self, path: Path) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        # Not named by process: ranks on two hosts, or in two containers, may have one number.
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with temporary.open("wb") as file:
             np.savez(
                 file,

@@ -12,7 +12,7 @@ import pytest
 
 from adaecho.errors import FolderError
 from adaecho.records import lock
-from adaecho.records.lock import FolderLock, process_start
+from adaecho.records.lock import FolderLock, is_held, process_start
 
 HOLD = """
 import sys
@@ -196,3 +196,26 @@ def test_a_lock_that_is_given_back_while_it_is_looked_at_is_in_use_and_no_error(
         other.acquire()
     other.acquire()  # and free from then on
     other.release()
+
+
+def test_a_holder_that_tidies_up_while_another_process_looks_is_no_error(tmp_path, monkeypatch):
+    write_lock(tmp_path)
+    touch, probes = Path.touch, []
+
+    def tidied_away(path):
+        touch(path)
+        probes.append(path.name)
+        if len(probes) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(Path, "touch", tidied_away)
+    assert is_held(tmp_path)
+    assert len(set(probes)) == 2
+
+
+def test_a_folder_that_is_moved_while_another_process_looks_is_not_held(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_lock(folder)
+    monkeypatch.setattr(Path, "touch", lambda path: path.parent.rename(tmp_path / "run.old-1") / "none")
+    assert not is_held(folder)
