@@ -3,10 +3,13 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adaecho.figures.claims import decide
+from adaecho.records.table import summarize
+from adaecho.records.trials import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 _ROW = re.compile(
@@ -32,7 +35,7 @@ def test_the_quickstarts_table_is_its_records(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "experiments/fig3/README.md"])
 def test_the_table_of_claims_is_what_the_records_decide(page: str) -> None:
-    rows = json.loads((ROOT / "results" / "fig3" / "digits" / "trials.json").read_text())
+    rows = read_rows(ROOT / "results" / "fig3" / "digits" / "trials.json")
     expected = []
     for one in decide({"fig3": rows}, "digits"):
         if one.effect is not None:
@@ -48,7 +51,7 @@ def test_the_table_of_claims_is_what_the_records_decide(page: str) -> None:
 
 @pytest.mark.parametrize("experiment", ["quickstart_text", "text_imdb"])
 def test_the_tables_of_text_are_their_records(experiment: str) -> None:
-    trials = json.loads((ROOT / "results" / experiment / "small_text" / "trials.json").read_text())
+    trials = read_rows(ROOT / "results" / experiment / "small_text" / "trials.json")
     page = (ROOT / "experiments" / experiment / "README.md").read_text()
     table = [re.findall(r"[\d.,]+", row) for row in page.splitlines() if re.match(r"\| (?!arm)[a-z]", row)]
     means: dict[str, list[float]] = {}
@@ -60,3 +63,19 @@ def test_the_tables_of_text_are_their_records(experiment: str) -> None:
         ratio = fresh / means["baseline"][0]
         assert {f"{fresh:,.0f}", f"{ratio:.2f}", f"{steps:.0f}"} <= set(row)
         assert experiment == "text_imdb" or f"{seconds:.0f}" in row
+
+
+@pytest.mark.parametrize(
+    "table", sorted((ROOT / "results").glob("*/*/trials.json")), ids=lambda path: path.parts[-3]
+)
+def test_every_outcome_is_what_its_trials_say(table: Path) -> None:
+    recorded = json.loads(table.with_name("outcome.json").read_text())
+    for arm, again in zip(recorded, summarize(read_rows(table)), strict=True):
+        assert _rounded(arm) == _rounded(again)
+
+
+def _rounded(value: Any) -> Any:
+    """To ten digits: the order of a sum is the interpreter's."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.10g}") if isinstance(value, float) else value

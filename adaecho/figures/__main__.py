@@ -17,6 +17,7 @@ from adaecho.figures.report import Section, html_report, markdown_report, sectio
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors
 from adaecho.records.outcome import COLUMNS, Row
+from adaecho.records.trials import rows_of
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
@@ -65,7 +66,10 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
 
 def _rows(table: Path) -> list[Row]:
     """The rows of a table, each with the columns that every figure needs."""
-    rows = _read(table)
+    try:
+        rows = rows_of(_read(table))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{table}: a damaged table ({error}); collect it again, or remove it") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{table}: no list of rows; collect it again, or remove it")
     if not rows:

@@ -9,8 +9,8 @@ from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.records.ends import ends, without_target
-from adaecho.records.files import read_json
 from adaecho.records.outcome import Row, outcome
+from adaecho.records.trials import read_rows
 
 # The paper's figures that are not bars per arm: what is drawn against what.
 LINES = {
@@ -32,7 +32,7 @@ def draw_sweep(sweep: Path) -> list[Path]:
         best_curves,
     )  # needs Hydra's config; committed tables need matplotlib alone
 
-    rows: list[Row] = read_json(sweep / "trials.json")
+    rows: list[Row] = read_rows(sweep / "trials.json")
     return draw_table(rows, best_curves(rows, sweep), sweep, "fig3", "png") if rows else []
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    trials.json    one row per trial; see ``records.outcome``
+    trials.json    one row per trial; see ``records.outcome``, and ``records.trials`` for its form
     outcome.json   one dict per arm, computed from the rows; without a target see ``records.ends``
     curves.json    the metric over fresh examples of the best trial of each search; absent without a target
     origin.json    the commands that made the records, and the machines and versions they ran on
@@ -23,6 +23,7 @@ from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
 from adaecho.records.table import summarize
+from adaecho.records.trials import read_rows, write_rows
 
 _ADASCALE = ("gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
@@ -36,6 +37,7 @@ def trial_row(
     repeat: int = 0,
     index: int = 0,
     counted: bool = True,
+    positions: dict[str, float] | None = None,
 ) -> Row:
     """The row of one trial.
 
@@ -47,6 +49,7 @@ def trial_row(
         repeat: which search of the arm.
         index: which point of the search.
         counted: whether it is among the search's budget of non-divergent trials.
+        positions: where its point lies on each axis of the search, 0 to 1 by the axis's scale.
     """
     to_target = summary.get("to_target") or {}
     return {
@@ -64,6 +67,7 @@ def trial_row(
         "counted": counted,
         "seed": config["seed"],
         "hyperparameters": summary.get("hyperparameters", {}),
+        **({"positions": positions} if positions else {}),
         "target_metric": config["target"]["metric"],
         "target_value": config["target"]["value"],
         **{f"to_target_{cost}": to_target.get(cost) for cost in COSTS},
@@ -85,7 +89,7 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
         raise FolderError(
             f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"
         )
-    rows: list[Row] = read_json(sweep / "trials.json")
+    rows: list[Row] = read_rows(sweep / "trials.json")
     folders = [_trial_folder(sweep, row) for row in rows]
     return _write(rows, best_curves(rows, sweep), folders, results, [command])
 
@@ -148,7 +152,8 @@ def _write(
         into.mkdir(parents=True, exist_ok=True)
     origin = {"commands": commands, "environments": _environments(folders), **_data(folders)}
     arms = summarize(rows)
-    for name, table in (("trials", rows), ("outcome", arms), ("curves", curves)):
+    write_rows(into / "trials.json", rows)
+    for name, table in (("outcome", arms), ("curves", curves)):
         if table:
             write_text(into / f"{name}.json", _one_line_each(table))
     write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
@@ -179,7 +184,7 @@ def _data(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _one_line_each(table: list[Any]) -> str:
-    """A JSON list with one item per line: small, and a difference shows which trial changed."""
+    """A JSON list with one item per line: small, and a difference shows which arm changed."""
     return "[\n" + ",\n".join(json.dumps(item) for item in table) + "\n]\n"
 
 

@@ -8,7 +8,7 @@ A pure function over the rows of ``records.outcome``, which at the end of a budg
     scale_invariant_steps                             is tau
 """
 
-from adaecho.records.outcome import Row, spread
+from adaecho.records.outcome import Row, at_edge, spread
 
 # Metrics of which less is better; of all others (accuracy, average precision) more is.
 _LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
@@ -34,6 +34,7 @@ def ends(rows: list[Row]) -> list[Row]:
         budgets, how many ``diverged`` or ``failed``; and as {mean, min, max} over these runs, null where
         none has it: ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value``
         (of the target's metric, at any evaluation), ``mean_gain`` (tau over steps) and AdaScale's others.
+        ``at_edge`` as of ``records.outcome``.
     """
     arms: dict[str, list[Row]] = {}
     for row in rows:
@@ -55,6 +56,7 @@ def _arm(rows: list[Row], finals: list[str]) -> Row:
         "runs": len(ended),
         "diverged": sum(row["status"] == "diverged" for row in rows),
         "failed": sum(row["status"] == "failed" for row in rows),
+        **at_edge(ended),
         **{key: spread([row[key] for row in ended if row.get(key) is not None]) for key in keys},
     }
 

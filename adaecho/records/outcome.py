@@ -9,6 +9,7 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     status                                               reached, budget_spent, diverged, failed, ...
     counted                                              whether it is among the search's non-divergent budget
     seed, hyperparameters                                the point: {key: value}
+    positions                                            {key: 0 to 1}: where on its axes the point lies
     target_metric, target_value
     to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
     best_value, fresh_examples, steps, train_time_s                        at the end of the run
@@ -23,6 +24,7 @@ Row = dict[str, Any]
 # What a run ends with; one that failed, was preempted or is running is still to be done.
 FINISHED = frozenset({"reached", "budget_spent", "diverged", "pruned"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
+EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
 # What every row holds, of whatever version; figures refuse a table without.
 COLUMNS = (
@@ -42,6 +44,7 @@ def outcome(rows: list[Row]) -> list[Row]:
         Per arm: ``arm``, ``echo_variant``, ``echo_factor`` and what else of ``SETTINGS`` its rows hold;
         ``searches`` and how many of them ``reached`` the target; ``trials`` that count, and how many of these
         ``missed`` the target; how many others ``diverged`` (replaced, not counted) or ``failed``;
+        ``at_edge``, see the function;
         ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, null if no
         search reached it; its ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null
         without a baseline that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval,
@@ -121,8 +124,20 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         "diverged": sum(row["status"] == "diverged" for row in rows),
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
         "failed": sum(row["status"] == "failed" for row in rows),
+        **at_edge(reached),
         **{cost: spread([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
+
+
+def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
+    """``at_edge``: of how many searches the best point lies in the outermost 5 % of an axis, by its key.
+
+    Args:
+        best: the best trial of each search of an arm; without positions (no search) nothing is said.
+    """
+    keys = dict.fromkeys(key for row in best for key in row.get("positions") or {})
+    counts = {key: sum(not EDGE <= row["positions"][key] <= 1 - EDGE for row in best) for key in keys}
+    return {"at_edge": counts} if counts else {}
 
 
 def spread(values: list[float]) -> dict[str, float] | None:

@@ -8,15 +8,15 @@ from rich.table import Table
 from adaecho.records.collect import trial_row
 from adaecho.records.ends import without_target
 from adaecho.records.files import write_json
-from adaecho.records.outcome import best_trials
+from adaecho.records.outcome import EDGE
 from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
 from adaecho.search.design import Design, TrialId
 from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
 Row = dict[str, Any]
+_DIGITS = 4  # of a position on an axis
 NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main figures
-EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 
 
 def write_outcome(state: SweepState, console: Console) -> None:
@@ -60,6 +60,8 @@ def trial_rows(state: SweepState) -> list[Row]:
 
 
 def _row(design: Design, search: Search, index: int) -> Row:
+    point = design.point(search.arm, search.repeat, index)
+    positions = {axis.key: round(axis.position(point[axis.key]), _DIGITS) for axis in search.arm.axes}
     row = trial_row(
         design.trial_config(search.arm, search.repeat, index),
         search.summaries[index],
@@ -68,8 +70,9 @@ def _row(design: Design, search: Search, index: int) -> Row:
         repeat=search.repeat,
         index=index,
         counted=index in search.counted(),
+        positions=positions,
     )
-    return {**row, "hyperparameters": design.point(search.arm, search.repeat, index)}
+    return {**row, "hyperparameters": point}
 
 
 def terminal_table(columns: list[Column], width: int) -> Table:
@@ -132,18 +135,18 @@ def unfinished(state: SweepState) -> list[str]:
     return [f"incomplete: {open_trials} of {total} trials have not ended; the same -m command finishes them"]
 
 
+def _searches(arm: Row) -> int:
+    """That have a best point."""
+    return int(arm["reached"] if "reached" in arm else arm["runs"])
+
+
 def edge_warnings(state: SweepState, rows: list[Row]) -> list[str]:
     """One line per arm and axis on whose outermost 5 % a best point lies: the range may be too narrow."""
-    best = best_trials(rows)
-    lines = []
-    for arm in state.design.arms:
-        points = [row["hyperparameters"] for (name, _), row in best.items() if name == arm.name]
-        for axis in arm.axes:
-            positions = [axis.position(point[axis.key]) for point in points]
-            outer = [position for position in positions if not EDGE <= position <= 1 - EDGE]
-            if outer:
-                lines.append(
-                    f"warning: {arm.name}: the best {axis.key} of {len(outer)} of {len(points)} searches "
-                    f"lies in the outermost 5 % of interval({axis.low:g}, {axis.high:g}); widen the axis"
-                )
-    return lines
+    axes = {arm.name: arm.axes for arm in state.design.arms}
+    return [
+        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {_searches(arm)} searches lies in the "
+        f"outermost {100 * EDGE:g} % of interval({axis.low:g}, {axis.high:g}); widen the axis"
+        for arm in summarize(rows)
+        for axis in axes[arm["arm"]]
+        if (outer := arm.get("at_edge", {}).get(axis.key))
+    ]

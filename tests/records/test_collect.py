@@ -6,6 +6,7 @@ from adaecho.errors import FolderError
 from adaecho.records.collect import collect_runs, collect_sweep, main, trial_row
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import outcome
+from adaecho.records.trials import rows_of
 
 
 def make_run(
@@ -40,7 +41,7 @@ def make_run(
 
 
 def tables(folder):
-    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+    return {path.stem: rows_of(json.loads(path.read_text())) for path in folder.iterdir()}
 
 
 def test_a_row_holds_what_outcome_needs(tmp_path):

@@ -120,10 +120,11 @@ def test_too_many_diverged_trials_say_so(state: SweepState) -> None:
 def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:
     rows = trial_rows(state)
     for row in rows:
-        row["hyperparameters"] = {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9}
+        assert set(row["positions"]) == set(row["hyperparameters"])
+        row["positions"] = {"optimizer.learning_rate": 0.5, "optimizer.momentum": 0.06}
     assert edge_warnings(state, rows) == []
     best = next(row for row in rows if row["to_target_fresh_examples"] == 3_000)
-    best["hyperparameters"]["optimizer.learning_rate"] = 0.9
+    best["positions"]["optimizer.learning_rate"] = 0.96
     (line,) = edge_warnings(state, rows)
     assert line.startswith("warning: echo-batch: the best optimizer.learning_rate of 1 of 1 searches")
 

@@ -1,0 +1,79 @@
+"""Rows of trials as a file: a table whose columns are named once and whose constant columns are written once.
+
+::
+
+    {"same": {"experiment": "fig3", ...}, "columns": ["arm", ..., "hyperparameters:optimizer.momentum"],
+     "rows": [
+    ["baseline", ..., 0.9491],
+    ...]}
+
+One line per trial: small, and a difference shows which trial changed. A sweep's folder holds the same rows as
+a plain list of dicts; both are read.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adaecho.records.files import read_json, write_text
+
+Row = dict[str, Any]
+_INSIDE = ":"  # between the name of a dict-valued column and a key of it
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Replace ``path`` by the table of these rows; what a row lacks is read back as null."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    same = {
+        name: flat[0].get(name)
+        for name in names
+        if all(name in row and row[name] == flat[0].get(name) for row in flat)
+    }
+    columns = [name for name in names if name not in same]
+    lines = [json.dumps([row.get(name) for name in columns]) for row in flat]
+    head = f'{{"same": {json.dumps(same)},\n"columns": {json.dumps(columns)},\n"rows": [\n'
+    write_text(path, head + ",\n".join(lines) + "\n]}\n")
+
+
+def read_rows(path: Path) -> Any:
+    """The rows that a file holds; see ``rows_of``.
+
+    Raises:
+        FolderError: it can't be read, or is no JSON.
+    """
+    return rows_of(read_json(path))
+
+
+def rows_of(table: Any) -> Any:
+    """The rows of a table that was read; whatever else it is, a plain list of rows for one, is left as it is.
+
+    Raises:
+        ValueError, TypeError, AttributeError: a row hasn't as many values as there are columns, or is none.
+    """
+    if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
+        return table
+    return [
+        _nested({**table["same"], **dict(zip(table["columns"], row, strict=True))}) for row in table["rows"]
+    ]
+
+
+def _flat(row: Row) -> Row:
+    flat: Row = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{name}{_INSIDE}{key}": item for key, item in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _nested(flat: Row) -> Row:
+    row: Row = {}
+    for name, value in flat.items():
+        outer, inside, key = name.partition(_INSIDE)
+        if inside:
+            row[outer] = {**(row.get(outer) or {}), **({} if value is None else {key: value})}
+        else:
+            row.setdefault(name, value)
+    return row
