@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.config.schema import Config
@@ -20,7 +19,7 @@ from adaecho.datasets.text_stream import TokenStream, dtype_of
 from adaecho.datasets.tokens import cached_tokenizer
 from adaecho.errors import ConfigError, DataError
 from adaecho.tasks.base import Task
-from adaecho.tasks.text import METRICS, TextOptions, entropies, evaluator, loss, sampler, say_arms, weight
+from adaecho.tasks.text import TextOptions, language_model
 
 
 @dataclass
@@ -55,7 +54,6 @@ def build(config: Config, options: Options) -> Task:
             f"data.validation_examples={config.data.validation_examples}: a stream has no end to hold "
             "examples out of; name files validation-* and give null"
         )
-    say_arms(config)
     files = find_documents(config.data.path, column=options.column, lines=options.lines)
     if "validation" not in files.parts:
         raise DataError(f"data.path={config.data.path}: needs files whose names hold validation")
@@ -67,24 +65,18 @@ def build(config: Config, options: Options) -> Task:
         return (example["tokens"] for example in itertools.islice(held_out, config.evaluate.max_examples))
 
     tokenizer_sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
-    return Task(
+    return language_model(
+        config,
+        options,
+        TokenStream(files, "train", tokenizer, options.block, dtype, bad),
+        validation,
+        tokenizer,
         name="common_crawl",
-        metrics=METRICS,
-        source=TokenStream(files, "train", tokenizer, options.block, dtype, bad),
-        decode=None,
-        augment=None,
-        collate=None,
-        build_model=options.build_model,
-        loss=loss,
-        weight=weight,
-        evaluate=evaluator(validation, config.evaluate.batch_size),
         fingerprint={"tokenizer sha256": tokenizer_sha256, "files": files.key()},
         facts={
             "tokenizer_sha256": tokenizer_sha256,
             "files": {part: len(shards) for part, shards in files.parts.items()},
-            **entropies(np.stack(list(validation()))),
         },
-        at_end=sampler(tokenizer, options.block, config.seed),
     )
 
 

@@ -19,9 +19,8 @@ from adaecho.datasets.documents import find_documents
 from adaecho.datasets.tokens import END, PACKINGS, PAD, Packing, tokenized
 from adaecho.errors import ConfigError
 from adaecho.models.transformer import Transformer
-from adaecho.tasks.base import Batch, Direction, LossAndWeight, Split, Task
+from adaecho.tasks.base import Batch, LossAndWeight, Split, Task
 
-METRICS: dict[str, Direction] = {"cross_entropy": "min"}
 _SAMPLE_TOKENS = 48
 
 
@@ -80,7 +79,6 @@ def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
         DataError: the text is missing, too short, or has more bad documents than allowed.
         ConfigError: it doesn't support the vocabulary.
     """
-    say_arms(config)
     files = find_documents(config.data.path, column=options.column, lines=options.lines)
     packing = Packing(options.packing, options.block, options.vocabulary)
     data = config.data
@@ -88,17 +86,13 @@ def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
     validation = found.validation[: config.evaluate.max_examples]
     targets = validation[:, 1:][validation[:, 1:] != PAD]
     skipped = found.meta["skipped"]
-    return Task(
+    return language_model(
+        config,
+        options,
+        {"tokens": found.train},
+        lambda: validation,
+        found.tokenizer,
         name=name,
-        metrics=METRICS,
-        source={"tokens": found.train},
-        decode=None,
-        augment=None,
-        collate=None,
-        build_model=options.build_model,
-        loss=loss,
-        weight=weight,
-        evaluate=evaluator(lambda: validation, config.evaluate.batch_size),
         skipped_examples=skipped["bad"] + skipped["empty"] + skipped["too_short"],
         fingerprint={key: found.meta[key] for key in ("data sha256", "tokenizer sha256")},
         facts={
@@ -109,13 +103,51 @@ def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
             "skipped": skipped,
             "train_examples": len(found.train),
             "validation_tokens": len(targets),
-            **entropies(validation),
         },
-        at_end=sampler(found.tokenizer, options.block, config.seed),
     )
 
 
-def say_arms(config: Config) -> None:
+def language_model(
+    config: Config,
+    options: TextOptions,
+    source: Any,
+    validation: Callable[[], Iterable[NDArray[Any]]],
+    tokenizer: Any,
+    *,
+    name: str,
+    fingerprint: dict[str, str],
+    facts: dict[str, Any],
+    skipped_examples: int = 0,
+) -> Task:
+    """A task whose examples are tokens, neither decoded nor augmented.
+
+    Args:
+        source: of examples with ``tokens`` [block + 1].
+        validation: the held-out ones, anew at each call: in memory or a stream.
+        tokenizer: for the sample at the end.
+        fingerprint, facts, skipped_examples: as in ``Task``; the entropies of the held-out tokens are added
+            to the facts.
+    """
+    _say_arms(config)
+    return Task(
+        name=name,
+        metrics={"cross_entropy": "min"},
+        source=source,
+        decode=None,
+        augment=None,
+        collate=None,
+        build_model=options.build_model,
+        loss=loss,
+        weight=weight,
+        evaluate=evaluator(validation, config.evaluate.batch_size),
+        skipped_examples=skipped_examples,
+        fingerprint=fingerprint,
+        facts={**facts, **entropies(np.stack(list(validation())))},
+        at_end=_sampler(tokenizer, options.block, config.seed),
+    )
+
+
+def _say_arms(config: Config) -> None:
     """Text has three arms: nothing is drawn between read and batch that a repeat could draw anew."""
     if config.echo.variant == "example_after_augmentation":
         print(
@@ -148,7 +180,7 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
     """``Task.evaluate``: mean cross entropy over tokens, whatever the batches.
 
     Args:
-        validation: the held-out examples [block + 1] each, anew at each call: in memory or a stream.
+        validation: as for ``language_model``.
         batch_size: examples at once.
     """
 
@@ -185,7 +217,7 @@ def _entropy(counts: NDArray[np.int64]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
+def _sampler(tokenizer: Any, block: int, seed: int) -> Callable[[nn.Module, torch.device], dict[str, Any]]:
     """``Task.at_end``: some tokens drawn from the model, from the beginning of a document on."""
 
     def sample(model: nn.Module, device: torch.device) -> dict[str, Any]:
