@@ -8,9 +8,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.datasets import hub
 from adaecho.datasets.cifar10_pickle import load_batch
 from adaecho.datasets.encoded_images import decode_images
-from adaecho.datasets.hub import skip_retries_offline
+from adaecho.datasets.parquet import describe, read_schema, readable
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
@@ -101,17 +102,7 @@ class HubDataset:
     has_test: bool = True
 
     def read(self, part: Part, bad: SkippedExamples) -> Images:
-        skip_retries_offline()
-        import datasets  # seconds to import, and needed here alone
-
-        try:
-            stored = datasets.load_dataset(self.name, split=part)
-        except Exception as error:  # the hub's client raises many kinds, and all mean the same here
-            raise DataError(
-                f"data.path={self.name}: there is no such folder, and as a hub id it can't be loaded "
-                f"({type(error).__name__}: {error}). "
-                "Check the name and the connection, or point data.path= at a local copy"
-            ) from error
+        stored = hub.load(self.name, split=part)
         return _decode_table(stored.data.table, f"{self.name} ({part})", bad)
 
 
@@ -139,17 +130,11 @@ class PickleFolder:
 
 
 def _read_parquet(file: Path) -> Any:
-    import pyarrow
     from pyarrow import parquet
 
-    try:
-        schema = parquet.read_schema(file)
-        _check_schema(schema, str(file))
+    _check_schema(read_schema(file), str(file))
+    with readable(file):
         return parquet.read_table(file, columns=list(_COLUMNS))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file}: not readable as parquet ({str(error).splitlines()[0]}); truncated? Fetch it again"
-        ) from error
 
 
 def _check_schema(schema: Any, origin: str) -> None:
@@ -166,8 +151,7 @@ def _check_schema(schema: Any, origin: str) -> None:
         and types.is_integer(label)
     )
     if not fits:
-        columns = ", ".join(f"{name} ({kind})" for name, kind in found.items())
-        raise DataError(f"{origin}: needs the columns {_NEEDED}, and has {columns or 'none'}")
+        raise DataError(f"{origin}: needs the columns {_NEEDED}, and has {describe(schema)}")
 
 
 def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:

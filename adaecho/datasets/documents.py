@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaecho.datasets.hub import skip_retries_offline
+from adaecho.datasets import hub
+from adaecho.datasets.parquet import readable
 from adaecho.errors import DataError
 
 Text = str | Exception
@@ -125,17 +126,7 @@ def _by_part(files: list[Path]) -> dict[str, list[Path]]:
 
 def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, dict[str, list[Path]]]:
     """Where ``datasets`` keeps a data set of the hub, and its Arrow files there by part."""
-    skip_retries_offline()
-    import datasets  # seconds to import, and needed here alone
-
-    try:
-        splits = datasets.load_dataset(name, configuration, keep_in_memory=False)
-    except Exception as error:  # the hub's client raises many kinds, and all mean the same here
-        raise DataError(
-            f"data.path={path}: there is no such file or folder, and as a hub id it can't be loaded "
-            f"({type(error).__name__}: {error}). Check the name and the connection, or point data.path= at a "
-            "local copy; a data set that is a script can't be loaded, its files can"
-        ) from error
+    splits = hub.load(name, configuration=configuration)
     parts = {
         str(part): [Path(file["filename"]) for file in split.cache_files] for part, split in splits.items()
     }
@@ -165,13 +156,10 @@ def _text_rows(file: Path, *, lines: bool) -> Iterator[Text]:
 
 
 def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
-    import pyarrow
     from pyarrow import parquet
 
-    try:
+    with readable(file):
         table = parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not readable as parquet ({str(error).splitlines()[0]})") from error
     with table:
         _check_column(file, table.schema_arrow, column)
         for rows in table.iter_batches(batch_size=_ROWS, columns=[column]):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from adaecho.datasets.parquet import read_schema
 from adaecho.errors import DataError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -71,12 +72,6 @@ def find_images(path: str) -> ImageFiles | ImageTables:
 
 
 def _check_column(file: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        names = parquet.read_schema(file).names
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not readable as parquet ({str(error).splitlines()[0]})") from error
+    names = read_schema(file).names
     if _COLUMN not in names:
         raise DataError(f"{file}: needs a column {_COLUMN!r}, and has {', '.join(names)}")

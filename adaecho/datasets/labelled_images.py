@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adaecho.datasets.hub import skip_retries_offline
-from adaecho.datasets.image_files import IMAGE_ENDINGS
+from adaecho.datasets import hub
+from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
+from adaecho.datasets.parquet import describe, read_schema
 from adaecho.errors import DataError
 from adaecho.shards import IndexedTarShards
 
@@ -26,27 +27,15 @@ _NAMES: dict[Part, tuple[str, ...]] = {
 _GROUPS_KEPT = 8  # row groups of parquet in memory, 100 images each as the hub writes them
 
 
-class ClassFolders:
-    """Map-style: the files of a folder for each class.
+class ClassFolders(ImageFiles):
+    """Map-style: the bytes of each file, as ``image``, and its ``label``."""
 
-    Attributes:
-        classes: names of the folders, sorted; label k is the k-th.
-    """
-
-    thread_safe = True
-
-    def __init__(self, classes: Sequence[str], files: Sequence[Path], labels: Sequence[int]) -> None:
-        self.classes, self._files, self._labels = list(classes), list(files), list(labels)
-
-    def __len__(self) -> int:
-        return len(self._files)
+    def __init__(self, files: list[Path], labels: list[int]) -> None:
+        super().__init__(files)
+        self._labels = labels
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"image": self._files[row].read_bytes(), "label": self._labels[row]}
-
-    def origin(self, row: int) -> str:
-        """What to call an image in a message."""
-        return str(self._files[row])
+        return {**super().__getitem__(row), "label": self._labels[row]}
 
 
 class LabelledTables:
@@ -172,7 +161,7 @@ def _folders(top: Path) -> LabelledImages:
         labels += [label] * len(found)
     if not files:
         raise DataError(f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar")
-    return LabelledImages(ClassFolders(classes, files, labels), len(classes), tuple(classes))
+    return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
 
 
 def _tables(files: list[Path]) -> LabelledImages:
@@ -198,34 +187,23 @@ def _tar(shards: list[str]) -> LabelledImages:
 
 
 def _from_hub(name: str, part: Part) -> LabelledImages | None:
-    skip_retries_offline()
-    import datasets  # seconds to import, and needed here alone
+    stored = hub.load(name, split=part)
+    from datasets import ClassLabel, Image
 
-    try:
-        stored = datasets.load_dataset(name, split=part)
-        stored = stored.cast_column("image", datasets.Image(decode=False))
-        classes = tuple(stored.features["label"].names)
-    except Exception as error:  # the hub's client raises many kinds, and all mean the same here
+    label = stored.features.get("label")
+    if not isinstance(stored.features.get("image"), Image) or not isinstance(label, ClassLabel):
         raise DataError(
-            f"data.path={name}: there is no such folder, and as a hub id it can't be loaded with the "
-            f"columns image and label ({type(error).__name__}: {error}). Check name, connection and access, "
-            "or give a local copy"
-        ) from error
-    return LabelledImages(stored, len(classes), classes)
+            f"data.path={name}: needs the columns image (images) and label (named classes), and has "
+            f"{', '.join(stored.features)}"
+        )
+    encoded = stored.cast_column("image", Image(decode=False))
+    return LabelledImages(encoded, label.num_classes, tuple(label.names))
 
 
 def _check_schema(file: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet, types
+    from pyarrow import types
 
-    try:
-        schema = parquet.read_schema(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file}: not readable as parquet ({str(error).splitlines()[0]}); truncated? Fetch it again"
-        ) from error
-    found = {field.name: field.type for field in schema}
-    label = found.get("label")
-    if "image" not in found or label is None or not types.is_integer(label):
-        columns = ", ".join(f"{name} ({kind})" for name, kind in found.items())
-        raise DataError(f"{file}: needs the columns image and label (integers), and has {columns or 'none'}")
+    schema = read_schema(file)
+    has_both = {"image", "label"} <= set(schema.names)
+    if not has_both or not types.is_integer(schema.field("label").type):
+        raise DataError(f"{file}: needs the columns image and label (integers), and has {describe(schema)}")

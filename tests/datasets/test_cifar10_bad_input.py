@@ -148,7 +148,7 @@ def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     stored = cifar10.find("owner/name")
-    message = r"data\.path=owner/name: .*no such folder.*Couldn't reach.*local copy"
+    message = r"data\.path=owner/name: .*no such file or folder.*Couldn't reach.*local copy"
     with pytest.raises(DataError, match=message):
         stored.read("train", SkippedExamples(0))
 

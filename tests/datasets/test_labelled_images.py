@@ -117,6 +117,48 @@ def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
         find_labelled(str(tmp_path), "train")
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``datasets.load_dataset`` gives what is put into the dict, by split."""
+    datasets = pytest.importorskip("datasets")
+    stored: dict[str, Any] = {}
+
+    def load_dataset(name: str, _: None, *, split: str, **__: Any) -> Any:
+        assert name == "owner/name"
+        columns, features = stored[split]
+        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return stored
+
+
+def test_a_hub_id_gives_bytes_labels_and_names(hub: Any) -> None:
+    from datasets import ClassLabel, Image
+
+    features = {"image": Image(), "label": ClassLabel(names=["cat", "dog"])}
+    hub["train"] = (
+        {"image": [{"bytes": encoded(row), "path": None} for row in range(3)], "label": [0, 1, 1]},
+        features,
+    )
+    found = find_labelled("owner/name", "train")
+    assert found is not None
+    assert (found.num_classes, found.classes) == (2, ("cat", "dog"))
+    examples = [decode_labelled(found.source[row], 2) for row in range(3)]
+    assert [int(example["label"]) for example in examples] == [0, 1, 1]
+    assert all(example["image"].shape == picture(row).shape for row, example in enumerate(examples))
+
+
+@pytest.mark.parametrize("columns", [{"image": ["a"], "label": [0]}, {"text": ["a"]}])
+def test_a_hub_id_of_another_schema_is_refused(hub: Any, columns: dict[str, Any]) -> None:
+    from datasets import Value
+
+    hub["train"] = columns, {name: Value("int64" if name == "label" else "string") for name in columns}
+    with pytest.raises(
+        DataError, match="owner/name: needs the columns image .* and label .*has " + next(iter(columns))
+    ):
+        find_labelled("owner/name", "train")
+
+
 def test_parquet_of_another_schema_or_cut_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "train-0.parquet"
     parquet.write_table(pa.table({"img": [b""], "label": ["cat"]}), file)

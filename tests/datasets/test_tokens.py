@@ -226,7 +226,7 @@ def _stub_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, splits: list[str]
         return load("parquet", data_files=files, cache_dir=str(tmp_path / "hub"), **options)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("adaecho.datasets.documents.skip_retries_offline", lambda: None)
+    monkeypatch.setattr("adaecho.datasets.hub.skip_retries_offline", lambda: None)
     return asked
 
 

@@ -138,7 +138,7 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
     folder = _parquet(tmp_path / "files")
     asked: list[str] = []
 
-    def load_dataset(name: str, *, split: str) -> object:
+    def load_dataset(name: str, _: None, *, split: str, **__: object) -> object:
         asked.append(f"{name} {split}")
         file = str(folder / "test-00000-of-00001.parquet")
         return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
