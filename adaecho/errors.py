@@ -1,5 +1,10 @@
 """Errors that are the user's to mend: each says what is wrong, why, and what to do."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
 
 class UserError(Exception):
     """Shown as one message without a traceback; the command exits with 2."""
@@ -15,3 +20,18 @@ class DataError(UserError):
 
 class FolderError(UserError):
     """A run folder that can't be used: written by another process or config, read-only, or full."""
+
+
+def fail(message: object) -> NoReturn:
+    """End a command with one message on standard error, and exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End a command like that at a ``UserError`` inside; any other exception is a crash."""
+    try:
+        yield
+    except UserError as error:
+        fail(error)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import ConfigError, UserError
+from adaecho.errors import ConfigError, UserError, fail, told
 
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -31,10 +31,8 @@ schema.register()
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(composed: DictConfig) -> None:
     """Run one composed config in Hydra's output folder."""
-    try:
+    with told():  # before Hydra puts a line of its own in front
         _run(composed)
-    except UserError as error:
-        _fail(str(error))  # before Hydra puts a line of its own in front
 
 
 def _run(composed: DictConfig) -> None:
@@ -100,25 +98,20 @@ def cli() -> None:
     try:
         main()
     except UserError as error:
-        _fail(str(error))
+        fail(error)
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(explain(error))
+        fail(explain(error))
     except UnicodeDecodeError as error:
         if not _undecodable_configs():
             raise
-        _fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
+        fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
     except OSError as error:
         if error.filename is None:
             raise
-        _fail(f"{error.filename}: {error.strerror}; choose another hydra.run.dir= or mend the path")
+        fail(f"{error.filename}: {error.strerror}; choose another hydra.run.dir= or mend the path")
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         sys.exit(130)
-
-
-def _fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def explain(error: BaseException, *more_keys: str) -> str:

@@ -6,14 +6,13 @@ is ``pictures/<task>.png`` in the run's folder, or where ``--out`` says.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from adaecho.config.schema import from_plain
-from adaecho.errors import FolderError, UserError
+from adaecho.errors import FolderError, UserError, told
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
@@ -58,8 +57,8 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
     return out
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m adaecho.show",
         description=__doc__,
@@ -73,13 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--number {typed.number}: must be at least 1")
     if typed.out is not None and typed.out.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"--out {typed.out}: must end in .png, .svg or .pdf")
-    try:
+    with told():
         print(show(typed.run, number=typed.number, out=typed.out))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaecho.errors import UserError
+from adaecho.errors import UserError, told
 from adaecho.records.collect import collect_sweep
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design
@@ -100,11 +100,8 @@ def main() -> None:
     )
     parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
-    try:
+    with told():
         reproduce(CELLS, options.runs, options.results, options.budget_s, options.overrides)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

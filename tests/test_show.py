@@ -28,13 +28,13 @@ def test_it_writes_a_picture_of_a_run(
 ) -> None:
     run_trial(compose_config(*task), tmp_path / "run")
     capsys.readouterr()
-    assert show.main([str(tmp_path / "run"), "--number", "3"]) == 0
+    show.main([str(tmp_path / "run"), "--number", "3"])
     file = Path(capsys.readouterr().out.strip())
     assert file.parent == tmp_path / "run" / "pictures"
     picture = cv2.imread(str(file))
     assert picture is not None
     assert picture.std() > 10
-    assert show.main([str(tmp_path / "run"), "--out", str(tmp_path / "b.svg")]) == 0
+    show.main([str(tmp_path / "run"), "--out", str(tmp_path / "b.svg")])
     assert "<svg" in (tmp_path / "b.svg").read_text()
 
 
@@ -73,5 +73,6 @@ def test_a_folder_without_a_model_is_refused(
         run_trial(compose_config(*DIGITS), tmp_path / "run")
         for file in (tmp_path / "run" / "checkpoint").iterdir():
             file.unlink()
-    assert show.main([str(tmp_path / "run")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        show.main([str(tmp_path / "run")])
     assert ("no config.yaml" if what == "no run" else "no checkpoint") in capsys.readouterr().err

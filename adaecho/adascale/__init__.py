@@ -1,6 +1,6 @@
 """AdaScale: learning rates that follow the gradient variance."""
 
 from adaecho.adascale.optimizer import AdaScale as AdaScale
-from adaecho.adascale.wrapper import AdaScaleWrapper as AdaScaleWrapper
+from adaecho.adascale.optimizer import AdaScaleWrapper as AdaScaleWrapper
 
 __all__ = ["AdaScale", "AdaScaleWrapper"]

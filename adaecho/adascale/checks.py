@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adaecho.adascale.statistics import GainSettings
+from adaecho.adascale.gradient_statistics import GainSettings
 
 RULES = ("gain", "sqrt_gain", "measure")
 

@@ -1,21 +1,27 @@
-"""AdaScale's estimators, as pure functions of sums of squares.
+"""AdaScale's estimators and their moving averages, as pure functions.
 
 Notation of Johnson et al., "AdaScale SGD" (ICML 2020, arXiv 2007.05105), section 3 and appendix B.3:
 ``sigma^2`` is the trace of the covariance of one base-batch gradient, ``mu^2`` the squared norm of the
 expected gradient, ``S`` the scale: how many base batches one step averages over.
 
-Every tensor here is float64 of shape [num_groups] or a scalar, in the units of the unscaled mean gradient.
+Every tensor that is no gradient is float64 of shape [num_groups] or a scalar, in the units of the unscaled
+mean gradient.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from adaecho.adascale.squares import statistics_dtype, sum_of_squares
+
 # Appendix B.3: estimates are clipped before they are averaged. Clipping mu^2 at 0 makes its average too large
 # where noise dominates, and so the gain too small: by 3.5 % at S = 2, sigma^2 / mu^2 = 300 in 100 independent
 # directions, by 1.1 % in 1000, by less in more (tests/adascale/test_estimators.py).
 VARIANCE_FLOOR = 1e-6
+
+StepGradient = Mapping[Tensor, Tensor]  # parameter: its gradient, unscaled, float32 or better
 
 
 class Estimate(NamedTuple):
@@ -63,6 +69,49 @@ def estimate_across_steps(square_of_difference: Tensor, inner_product: Tensor, s
     return _clipped(scale * square_of_difference / 2, inner_product)
 
 
+def step_gradient(groups: Sequence[Sequence[Tensor]], unit: Tensor | float) -> StepGradient:
+    """``.grad * unit`` of every parameter in ``groups``."""
+    return {
+        parameter: _widened(parameter.grad) * unit
+        for group in groups
+        for parameter in group
+        if parameter.grad is not None
+    }
+
+
+def estimate_between_steps(
+    before: StepGradient, now: StepGradient, groups: Sequence[Sequence[Tensor]], scale: float
+) -> Estimate:
+    """sigma^2 and mu^2 per group from the gradients of two steps; a parameter without one counts as zero."""
+    rows = [_difference_and_inner_product(before, now, group) for group in groups]
+    difference, inner_product = torch.stack(rows).unbind(dim=1)  # [num_groups] each
+    return estimate_across_steps(difference, inner_product, scale)
+
+
+def _difference_and_inner_product(before: StepGradient, now: StepGradient, group: Sequence[Tensor]) -> Tensor:
+    # A parameter that is unused in one of the steps has no gradient there: the difference is the other one's.
+    both = [p for p in group if p in before and p in now]
+    alone = [before[p] for p in group if p in before and p not in now]
+    alone += [now[p] for p in group if p in now and p not in before]
+    differences = torch._foreach_sub([now[p] for p in both], [before[p] for p in both]) if both else ()
+    difference = _square([*differences, *alone], group)
+    square_before = _square([before[p] for p in group if p in before], group)
+    square_now = _square([now[p] for p in group if p in now], group)
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>: no kernel multiplies lists of tensors and adds up.
+    return torch.stack([difference, (square_before + square_now - difference) / 2])  # [2]
+
+
+def _square(gradients: Sequence[Tensor], group: Sequence[Tensor]) -> Tensor:
+    if gradients:
+        return sum_of_squares(gradients)
+    return torch.zeros((), dtype=statistics_dtype(group[0].device), device=group[0].device)
+
+
+def _widened(gradient: Tensor) -> Tensor:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense if dense.dtype == torch.float64 else dense.float()
+
+
 def gain_ratio(variance: Tensor, square: Tensor, scale: float) -> Tensor:
     """The gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2), in [1, S] (section 3.2).
 
@@ -74,3 +123,53 @@ def gain_ratio(variance: Tensor, square: Tensor, scale: float) -> Tensor:
 
 def _clipped(variance: Tensor, square: Tensor) -> Estimate:
     return Estimate(variance.clamp(min=VARIANCE_FLOOR), square.clamp(min=0.0))
+
+
+class Averages(NamedTuple):
+    """Averaged sigma^2 and mu^2, each float64 [num_groups]; zeros before the first sample.
+
+    ``weight`` [num_groups] is what the next coefficient follows from: the sum of the exponential weights so
+    far (debiased), or the number of samples (the paper's form).
+    """
+
+    variance: Tensor
+    square: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def empty(num_groups: int, device: torch.device, dtype: torch.dtype = torch.float64) -> "Averages":
+        """No samples yet."""
+        return Averages(*(torch.zeros(num_groups, device=device, dtype=dtype) for _ in range(3)))
+
+    def to(self, device: torch.device) -> "Averages":
+        """The same averages on ``device``."""
+        return Averages(*(tensor.to(device) for tensor in self))
+
+    def with_group(self) -> "Averages":
+        """One more group, without samples."""
+        return Averages(*(torch.cat([tensor, tensor.new_zeros(1)]) for tensor in self))
+
+
+def updated(averages: Averages, sample: Estimate, smoothing: float, debias: bool) -> Averages:
+    """Take in one sample; a sample that is not finite in any group changes nothing, decided on the device.
+
+    With theta = ``smoothing`` in [0, 1), the debiased form is ``m_t / (1 - theta^t)`` for
+    ``m_t = theta m_{t-1} + (1 - theta) x_t``, written so that theta may change on the way. The paper's form
+    (appendix B.3) is the plain mean of the first 1 / (1 - theta) samples, then an exponential average of it.
+    Both are ``average += coefficient * (x - average)``.
+    """
+    if debias:
+        weight = smoothing * averages.weight + (1 - smoothing)
+        coefficient = (1 - smoothing) / weight
+    else:
+        weight = averages.weight + 1
+        coefficient = (1 / weight).clamp(min=1 - smoothing)
+    finite = torch.isfinite(sample.variance + sample.square).all()
+    new = Averages(
+        averages.variance + coefficient * (sample.variance - averages.variance),
+        averages.square + coefficient * (sample.square - averages.square),
+        weight,
+    )
+    return Averages(
+        *(torch.where(finite, after, before) for after, before in zip(new, averages, strict=True))
+    )

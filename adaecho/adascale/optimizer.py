@@ -1,16 +1,18 @@
 """AdaScale around a torch optimizer."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import ParamsT
 
-from adaecho.adascale import checkpoint, checks
+from adaecho.adascale import checks, saved_state
+from adaecho.adascale.gradient_statistics import GradientStatistics, Sample
 from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
-from adaecho.adascale.statistics import GradientStatistics, Sample
 from adaecho.adascale.update import step_on_device, step_on_host, steps_on_device
 
 
@@ -279,7 +281,7 @@ class AdaScale(Optimizer):
         own = self._statistics.state_dict(self._parameters())
         return {
             **self._optimizer.state_dict(),
-            checkpoint.KEY: {**own, "progress": self._progress.state_dict()},
+            saved_state.KEY: {**own, "progress": self._progress.state_dict()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -292,7 +294,7 @@ class AdaScale(Optimizer):
             ValueError: groups or kind of averaging differ from the checkpoint's.
         """
         self._statistics.collector.refuse_between_passes("load_state_dict()")
-        optimizer_state, own = checkpoint.split(
+        optimizer_state, own = saved_state.split(
             state_dict, len(self.param_groups), self._settings.debias_ewma
         )
         self._statistics.load_state_dict(own, self._parameters())
@@ -325,3 +327,60 @@ class AdaScale(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         # GradScaler asks: it hands a step that stays on the device its verdict, instead of reading it.
         return steps_on_device(self._optimizer, self._statistics.collector.device)
+
+
+class AdaScaleWrapper(AdaScale):
+    """``AdaScale(optim_cls(params, **additional_optim_args))``, for code that builds optimizers from classes.
+
+    Not to be handed to an optimizer that shards parameters over ranks, where each rank would have the gain of
+    its own parameters: ``ZeroRedundancyOptimizer(params, AdaScaleWrapper)`` is refused. Wrap that one.
+
+    Args:
+        params: parameters or groups, for ``optim_cls``.
+        world_size: this and the following as in ``AdaScale``.
+        scale: S.
+        smoothing: theta.
+        num_gradients_to_accumulate: backward passes per step.
+        debias_ewma: kind of averaging.
+        optim_cls: the optimizer's class.
+        is_scaled_loss: whether losses are divided by ``num_gradients_to_accumulate``.
+        grad_scaler: the GradScaler in use.
+        rule: what the gain does to the rate.
+        **additional_optim_args: the optimizer's own arguments.
+
+    Raises:
+        ValueError: as of ``AdaScale``, or constructed by a ZeroRedundancyOptimizer.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        world_size: int | None = None,
+        scale: float | None = None,
+        smoothing: float | None = None,
+        num_gradients_to_accumulate: int = 1,
+        debias_ewma: bool = True,
+        optim_cls: type[Optimizer] = SGD,
+        *,
+        is_scaled_loss: bool = True,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        rule: str = "gain",
+        **additional_optim_args: Any,
+    ) -> None:
+        # Nothing but who calls tells that these are one rank's share of the parameters.
+        if type(sys._getframe(1).f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
+            raise ValueError(
+                "AdaScaleWrapper: inside a ZeroRedundancyOptimizer each rank has the gain of its own share "
+                "of the parameters; write AdaScale(ZeroRedundancyOptimizer(params, torch.optim.SGD, ...))"
+            )
+        super().__init__(
+            optim_cls(params, **additional_optim_args),
+            world_size=world_size,
+            scale=scale,
+            smoothing=smoothing,
+            num_gradients_to_accumulate=num_gradients_to_accumulate,
+            is_scaled_loss=is_scaled_loss,
+            debias_ewma=debias_ewma,
+            grad_scaler=grad_scaler,
+            rule=rule,
+        )

@@ -35,10 +35,11 @@ class Slots:
         self._shapes = [tensor.shape for tensor in like]
         self._group_lengths = [sum(lengths[number] for number in group) for group in groups]
         with torch.inference_mode(False):  # also within inference mode; backward passes write into it
+            # [parts of all tensors], those of a group together: sums() splits there.
             self._room = torch.zeros(sum(lengths), dtype=self._wide, device=like[0].device)
         self._slots = [self._room[:0]] * len(like)
         end = 0
-        for number in chain.from_iterable(groups):
+        for number in chain.from_iterable(groups):  # a view for each tensor: [] or [parts]
             begin, end = end, end + lengths[number]
             self._slots[number] = self._room[begin] if lengths[number] == 1 else self._room[begin:end]
         self._full: set[int] = set()
@@ -68,10 +69,10 @@ class Slots:
         if not slots.dim():
             torch.linalg.vector_norm(dense, dtype=self._wide, out=slots)
         elif dense is tensor and _in_rows(tensor):
-            rows = tuple(range(1, tensor.dim()))
+            rows = tuple(range(1, tensor.dim()))  # [rows, ...] to [rows]
             torch.linalg.vector_norm(tensor, dim=rows, dtype=self._wide, out=slots)
         else:
-            flat = _flat(dense)
+            flat = _flat(dense)  # [elements] to [full] of _CHUNK each, and [1] of the rest
             full = len(flat) // _CHUNK
             chunks, rest = flat[: full * _CHUNK].view(full, _CHUNK), flat[full * _CHUNK :]
             torch.linalg.vector_norm(chunks, dim=1, dtype=self._wide, out=slots[:full])

@@ -19,15 +19,12 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from adaecho.config.bounds import at_least, finite_at_least, one_of
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
-from adaecho.echo.variants import VARIANTS, check_factor
+from adaecho.echo.variants import ORDERS, PLACES, RESTORES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-ORDERS = ("permutation", "shards", "stored")
-RESTORES = ("replay", "snapshot")
-PLACES = ("auto", "decoded", "encoded")
 TRACKERS = ("none", "wandb")
 MAX_THREADS = 1024
 

@@ -20,7 +20,6 @@ from adaecho.echo.gauges import Gauges
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
 from adaecho.echo.read.sources import IterableSource, as_source
 from adaecho.echo.settings import (
-    RESTORES,
     Settings,
     check_place,
     check_whole_batches,
@@ -31,6 +30,7 @@ from adaecho.echo.settings import (
 )
 from adaecho.echo.threads.timers import Timers, works_ahead
 from adaecho.echo.threads.workers import Interrupted
+from adaecho.echo.variants import RESTORES
 
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 

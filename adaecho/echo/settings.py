@@ -7,11 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaecho.echo.variants import VARIANTS, Variant, check_factor
-
-ORDERS = ("permutation", "shards", "stored")
-RESTORES = ("replay", "snapshot")
-PLACES = ("decoded", "encoded", "auto")
+from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, Variant, check_factor
 
 # Settings that are whole numbers, with the least that each may be.
 _WHOLE = {

@@ -1,5 +1,7 @@
 """What the variants of data echoing are: where the echo lies, what that decides, and which factors apply.
 
+Beside them the other choices by name, which a config has too.
+
 Imports nothing of ours.
 """
 
@@ -8,6 +10,9 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
+ORDERS = ("permutation", "shards", "stored")
+RESTORES = ("replay", "snapshot")
+PLACES = ("auto", "decoded", "encoded")
 MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
 
 

@@ -6,12 +6,11 @@ The same tables give the same bytes.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import DataError, UserError
+from adaecho.errors import DataError, told
 from adaecho.figures.claims import Decision, decide
 from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
@@ -99,16 +98,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
     options = parser.parse_args(arguments)
-    try:
+    with told():
         into = options.into or options.results / "figures"
         with folder_errors(into):
             into.mkdir(parents=True, exist_ok=True)
             written = draw_all(options.results, into)
         for path in written:
             print(path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import ConfigError, UserError
+from adaecho.errors import ConfigError, UserError, fail
 from adaecho.headroom.images import measure_images
 from adaecho.headroom.measure import BUDGET_S, measure, report
 from adaecho.run import CONF, explain
@@ -58,5 +58,4 @@ def cli() -> None:
     try:
         main(sys.argv[1:])
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, 'images', 'step_s')}", file=sys.stderr)
-        sys.exit(2)
+        fail(explain(error, "images", "step_s"))

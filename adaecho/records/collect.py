@@ -13,12 +13,11 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import FolderError, UserError
+from adaecho.errors import FolderError, told
 from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
@@ -202,15 +201,12 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--command for a sweep's folder, or --experiment for single runs")
     if options.command is not None and len(options.folders) > 1:
         parser.error("--command goes with the folder of one sweep")
-    try:
+    with told():
         if options.command is not None:
             into = collect_sweep(options.folders[0], options.results, options.command)
         else:
             into = collect_runs(options.folders, options.results, options.experiment)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(into)
+        print(into)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """``python -m adaecho.search status|collect FOLDER``: a sweep's state or outcome, from its folders alone."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from adaecho.errors import UserError
+from adaecho.errors import told
 from adaecho.records.lock import is_held
 from adaecho.search.optuna_export import export
 from adaecho.search.progress import arm_table
@@ -30,19 +29,15 @@ def collect(folder: Path, console: Console) -> None:
     write_outcome(SweepState(read_design(folder), folder), console)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit code."""
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search", description=__doc__)
     parser.add_argument("command", choices=("status", "collect"))
     parser.add_argument("folder", type=Path, help="of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
-    try:
+    with told():
         {"status": status, "collect": collect}[typed.command](typed.folder, Console())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from adaecho.echo.memory.budget import free_bytes
 from adaecho.errors import UserError
 from adaecho.records.files import folder_errors
 from adaecho.search.progress import SweepProgress
@@ -30,7 +31,7 @@ class WorkerError(UserError):
 def affordable(workers: int) -> tuple[int, str | None]:
     """How many of so many workers this machine takes, and if fewer, a line that says why."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = _free_bytes()
+    free = free_bytes()
     most = cores if free is None else max(1, min(cores, free // WORKER_BYTES))
     if workers <= most:
         return workers, None
@@ -39,20 +40,6 @@ def affordable(workers: int) -> tuple[int, str | None]:
         f"search.workers={workers}: this machine has {cores} cores{memory}; {most} run. On a cluster: "
         "hydra/launcher=slurm"
     )
-
-
-def _free_bytes() -> int | None:
-    """Memory that is free, here or in the control group of a container; None where nothing tells."""
-    known = []
-    with suppress(OSError, IndexError, ValueError):
-        text = Path("/proc/meminfo").read_text()
-        known.append(int(text.partition("MemAvailable:")[2].split()[0]) * 1024)
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = (group / "memory.stat").read_text().split()
-        known.append(max(0, limit - used + int(stat[stat.index("inactive_file") + 1])))
-    return min(known) if known else None
 
 
 class LocalWorkers:

@@ -27,7 +27,7 @@ from typing import Any
 
 import adaecho
 from adaecho.config.schema import from_plain
-from adaecho.errors import ConfigError, FolderError, UserError
+from adaecho.errors import ConfigError, FolderError, UserError, told
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
@@ -277,8 +277,8 @@ def _choose_gpu(number: int) -> None:
         torch.cuda.set_device(number % torch.cuda.device_count())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit code."""
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
     parser = argparse.ArgumentParser(prog="python -m adaecho.search.worker", description=__doc__)
     parser.add_argument("folder", help="of the sweep, which a -m command has begun")
     parser.add_argument("--number", type=int, default=0, help="of this worker, from 0")
@@ -290,18 +290,14 @@ def main(arguments: list[str] | None = None) -> int:
     launcher = typed.launcher
     if launcher is not None:
         threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    try:
+    with told():
         load_runner(typed.runner)
         _choose_gpu(typed.number)
         # A launcher starts its workers first: torch is imported while it composes the design.
         while launcher is not None and not (Path(typed.folder) / "design.json").exists():
             time.sleep(0.05)
         Worker(typed.folder, typed.number, typed.num_workers, launch=typed.launch, runner=typed.runner)()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from adaecho.adascale.averages import Averages, updated
-from adaecho.adascale.estimators import Estimate
+from adaecho.adascale.estimators import Averages, Estimate, updated
 
 
 def run(samples, smoothing, debias):

@@ -247,7 +247,7 @@ def test_workers_beyond_cores_or_memory_are_capped_with_a_message(
     run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(local, "_free_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(local, "free_bytes", lambda: 3 << 30)
     assert affordable(4) == (4, None)
     workers, message = affordable(1000)
     assert workers == 4
@@ -255,9 +255,9 @@ def test_workers_beyond_cores_or_memory_are_capped_with_a_message(
     assert message.startswith(
         "search.workers=1000: this machine has 4 cores and 3.0 GiB of free memory; 4 run"
     )
-    monkeypatch.setattr(local, "_free_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(local, "free_bytes", lambda: 1 << 30)
     assert affordable(4)[0] == 2
-    monkeypatch.setattr(local, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(local, "free_bytes", lambda: 0)
     run_sweep("search.trials=2", "search.workers=1000")
     assert "search.workers=1000: this machine has 4 cores" in capsys.readouterr().out
     assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaecho.adascale.averages import Averages
+from adaecho.adascale.estimators import Averages
 from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 
 KEY = "adascale"

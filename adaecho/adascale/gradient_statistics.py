@@ -8,10 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adaecho.adascale import checkpoint, difference
-from adaecho.adascale.averages import Averages, updated
+from adaecho.adascale import saved_state
 from adaecho.adascale.collector import GradientCollector
-from adaecho.adascale.estimators import estimate_across_gradients, gain_ratio
+from adaecho.adascale.estimators import (
+    Averages,
+    StepGradient,
+    estimate_across_gradients,
+    estimate_between_steps,
+    gain_ratio,
+    step_gradient,
+    updated,
+)
 
 
 @dataclass
@@ -37,7 +44,7 @@ class Sample(NamedTuple):
     """What a finished accumulation makes of the statistics, once its step is taken."""
 
     averages: Averages
-    gradient: difference.StepGradient
+    gradient: StepGradient
     finite: Tensor  # bool scalar: whether the step may be taken
 
 
@@ -51,7 +58,7 @@ class GradientStatistics:
         self.settings = settings
         self.averages = Averages.empty(len(groups), torch.device("cpu"))
         self.repeated_batch = False
-        self._gradient: difference.StepGradient = {}  # of the last step; only where a step has one gradient
+        self._gradient: StepGradient = {}  # of the last step; only where a step has one gradient
         self._sample: Sample | None = None
         self.collector = GradientCollector(groups, settings.num_passes, self._take_sample)
 
@@ -98,13 +105,13 @@ class GradientStatistics:
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
         """Tensors and plain numbers."""
-        return checkpoint.packed(self.averages, self.settings.debias_ewma, self._gradient, parameters)
+        return saved_state.packed(self.averages, self.settings.debias_ewma, self._gradient, parameters)
 
     def load_state_dict(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
         """Continue from ``state_dict()``."""
         num_groups = len(self.averages.weight)
-        self.averages = checkpoint.unpacked_averages(state, num_groups, self.settings.debias_ewma)
-        self._gradient = checkpoint.unpacked_gradient(state, parameters)
+        self.averages = saved_state.unpacked_averages(state, num_groups, self.settings.debias_ewma)
+        self._gradient = saved_state.unpacked_gradient(state, parameters)
 
     @torch.no_grad()
     def _take_sample(self) -> None:
@@ -139,9 +146,9 @@ class GradientStatistics:
         if self.repeated_batch:
             return Sample(averages, self._gradient, finite)
         groups = self.collector.groups
-        gradient = difference.copied(groups, 1 / self._loss_scale(sums))
+        gradient = step_gradient(groups, 1 / self._loss_scale(sums))
         if self._gradient:
-            estimate = difference.estimate(self._gradient, gradient, groups, self.settings.scale)
+            estimate = estimate_between_steps(self._gradient, gradient, groups, self.settings.scale)
             averages = updated(averages, estimate, self.settings.smoothing, self.settings.debias_ewma)
         return Sample(averages, gradient, finite)
 
