@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import DataError, told
-from adaecho.figures.claims import Decision, decide
+from adaecho.figures.claims import Decision, Records, decide
 from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors
@@ -48,9 +48,11 @@ def draw_all(results: Path, into: Path) -> list[Path]:
 
 def decisions(tables: Sequence[Path]) -> list[Decision]:
     """Every claim on every task, from the tables ``<experiment>/<task>/trials.json``."""
-    by_task: dict[str, dict[str, Any]] = {}
+    by_task: dict[str, Records] = {}
     for table in tables:
-        by_task.setdefault(table.parts[-2], {})[table.parts[-3]] = _rows(table)
+        records = by_task.setdefault(table.parts[-2], Records())
+        records.rows[table.parts[-3]] = _rows(table)
+        records.curves[table.parts[-3]] = _read(table.with_name("curves.json"), [])
     return [one for task in sorted(by_task) for one in decide(by_task[task], task)]
 
 

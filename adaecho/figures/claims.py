@@ -3,20 +3,23 @@
 The rules were fixed before the runs that they judge. "Cheaper" is one-sided: the difference of mean log costs
 over searches by Welch's t test, adjusted by Holm (1979) for the claims of a task; the permutation test
 (``records.statistics.cheaper_p``) stands beside it. "No harm" is non-inferiority: the interval of the
-difference stays above minus the margin.
+difference stays above minus the margin. A verdict that another reading of the records turns
+(``figures.readings``) is fragile.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaecho.records.outcome import Row, best_trials
+from adaecho.figures.readings import AS_SEARCHED, OTHERS, Costs, Curve, Reading, searched_costs
+from adaecho.records.outcome import Row
 from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm, welch
 
 LEVEL = 0.05
 MARGIN = 0.01  # of the metric within which a result is "no worse": three held-out digits in 360
 HOLDS, FAILS, OPEN, ABSENT = "holds", "does not hold", "not decided", "not yet measured"
+FRAGILE = "fragile"
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,14 @@ class Decision:
     """A claim on one task.
 
     Attributes:
-        verdict: holds, does not hold, not decided, or not yet measured.
+        verdict: holds, does not hold, fragile, not decided, or not yet measured.
         effect: the ratio of costs (below 1: cheaper), or the difference of metrics for no-harm claims.
         p: of the claim's test, adjusted for the task's claims; None for no-harm claims.
         permutation_p: of the rank test, not adjusted.
         reached: searches of the arm and of the other that reached the target, and of how many.
+        turns_in: the readings in which the verdict is another one, or may be; nothing turns what is open.
+        readings: how many other readings the records allow.
+        rerun: the ratio of costs of the two arms' winners on new seeds, where they were run again.
     """
 
     claim: Claim
@@ -60,6 +66,9 @@ class Decision:
     p: float | None = None
     permutation_p: float | None = None
     reached: tuple[int, int, int, int] | None = None
+    turns_in: tuple[str, ...] = ()
+    readings: int = 0
+    rerun: Ratio | None = None
 
 
 CLAIMS = (
@@ -88,27 +97,81 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def decide(tables: Mapping[str, Sequence[Row]], task: str) -> list[Decision]:
-    """Every claim on one task.
+@dataclass(frozen=True)
+class Records:
+    """Of all experiments on one task, by the experiment's name: the rows, and the curves of best trials."""
 
-    Args:
-        tables: the rows of each experiment on this task, by the experiment's name.
-        task: its name.
-    """
-    found = [_decide(claim, tables.get(claim.experiment, ()), task) for claim in CLAIMS]
+    rows: dict[str, Sequence[Row]] = field(default_factory=dict)
+    curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
+
+    def of_arm(self, experiment: str, arm: str) -> tuple[list[Row], list[Curve]]:
+        """The rows and curves of one arm; empty without records."""
+        tables = (self.rows.get(experiment, ()), self.curves.get(experiment, ()))
+        rows, curves = ([one for one in table if one["arm"] == arm] for table in tables)
+        return rows, curves
+
+
+def decide(records: Records, task: str) -> list[Decision]:
+    """Every claim on one task, named ``task``."""
+    found = {one.claim.key: one for one in _decide_all(records, task, AS_SEARCHED, worst=True)}
+    turns: dict[str, list[str]] = {key: [] for key in found}
+    readings = dict.fromkeys(found, 0)
+    for reading in OTHERS:
+        ends = [_decide_all(records, task, reading, worst) for worst in (True, False)]
+        for key, verdicts in _verdicts(ends).items():
+            readings[key] += 1
+            if found[key].verdict in (HOLDS, FAILS) and verdicts != {found[key].verdict}:
+                turns[key].append(reading.name)
+    return [
+        replace(
+            one,
+            verdict=FRAGILE if turns[key] else one.verdict,
+            turns_in=tuple(turns[key]),
+            readings=readings[key],
+            rerun=_rerun(one.claim, records),
+        )
+        for key, one in found.items()
+    ]
+
+
+def _verdicts(ends: list[list[Decision]]) -> dict[str, set[str]]:
+    """What each claim's verdict can be in a reading; without the claims that it can't decide."""
+    found: dict[str, set[str]] = {}
+    for one in (one for end in ends for one in end if one.verdict != ABSENT):
+        found.setdefault(one.claim.key, set()).add(one.verdict)
+    return found
+
+
+def _decide_all(records: Records, task: str, reading: Reading, worst: bool) -> list[Decision]:
+    found = [_decide(claim, records, task, reading, worst) for claim in CLAIMS]
     adjusted = holm({one.claim.key: one.p for one in found if one.p is not None})
     return [_adjusted(one, adjusted) if one.p is not None else one for one in found]
 
 
-def _decide(claim: Claim, rows: Sequence[Row], task: str) -> Decision:
-    sides = [[row for row in rows if row["arm"] == name] for name in (claim.arm, claim.other)]
-    if not all(sides):
+def _decide(claim: Claim, records: Records, task: str, reading: Reading, worst: bool) -> Decision:
+    """Worst: with each arm's costs at the end of what they may be that speaks against the claim."""
+    (rows, curves), (other_rows, other_curves) = (
+        records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other)
+    )
+    if not rows or not other_rows:
         return Decision(claim, task, ABSENT)
-    return (_no_harm if claim.no_harm else _cheaper)(claim, sides, task)
+    if claim.no_harm:
+        values, other_values = reading.best_values(rows), reading.best_values(other_rows)
+        return (
+            _no_harm(claim, values, other_values, task)
+            if values and other_values
+            else Decision(claim, task, ABSENT)
+        )
+    costs, other_costs = (
+        reading.costs(rows, curves, worst),
+        reading.costs(other_rows, other_curves, not worst),
+    )
+    return (
+        _cheaper(claim, costs, other_costs, task) if costs and other_costs else Decision(claim, task, ABSENT)
+    )
 
 
-def _cheaper(claim: Claim, sides: list[list[Row]], task: str) -> Decision:
-    ours, theirs = (_costs(rows) for rows in sides)
+def _cheaper(claim: Claim, ours: Costs, theirs: Costs, task: str) -> Decision:
     our_reached, their_reached = ([cost for cost in costs if cost is not None] for costs in (ours, theirs))
     counts = (len(our_reached), len(ours), len(their_reached), len(theirs))
     effect = cost_ratio(our_reached, their_reached) if our_reached and their_reached else None
@@ -122,9 +185,8 @@ def _cheaper(claim: Claim, sides: list[list[Row]], task: str) -> Decision:
     )
 
 
-def _no_harm(claim: Claim, sides: list[list[Row]], task: str) -> Decision:
+def _no_harm(claim: Claim, ours: list[float], theirs: list[float], task: str) -> Decision:
     """Of the metric's best value in each search; larger is better (accuracy, mAP)."""
-    ours, theirs = (_best_values(rows) for rows in sides)
     difference = float(np.mean(ours) - np.mean(theirs))
     if min(len(ours), len(theirs)) < 2 or np.var(ours) == np.var(theirs) == 0:
         return Decision(claim, task, OPEN, Ratio(difference, None, None))
@@ -136,22 +198,14 @@ def _no_harm(claim: Claim, sides: list[list[Row]], task: str) -> Decision:
 def _adjusted(found: Decision, adjusted: Mapping[str, float]) -> Decision:
     p = adjusted[found.claim.key]
     opposite = found.effect is not None and found.effect.low is not None and found.effect.low > 1
-    verdict = HOLDS if p < LEVEL else FAILS if opposite else OPEN
-    return Decision(found.claim, found.task, verdict, found.effect, p, found.permutation_p, found.reached)
+    return replace(found, p=p, verdict=HOLDS if p < LEVEL else FAILS if opposite else OPEN)
 
 
-def _costs(rows: list[Row]) -> list[float | None]:
-    """The cost of each search's best trial; None where none reached the target."""
-    best = {repeat: row["to_target_fresh_examples"] for (_, repeat), row in best_trials(rows).items()}
-    return [best.get(repeat) for repeat in sorted({row["repeat"] for row in rows})]
-
-
-def _best_values(rows: list[Row]) -> list[float]:
-    values: dict[int, float] = {}
-    for row in rows:
-        if row["counted"] and row["best_value"] is not None:
-            values[row["repeat"]] = max(values.get(row["repeat"], -np.inf), row["best_value"])
-    return list(values.values())
+def _rerun(claim: Claim, records: Records) -> Ratio | None:
+    """From the experiment of the same name with ``_winners``: each arm's winner on new seeds."""
+    sides = [records.of_arm(f"{claim.experiment}_winners", name)[0] for name in (claim.arm, claim.other)]
+    ours, theirs = ([cost for cost in searched_costs(rows, (), True) if cost is not None] for rows in sides)
+    return cost_ratio(ours, theirs) if ours and theirs and not claim.no_harm else None
 
 
 def _welch_p(ours: list[float], theirs: list[float]) -> float:

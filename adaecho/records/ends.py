@@ -11,7 +11,7 @@ A pure function over the rows of ``records.outcome``, which at the end of a budg
 from adaecho.records.outcome import Row, at_edge, spread
 
 # Metrics of which less is better; of all others (accuracy, average precision) more is.
-_LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
+LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 _ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
@@ -74,7 +74,7 @@ def best_of_searches(rows: list[Row]) -> list[Row]:
 def _better(row: Row, other: Row) -> bool:
     if row["best_value"] is None or other["best_value"] is None:
         return other["best_value"] is None and row["best_value"] is not None
-    if row["target_metric"] in _LESS_IS_BETTER:
+    if row["target_metric"] in LESS_IS_BETTER:
         return bool(row["best_value"] < other["best_value"])
     return bool(row["best_value"] > other["best_value"])
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from adaecho.figures.claims import ABSENT, CLAIMS, FAILS, HOLDS, OPEN, Decision, decide
+from adaecho.figures.claims import ABSENT, CLAIMS, FAILS, FRAGILE, HOLDS, OPEN, Decision, Records, decide
+from adaecho.figures.readings import easier
 
 
 def rows(arm: str, costs: list[float | None], best: list[float] | None = None) -> list[dict[str, Any]]:
@@ -21,14 +22,14 @@ def rows(arm: str, costs: list[float | None], best: list[float] | None = None) -
 
 def decided(experiment: str, *arms: list[dict[str, Any]]) -> dict[str, Decision]:
     table = [row for arm in arms for row in arm]
-    return {one.claim.key: one for one in decide({experiment: table}, "digits")}
+    return {one.claim.key: one for one in decide(Records({experiment: table}), "digits")}
 
 
 BASELINE = rows("baseline", [1000.0, 1100.0, 950.0, 1050.0, 1020.0])
 
 
 def test_a_claim_without_records_is_not_yet_measured() -> None:
-    found = decide({}, "digits")
+    found = decide(Records(), "digits")
     assert len(found) == len(CLAIMS)
     assert {one.verdict for one in found} == {ABSENT}
 
@@ -90,3 +91,73 @@ def test_no_harm_is_non_inferiority_within_the_margin(best: list[float], verdict
     nothing: list[float | None] = [None] * 3
     found = decided("fig8", rows("baseline", nothing, [0.975, 0.974, 0.976]), rows("batch_e4", nothing, best))
     assert found["batch_no_harm"].verdict == verdict
+
+
+def searched(arm: str, *costs: dict[float, float | None], stopped_at: int = 900) -> list[dict[str, Any]]:
+    """Searches of trials at positions of one axis; None for one that was stopped early."""
+    return [
+        {
+            "arm": arm, "repeat": repeat, "index": index, "counted": True, "best_value": 0.9,
+            "status": "reached" if cost else "pruned", "fresh_examples": cost or stopped_at,
+            "to_target_fresh_examples": cost, "positions": {"optimizer.learning_rate": position},
+            "target_metric": "accuracy", "target_value": 0.97,
+        }
+        for repeat, search in enumerate(costs)
+        for index, (position, cost) in enumerate(search.items())
+    ]  # fmt: skip
+
+
+MIDDLE = [{0.5: float(cost)} for cost in (1000, 1100, 950, 1050, 1020)]
+HALF = [{0.5: float(cost)} for cost in (500, 550, 475, 525, 510)]
+
+
+def test_a_verdict_that_every_reading_repeats_stands() -> None:
+    found = decided("fig3", searched("baseline", *MIDDLE), searched("batch_e2", *HALF))["batch_saves"]
+    assert (found.verdict, found.turns_in, found.readings) == (HOLDS, (), 2)
+
+
+def test_a_saving_at_one_end_of_the_space_is_fragile() -> None:
+    low = [{0.1: cost, 0.5: 1010.0} for search in HALF for cost in search.values()]
+    found = decided("fig3", searched("baseline", *MIDDLE), searched("batch_e2", *low))["batch_saves"]
+    assert (found.verdict, found.turns_in) == (FRAGILE, ("upper part of the space",))
+
+
+@pytest.mark.parametrize(("stopped_at", "verdict"), [(450, FRAGILE), (2000, HOLDS)])
+def test_a_baseline_that_may_have_been_as_cheap_makes_it_fragile(stopped_at: int, verdict: str) -> None:
+    base = [{0.5: cost, 0.6: None} for search in MIDDLE for cost in search.values()]
+    table = searched("baseline", *base, stopped_at=stopped_at)
+    assert decided("fig3", table, searched("batch_e2", *HALF))["batch_saves"].verdict == verdict
+
+
+def test_a_saving_that_an_easier_target_lacks_is_fragile() -> None:
+    table = {"fig3": searched("baseline", *MIDDLE) + searched("batch_e2", *HALF)}
+    curves = [
+        {"arm": row["arm"], "repeat": row["repeat"], "fresh_examples": [160, cost], "values": [early, 0.97]}
+        for row in table["fig3"]
+        for cost in [row["to_target_fresh_examples"]]
+        for early in [0.945]
+    ]
+    (found,) = [one for one in decide(Records(table, {"fig3": curves}), "digits") if one.verdict != ABSENT]
+    assert (found.verdict, found.turns_in, found.readings) == (FRAGILE, ("twice the error",), 4)
+
+
+def test_easier_targets() -> None:
+    assert [easier("accuracy", 0.97, step) for step in (1, 2)] == pytest.approx([0.955, 0.94])
+    assert [easier("cross_entropy", 3.9, step) for step in (1, 2)] == pytest.approx([4.0, 4.1])
+
+
+def test_what_is_open_has_nothing_to_turn() -> None:
+    found = decided("fig3", searched("baseline", *MIDDLE), searched("batch_e2", *MIDDLE))["batch_saves"]
+    assert (found.verdict, found.turns_in) == (OPEN, ())
+
+
+def test_winners_on_new_seeds_stand_beside_the_verdict() -> None:
+    records = Records(
+        {
+            "fig3": BASELINE + rows("batch_e2", [500.0, 550.0, 475.0, 525.0, 510.0]),
+            "fig3_winners": rows("baseline", [800.0, 1000.0]) + rows("batch_e2", [900.0, 1100.0]),
+        }
+    )
+    (found,) = [one for one in decide(records, "digits") if one.verdict != ABSENT]
+    assert found.rerun is not None
+    assert found.rerun.value == pytest.approx((900 * 1100 / 800 / 1000) ** 0.5)

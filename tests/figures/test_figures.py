@@ -12,6 +12,7 @@ from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.claims import CLAIMS
 from adaecho.figures.curves import draw_curves
 from adaecho.figures.fig3 import caption, draw_fig3
+from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import draw_sweep
 from adaecho.records.outcome import best_trials, outcome
@@ -114,6 +115,18 @@ def test_fig3_names_arms_that_share_variant_and_factor(tmp_path, drawn):
     names = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
     assert names == ["buffer_1k", "buffer_10k", "batch"]
     assert {"e = 2", "e = auto"} <= set(words(drawn[0].axes[0]))
+
+
+def test_best_points_at_the_end_of_an_axis_are_told():
+    arms = [
+        {"arm": "a", "reached": 5, "at_edge": {"optimizer.momentum": 2, "optimizer.learning_rate": 0}},
+        {"arm": "b", "runs": 3, "at_edge": {"optimizer.momentum": 0}},
+    ]
+    assert boundary_note(arms) == (
+        "Best points in the outermost 5 % of an axis: a: optimizer.momentum in 2 of 5 searches."
+    )
+    assert boundary_note(arms[1:]) == "Best points in the outermost 5 % of an axis: none."
+    assert boundary_note([{"arm": "no search"}]) == ""
 
 
 @pytest.mark.parametrize(
