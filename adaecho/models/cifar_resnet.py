@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from adaecho.errors import ConfigError
 
-STAGE_CHANNELS = (16, 32, 64)
+CHANNELS = 16  # filters of the first stage; each further stage has twice as many
 
 
-def cifar_resnet(depth: int = 32, num_classes: int = 10) -> nn.Module:
+def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = CHANNELS) -> nn.Module:
     """The net with shortcuts of option A and He initialisation; 464,154 parameters at depth 32, 10 classes.
 
     float [N, 3, 32, 32] to logits [N, num_classes].
@@ -21,17 +21,18 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10) -> nn.Module:
     Args:
         depth: weighted layers, 6n + 2 with n >= 1: 8, 14, 20, 26, 32, ...
         num_classes: logits of the last layer.
+        channels: filters of the first stage, at least 1; others than 16 are none of the paper's nets.
 
     Raises:
         ConfigError: there is no net of that depth.
     """
     blocks_per_stage = check_depth(depth)
-    layers: list[nn.Module] = [_conv3x3(3, STAGE_CHANNELS[0]), nn.BatchNorm2d(STAGE_CHANNELS[0]), nn.ReLU()]
-    in_channels = STAGE_CHANNELS[0]
-    for channels in STAGE_CHANNELS:
+    layers: list[nn.Module] = [_conv3x3(3, channels), nn.BatchNorm2d(channels), nn.ReLU()]
+    in_channels = channels
+    for out_channels in (channels, 2 * channels, 4 * channels):
         for _ in range(blocks_per_stage):
-            layers.append(BasicBlock(in_channels, channels))
-            in_channels = channels
+            layers.append(BasicBlock(in_channels, out_channels))
+            in_channels = out_channels
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)]
     model = nn.Sequential(*layers)
     model.apply(_initialise)

@@ -2,19 +2,25 @@
 
 Data: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, 50,000 + 10,000 images.
 The validation split is held out of the 50,000; the test files are read only to evaluate the test split.
+Training images lie in memory, or, as encoded images in tar shards, are streamed and decoded as they come.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from adaecho.config.bounds import at_least
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets import cifar10 as storage
+from adaecho.datasets.cifar10_shards import Cifar10Shards, find_shards, read_shards
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out
-from adaecho.models.cifar_resnet import check_depth, cifar_resnet
+from adaecho.errors import ConfigError
+from adaecho.models.cifar_resnet import CHANNELS, check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
@@ -23,6 +29,7 @@ from adaecho.tasks.images import (
     PadCropFlip,
     classification_metrics,
     cross_entropy,
+    decode_labelled,
     mistakes,
     num_images,
 )
@@ -38,17 +45,89 @@ class Options(TaskConfig):
     """The keys ``task.*``."""
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
+    channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
+    validation_path: str | None = None  # tar shards, where data.path names training shards alone
 
     def __post_init__(self) -> None:
         check_depth(self.depth)
+        at_least("task.channels", self.channels, 1)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Where a run's examples come from.
+
+    Attributes:
+        source: of training examples.
+        decode: of one training example; None where they are decoded.
+        validation: the whole split.
+        read_test: None where there is no test split.
+        skipped: bad examples that were left out.
+    """
+
+    source: Any
+    decode: Callable[[Any], Any] | None
+    validation: Images
+    read_test: Callable[[], Images] | None
+    skipped: int
 
 
 def build(config: Config, options: Options) -> Task:
-    """The CIFAR-10 task, its training images in memory.
+    """The CIFAR-10 task, its training images in memory or streamed from shards.
 
     Raises:
         DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not to be reached.
+        ConfigError: a key has no meaning for the data that ``data.path`` names.
     """
+    shards = find_shards(config.data.path, options.validation_path, seed=config.seed)
+    data = _in_memory(config, options) if shards is None else _streamed(config, shards)
+
+    def build_model() -> nn.Module:
+        normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
+        return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
+
+    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+        if split == "validation":
+            examples = data.validation
+        else:
+            assert data.read_test is not None, "there is no test split"
+            examples = data.read_test()
+        return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
+
+    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        return mistakes(
+            model,
+            data.validation,
+            number,
+            batch_size=config.evaluate.batch_size,
+            device=device,
+            names=CLASSES,
+        )
+
+    return Task(
+        name="cifar10",
+        metrics=CLASSIFICATION_METRICS,
+        source=data.source,
+        decode=data.decode,
+        augment=PadCropFlip(padding=4, flip=True),
+        collate=None,
+        build_model=build_model,
+        loss=cross_entropy,
+        weight=num_images,
+        evaluate=evaluate,
+        pictures=pictures,
+        has_test_split=data.read_test is not None,
+        skipped_examples=data.skipped,
+    )
+
+
+def _in_memory(config: Config, options: Options) -> _Data:
+    """All training images decoded once, part of them held out."""
+    if options.validation_path is not None:
+        raise ConfigError(
+            f"task.validation_path={options.validation_path}: only for data.path= of tar shards; of other "
+            "data data.validation_examples are held out"
+        )
     stored = storage.find(config.data.path)
 
     def read(part: storage.Part) -> tuple[Images, int]:
@@ -59,32 +138,38 @@ def build(config: Config, options: Options) -> Task:
 
     images, skipped = read("train")
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
+    return _Data(source, None, validation, (lambda: read("test")[0]) if stored.has_test else None, skipped)
 
-    def build_model() -> nn.Module:
-        normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
-        return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES))
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
-        examples = validation if split == "validation" else read("test")[0]
-        return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
-
-    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(
-            model, validation, number, batch_size=config.evaluate.batch_size, device=device, names=CLASSES
+def _streamed(config: Config, shards: Cifar10Shards) -> _Data:
+    """Training images as they come; the validation shards in memory."""
+    if config.data.validation_examples is not None:
+        raise ConfigError(
+            f"data.validation_examples={config.data.validation_examples}: shards have a validation split of "
+            "their own; set data.validation_examples=null (evaluate.max_examples takes a part of it)"
         )
-
-    return Task(
-        name="cifar10",
-        metrics=CLASSIFICATION_METRICS,
-        source=source,
-        decode=None,
-        augment=PadCropFlip(padding=4, flip=True),
-        collate=None,
-        build_model=build_model,
-        loss=cross_entropy,
-        weight=num_images,
-        evaluate=evaluate,
-        pictures=pictures,
-        has_test_split=stored.has_test,
-        skipped_examples=skipped,
+    validation = read_shards(shards.validation, decode, SkippedExamples(0))
+    most = config.evaluate.max_examples
+    test = shards.test
+    return _Data(
+        shards.train,
+        decode,
+        {name: array[:most] for name, array in validation.items()},
+        None if test is None else lambda: read_shards(test, decode, SkippedExamples(0)),
+        skipped=0,
     )
+
+
+def decode(example: dict[str, Any]) -> dict[str, Any]:
+    """``image`` uint8 [32, 32, 3] and ``label`` of an example of a tar shard.
+
+    Raises:
+        ValueError: it has no image of that size, or no label of 0 to 9.
+    """
+    decoded = decode_labelled(example, storage.NUM_CLASSES)
+    shape = decoded["image"].shape
+    if shape != (storage.SIDE, storage.SIDE, 3):
+        raise ValueError(
+            f"the image has {shape[0]}x{shape[1]} pixels, {storage.SIDE}x{storage.SIDE} are needed"
+        )
+    return decoded

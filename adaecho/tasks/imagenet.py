@@ -21,11 +21,15 @@ from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.ghosts import GhostOptions
-from adaecho.tasks.images import CLASSIFICATION_METRICS, cross_entropy, num_images, pictures_of_mistakes
+from adaecho.tasks.images import (
+    CLASSIFICATION_METRICS,
+    cross_entropy,
+    decode_labelled,
+    num_images,
+    pictures_of_mistakes,
+)
 from adaecho.tasks.reading import ReadAnew
-from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop, decode_image
-
-_FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
+from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
 
 
 @dataclass
@@ -109,31 +113,6 @@ def build(config: Config, options: Options) -> Task:
         pictures=pictures,
         facts={"training_images": len(train), "validation_images": len(held_out), "classes": num_classes},
     )
-
-
-def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]:
-    """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
-
-    Raises:
-        ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
-    """
-    if "__key__" in example:
-        image = next((example[field] for field in _FIELDS if field in example), None)
-        if image is None:
-            raise ValueError(
-                f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
-            )
-        if "cls" not in example:
-            raise ValueError(f"{example['__key__']} has no .cls with its label")
-        try:
-            label = int(example["cls"])
-        except ValueError as error:
-            raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
-    else:
-        image, label = example["image"], example["label"]
-    if not 0 <= label < num_classes:
-        raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
-    return {"image": decode_image(image), "label": np.int64(label)}
 
 
 def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, ...]]:

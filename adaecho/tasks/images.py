@@ -1,4 +1,4 @@
-"""What image classifiers share: pad-crop-flip, loss, metrics over a whole split.
+"""What image classifiers share: decoding, pad-crop-flip, loss, metrics over a whole split.
 
 Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.models.normalise.Normalise``.
 """
@@ -19,12 +19,14 @@ from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
+from adaecho.transforms.photographs import decode_image
 
 Images = dict[str, NDArray[Any]]
 """``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
 
 CLASSIFICATION_METRICS: dict[str, Direction] = {"accuracy": "max", "cross_entropy": "min"}
 
+_FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
 # Draws of one augmentation; each is independent of the others.
 _TOP, _LEFT, _FLIP = range(3)
 
@@ -142,6 +144,31 @@ def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return images
     rows = images.reshape(number * height, width, channels)
     return np.asarray(cv2.flip(rows, 1), np.uint8).reshape(images.shape)
+
+
+def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]:
+    """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
+
+    Raises:
+        ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
+    """
+    if "__key__" in example:
+        image = next((example[field] for field in _FIELDS if field in example), None)
+        if image is None:
+            raise ValueError(
+                f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
+            )
+        if "cls" not in example:
+            raise ValueError(f"{example['__key__']} has no .cls with its label")
+        try:
+            label = int(example["cls"])
+        except ValueError as error:
+            raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
+    else:
+        image, label = example["image"], example["label"]
+    if not 0 <= label < num_classes:
+        raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
+    return {"image": decode_image(image), "label": np.int64(label)}
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> LossAndWeight:

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from adaecho.datasets.labelled_images import find_labelled
 from adaecho.errors import DataError
-from adaecho.tasks.imagenet import decode_labelled
+from adaecho.tasks.images import decode_labelled
 from tests.transforms.pictures import encoded, picture
 
 
