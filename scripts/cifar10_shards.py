@@ -7,7 +7,6 @@ order, so that a shard read through is already mixed. The same arguments give th
 
 import argparse
 import io
-import sys
 import tarfile
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import cv2
 from adaecho.datasets import cifar10
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays, hold_out
-from adaecho.errors import UserError
+from adaecho.errors import told
+from adaecho.records.files import folder_errors
 
 
 def write_shards(
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--validation-examples", type=int, default=5000, help="held out (5000)")
     parser.add_argument("--split-seed", type=int, default=0, help="of the permutation that holds them out")
     options = parser.parse_args()
-    try:
+    with told(), folder_errors(options.into):
         files = write_shards(
             options.data,
             options.into,
@@ -83,9 +83,6 @@ def main() -> None:
             validation_examples=options.validation_examples,
             split_seed=options.split_seed,
         )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     for file in files:
         print(f"{file}: {file.stat().st_size:,} bytes")
 

@@ -4,7 +4,8 @@ An example is ``<key>.png`` (or another encoding) and ``<key>.cls`` with its lab
 ``scripts/cifar10_shards.py`` writes such shards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ class Cifar10Shards:
     test: TarShards | None
 
 
-def find_shards(path: str | None, validation_path: str | None, *, seed: int) -> Cifar10Shards | None:
+def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -> Cifar10Shards | None:
     """The shards that ``data.path`` names; None where it names no shards.
 
     Args:
         path: a folder with ``train*.tar``, ``val*.tar`` and perhaps ``test*.tar``; or the training
             shards themselves, by path, url or pattern (see ``TarShards``).
-        validation_path: the validation shards; None: those of the folder.
+        validation_shards: the validation shards; None: those of the folder.
         seed: of the order of the training shards, another one in each pass.
 
     Raises:
@@ -53,11 +54,11 @@ def find_shards(path: str | None, validation_path: str | None, *, seed: int) -> 
     if not named and not list(folder.glob("train*.tar")):
         return None
     in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}
-    validation = [validation_path] if validation_path is not None else in_folder["val"]
+    validation = [validation_shards] if validation_shards is not None else in_folder["val"]
     if not validation:
         raise DataError(
             f"data.path={path}: shards are streamed, so none of them can be held out; name the validation "
-            "shards with task.validation_path="
+            "shards with task.validation_shards="
         )
     return Cifar10Shards(
         train=_shards([path] if named else in_folder["train"], seed),
@@ -80,16 +81,19 @@ def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Imag
         DataError: a damaged archive, no examples, or more bad ones than allowed.
     """
     decoded = []
-    try:
-        for number, example in enumerate(shards):
+    with closing(iter(shards)) as examples:
+        for number, example in enumerate(_read(examples)):
             try:
                 decoded.append(decode(example))
             except ValueError as error:
                 bad.add(f"example {number} of {', '.join(shards.urls)}", str(error))
-    except (ValueError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"data.path: {error}") from error
     if not decoded:
         raise DataError(f"{', '.join(shards.urls)}: the tar shards hold no usable examples")
     return {name: np.stack([example[name] for example in decoded]) for name in ("image", "label")}
+
+
+def _read(examples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from examples
+    except (ValueError, OSError) as error:
+        raise DataError(f"data.path: {error}") from error

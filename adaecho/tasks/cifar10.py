@@ -46,7 +46,7 @@ class Options(TaskConfig):
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
     channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
-    validation_path: str | None = None  # tar shards, where data.path names training shards alone
+    validation_shards: str | None = None  # tar shards, where data.path names training shards alone
 
     def __post_init__(self) -> None:
         check_depth(self.depth)
@@ -79,7 +79,7 @@ def build(config: Config, options: Options) -> Task:
         DataError: ``data.path`` is missing, empty, of the wrong schema, corrupt or not to be reached.
         ConfigError: a key has no meaning for the data that ``data.path`` names.
     """
-    shards = find_shards(config.data.path, options.validation_path, seed=config.seed)
+    shards = find_shards(config.data.path, options.validation_shards, seed=config.seed)
     data = _in_memory(config, options) if shards is None else _streamed(config, shards)
 
     def build_model() -> nn.Module:
@@ -123,9 +123,9 @@ def build(config: Config, options: Options) -> Task:
 
 def _in_memory(config: Config, options: Options) -> _Data:
     """All training images decoded once, part of them held out."""
-    if options.validation_path is not None:
+    if options.validation_shards is not None:
         raise ConfigError(
-            f"task.validation_path={options.validation_path}: only for data.path= of tar shards; of other "
+            f"task.validation_shards={options.validation_shards}: only for data.path= of tar shards; of other "
             "data data.validation_examples are held out"
         )
     stored = storage.find(config.data.path)

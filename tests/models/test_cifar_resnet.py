@@ -21,6 +21,11 @@ def test_it_has_as_many_weighted_layers_as_its_depth(depth: int) -> None:
     assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in modules) == depth
 
 
+def test_half_the_channels_are_half_as_wide_everywhere() -> None:
+    widths = [m.out_channels for m in cifar_resnet(8, channels=8).modules() if isinstance(m, nn.Conv2d)]
+    assert widths == [8, 8, 8, 16, 16, 32, 32]
+
+
 @pytest.mark.parametrize("depth", [2, 9, 31, -4])
 def test_a_depth_that_no_such_net_has_is_refused(depth: int) -> None:
     with pytest.raises(ConfigError, match=f"depth={depth}: these nets have 6n"):

@@ -1,24 +1,18 @@
 """The reproduction stops at its budget, goes on where it stopped, and collects what has ended."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "reproduce.py"
+from tests.scripts.load import SCRIPTS, load
+
 TINY = ["search.trials=1", "search.repeats=1", "search.workers=1", "max_fresh_examples=320", "tracking=none"]
 
 
 @pytest.fixture
 def reproduce(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "reproduce", module)  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return load("reproduce", monkeypatch)
 
 
 def test_a_budget_cuts_it_short_and_the_next_call_finishes(
@@ -39,7 +33,7 @@ def test_a_budget_cuts_it_short_and_the_next_call_finishes(
 
 
 def test_every_cell_is_an_experiment_and_a_task(reproduce: ModuleType) -> None:
-    conf = SCRIPT.parents[1] / "conf"
+    conf = SCRIPTS.parent / "conf"
     for cell in reproduce.CELLS:
         assert (conf / "experiment" / f"{cell.experiment}.yaml").exists()
         assert (conf / "task" / f"{cell.task}.yaml").exists()

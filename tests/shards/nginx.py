@@ -52,27 +52,27 @@ def nginx(folder: Path, root: Path) -> Iterator[str]:
     """
     assert _PROGRAM is not None
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
     config = folder / "nginx.conf"
     config.write_text(_CONFIG.format(folder=folder, root=root, port=port))
     error_log = str(folder / "error.log")
     server = subprocess.Popen([_PROGRAM, "-p", str(folder), "-e", error_log, "-c", str(config)])
     try:
-        _wait_until_it_listens(port, server)
+        wait_until_it_listens(port, server)
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.terminate()
         server.wait(60)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:
+def wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + 60
     while True:
         try:

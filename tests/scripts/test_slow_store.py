@@ -1,0 +1,49 @@
+"""The slow store serves a folder, by nginx or by our own server; how slowly is not a test's to time."""
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.load import SCRIPTS
+from tests.shards.nginx import free_port, needs_nginx, wait_until_it_listens
+
+CONTENT = bytes(range(256)) * 400
+
+
+@pytest.mark.parametrize("flags", [pytest.param([], marks=needs_nginx), ["--without-nginx"]])
+def test_it_serves_a_folder_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "a.tar").write_bytes(CONTENT)
+    port = free_port()
+    arguments = [str(folder), "--port", str(port), "--kilobytes-per-s", "500", *flags]
+    store = subprocess.Popen([sys.executable, SCRIPTS / "slow_store.py", *arguments], stdout=subprocess.PIPE)
+    try:
+        wait_until_it_listens(port, store)
+        for place in ("slow", "fast"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{place}/a.tar", timeout=60) as answer:
+                assert answer.read() == CONTENT
+    finally:
+        store.send_signal(signal.SIGTERM)
+        output, _ = store.communicate(timeout=60)
+    assert store.returncode == 0
+    assert output.decode().startswith("our own server" if flags else "nginx")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/fast/a.tar", timeout=60)
+
+
+def test_a_missing_folder_is_one_message(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "slow_store.py", tmp_path / "absent"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "there is no such folder" in done.stderr
