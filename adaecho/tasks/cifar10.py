@@ -125,8 +125,8 @@ def _in_memory(config: Config, options: Options) -> _Data:
     """All training images decoded once, part of them held out."""
     if options.validation_shards is not None:
         raise ConfigError(
-            f"task.validation_shards={options.validation_shards}: only for data.path= of tar shards; of other "
-            "data data.validation_examples are held out"
+            f"task.validation_shards={options.validation_shards}: only for data.path= of tar shards; of "
+            "other data data.validation_examples are held out"
         )
     stored = storage.find(config.data.path)
 
