@@ -55,6 +55,15 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
     assert line["cross_entropy"] > 0
 
 
+@pytest.mark.parametrize("echo", ["batch", "example_before_augmentation", "example_after_augmentation"])
+def test_it_trains_with_each_echo(compose_config: Compose, tmp_path: Path, echo: str) -> None:
+    make("folders", tmp_path / "data")
+    config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", f"echo={echo}", "echo.factor=2")
+    summary = run_trial(config, tmp_path / "run")
+    assert (summary["status"], summary["fresh_examples"]) == ("budget_spent", 16)
+    assert summary["steps"] >= 5
+
+
 @pytest.mark.parametrize("order", ["permutation", "shards"])
 @pytest.mark.parametrize("place", ["encoded", "decoded"])
 def test_order_and_place_reach_the_loader(
