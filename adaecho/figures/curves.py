@@ -1,16 +1,20 @@
-"""Training curves of the best trials: the metric over fresh examples (paper, appendix A)."""
+"""Training curves of the best trials: mean and standard deviation per arm (paper, Figs. 9 to 15)."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
+from adaecho.figures.lines import SETTINGS, Sweep, line_keys, look
 from adaecho.figures.style import (
     INK,
     MUTED,
-    VARIANTS,
     count_formatter,
     count_scale,
     factor_order,
@@ -19,63 +23,109 @@ from adaecho.figures.style import (
 )
 
 Curve = dict[str, Any]
-_LEAST_ERROR = 1e-4  # a log axis has no zero
+_LEAST_ERROR = 1e-3  # a log axis has no zero
+_PANELS = 3  # in a row
+AS_FIG3 = Sweep("echo_factor")
 
 
-def draw_curves(curves: list[Curve], path: Path, title: str, metric: str, target: float | None) -> None:
-    """One line per search, of its best trial, ending in a dot; one panel per echoing factor, the baseline in
-    each.
+def draw_curves(
+    curves: Sequence[Curve], path: Path, title: str, metric: str, target: float | None, sweep: Sweep = AS_FIG3
+) -> None:
+    """One line per arm: the mean over its searches, within one standard deviation; one panel per setting.
 
-    Accuracy is drawn as error on a log axis: near a target of 97 % the whole contest is between 90 and 97 %.
+    A search that has reached the target stays where it ended. Accuracy is drawn as error on a log axis, near
+    a target of 97 % the whole contest is between 90 and 97 %; mean and deviation are of the logarithm then.
 
     Args:
-        curves: each with ``arm``, ``echo_variant``, ``echo_factor``, and the lists ``fresh_examples`` and
-            ``values`` of the metric; see ``records.collect``.
+        curves: each with ``arm``, ``echo_variant``, ``echo_factor``, what ``sweep`` names, and the
+            lists ``fresh_examples`` and ``values`` of the metric; see ``records.collect``.
         path: file to write; its suffix decides the format.
         title: what was trained, e.g. ``digits: best trial of each search``.
         metric: name of the target's metric.
         target: its value, drawn as a dashed line; None for none.
+        sweep: what has a panel of its own (its ``x``), and what lines are told apart by.
     """
-    plain = [curve for curve in curves if curve["echo_variant"] == "none"]
-    groups: dict[Any, list[Curve]] = {}
-    for curve in sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])):
-        if curve["echo_variant"] != "none":
-            groups.setdefault(curve["echo_factor"], []).append(curve)
-    panels = sorted(groups.items(), key=lambda item: factor_order(item[0])) or [(1, [])]
-    with figure(3.3, path) as drawing:
-        axes = drawing.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        lines: dict[str, Line2D] = {}
-        for panel, (factor, group) in zip(axes, panels, strict=True):
+    panels = _panels(curves, sweep)
+    keys = line_keys(curves, sweep.lines)
+    looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
+    columns = min(_PANELS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with figure(1.3 + 2.1 * rows, path) as drawing:
+        axes = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+        for unused in axes[len(panels) :]:
+            unused.set_axis_off()
+        names: dict[str, Line2D] = {}
+        for panel, (name, group) in zip(axes, panels, strict=False):
             _scale(panel, curves, metric)
-            lines |= _draw_panel(panel, plain + group, metric, target)
-            panel.set_title(f"e = {factor}" if group else "", fontsize=9.5, loc="center")
+            names |= _draw_panel(panel, group, metric, target, looks)
+            panel.set_title(name, fontsize=9.5, loc="center")
         if target is not None:
-            _name_target(axes[-1], _shown(metric, target))
-        axes[0].set_ylabel(_axis_label(metric))
+            _name_target(axes[columns - 1], _shown(metric, target))
+        for panel in axes[::columns]:
+            panel.set_ylabel(_axis_label(metric), fontsize=8.5)
+        for panel in axes[max(len(panels) - columns, 0) : len(panels)]:
+            panel.tick_params(labelbottom=True)
+            panel.set_xlabel(_count_label(curves))
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        drawing.legend(
-            list(lines.values()), list(lines), loc="outside lower left", ncols=2, frameon=False, fontsize=8.5
-        )
+        lines = list(names.values())
+        drawing.legend(lines, list(names), loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
 
 
-def _draw_panel(axes: Axes, curves: list[Curve], metric: str, target: float | None) -> dict[str, Line2D]:
-    """Draw the curves of one factor; returns a line per name for the legend."""
+def mean_and_band(
+    curves: Sequence[Curve], metric: str
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Where the curves' points lie, the mean of what is shown there, and the ends of one standard deviation.
+
+    Between its points a curve is straight; after its last it stays; the mean begins where all have begun.
+    """
+    to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
+    places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))
+    places = places[places >= max(curve["fresh_examples"][0] for curve in curves)]
+    shown = [to_axis(_shown(metric, np.asarray(curve["values"], float))) for curve in curves]
+    values = np.array(
+        [np.interp(places, curve["fresh_examples"], each) for curve, each in zip(curves, shown, strict=True)]
+    )
+    mean, std = values.mean(0), values.std(0)
+    return places, from_axis(mean), from_axis(mean - std), from_axis(mean + std)
+
+
+def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve]]]:
+    """Name and curves of each; an arm without echoing that is the only one stands in every panel."""
+    plain = [one for one in curves if one["echo_variant"] == "none"]
+    of_all = plain if len({one["arm"] for one in plain}) == 1 else []
+    groups: dict[Any, list[Curve]] = {}
+    for one in curves:
+        if not of_all or one["echo_variant"] != "none":
+            groups.setdefault(one[sweep.x], []).append(one)
+    if not groups:
+        return [("", of_all)]
+    ordered = sorted(groups.items(), key=lambda item: factor_order(item[0]))
+    return [(_panel_name(sweep.x, key), [*of_all, *group]) for key, group in ordered]
+
+
+def _panel_name(setting: str, value: Any) -> str:
+    if setting == "echo_factor":
+        return f"e = {value}"
+    return f"{SETTINGS[setting]} {value:,}"
+
+
+def _draw_panel(
+    axes: Axes, curves: Sequence[Curve], metric: str, target: float | None, looks: dict[str, Any]
+) -> dict[str, Line2D]:
+    """Draw the arms of one panel; returns a line per name for the legend."""
     if target is not None:
         axes.axhline(_shown(metric, target), color=INK, linestyle=(0, (4, 2)), linewidth=1)
-    lines: dict[str, Line2D] = {}
+    arms: dict[str, list[Curve]] = {}
     for curve in curves:
-        name, colour = VARIANTS[curve["echo_variant"]]
-        values = [_shown(metric, value) for value in curve["values"]]
-        (lines[name],) = axes.plot(curve["fresh_examples"], values, color=colour, linewidth=1.3)
-        axes.plot(
-            curve["fresh_examples"][-1:],
-            values[-1:],
-            "o",
-            color=colour,
-            markersize=4.5,
-            clip_on=False,
-            zorder=3,
-        )
+        arms.setdefault(curve["arm"], []).append(curve)
+    lines: dict[str, Line2D] = {}
+    for arm in sorted(arms.values(), key=lambda arm: variant_order(arm[0]["echo_variant"])):
+        name, colour, _ = looks[arm[0]["arm"]]
+        x, mean, low, high = mean_and_band(arm, metric)
+        if len(arm) > 1:
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        (lines[name],) = axes.plot(x, mean, color=colour, linewidth=1.3)
+        axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
     return lines
 
 
@@ -93,8 +143,8 @@ def _name_target(axes: Axes, height: float) -> None:
     )
 
 
-def _shown(metric: str, value: float) -> float:
-    return max(1 - value, _LEAST_ERROR) if metric == "accuracy" else value
+def _shown(metric: str, value: Any) -> Any:
+    return np.maximum(1 - value, _LEAST_ERROR) if metric == "accuracy" else value
 
 
 def _axis_label(metric: str) -> str:
@@ -104,12 +154,19 @@ def _axis_label(metric: str) -> str:
     return f"validation {metric.replace('_', ' ')}{unit}"
 
 
-def _scale(axes: Axes, curves: list[Curve], metric: str) -> None:
-    largest = max((curve["fresh_examples"][-1] for curve in curves), default=1)
-    scale, unit = count_scale(largest)
+def _largest(curves: Sequence[Curve]) -> int:
+    return max((curve["fresh_examples"][-1] for curve in curves), default=1)
+
+
+def _count_label(curves: Sequence[Curve]) -> str:
+    return f"fresh examples{count_scale(_largest(curves))[1]}"
+
+
+def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
+    largest = _largest(curves)
     axes.set_xlim(0, 1.03 * largest)
-    axes.xaxis.set_major_formatter(count_formatter(scale))
-    axes.set_xlabel(f"fresh examples{unit}")
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(count_formatter(count_scale(largest)[0]))
     axes.grid(color="#dddddd", linewidth=0.6)
     if metric == "accuracy":
         axes.set_yscale("log")

@@ -19,6 +19,7 @@ from adaecho.figures.style import (
 
 Arm = dict[str, Any]
 _BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
+_MANY_RUNS = 10  # from which on an interval of the mean says more than extremes, which grow with the number
 _MANY = 10  # arms whose names stand upright, so that they don't overlap
 _LEAST_HALF_WIDTH = 2.6  # so that a pair of bars is not two walls
 _SHORT = {
@@ -32,7 +33,8 @@ _SHORT = {
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """Bars of mean fresh examples to the target per arm, grouped by echoing factor, in the paper's order.
 
-    Error bars are minimum and maximum over searches. The dashed line of a group is the baseline's mean
+    Error bars are minimum and maximum over searches, as in the paper; over ten runs or more they are the 95 %
+    interval of the mean. The dashed line of a group is the baseline's mean
     divided by the factor: where the bars would end if repeated examples were as useful as fresh ones. An arm
     none of whose searches reached the target has no bar and says so.
 
@@ -45,7 +47,7 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     positions = _positions(ordered)
     with figure(3.6 if len(arms) <= _MANY else 4.6, path) as drawing:
         axes = drawing.add_subplot()
-        top = max((arm["fresh_examples"]["max"] for arm in ordered if arm["fresh_examples"]), default=1.0)
+        top = max((_bar_ends(arm)[1] for arm in ordered if arm["fresh_examples"]), default=1.0)
         axes.set_ylim(0, 1.14 * top)
         for arm, position in zip(ordered, positions, strict=True):
             _draw_arm(axes, arm, position)
@@ -59,16 +61,18 @@ def caption(arms: list[Arm]) -> str:
     """What bars, error bars and the dashed line are, with numbers of trials and searches."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([round(arm["trials"] / arm["searches"]) for arm in arms])
+    many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
+    ends = "95 % interval of the mean" if many else "minimum and maximum"
     if trials == searches == "1":
         bars = "Bars: one run per arm."
     elif trials == "1":
-        bars = f"Bars: mean over {searches} runs per arm; error bars: minimum and maximum."
+        bars = f"Bars: mean over {searches} runs per arm; error bars: {ends}."
     elif searches == "1":
         bars = f"Bars: best of {trials} non-divergent trials per arm (one search, so no error bars)."
     else:
         bars = (
             f"Bars: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
-            "error bars: minimum and maximum."
+            f"error bars: {ends}."
         )
     return (
         f"{bars}\nDashed: baseline / e, if repeats were as useful as fresh examples. "
@@ -79,6 +83,13 @@ def caption(arms: list[Arm]) -> str:
 def _range(numbers: list[int]) -> str:
     low, high = min(numbers, default=0), max(numbers, default=0)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def _bar_ends(arm: Arm) -> tuple[float, float]:
+    """Of the error bar of an arm that reached the target."""
+    costs = arm["fresh_examples"]
+    has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
+    return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])
 
 
 def _factor(arm: Arm) -> float:
@@ -102,13 +113,14 @@ def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
         return
     axes.bar(position, costs["mean"], _BAR, color=VARIANTS[arm["echo_variant"]][1])
     if arm["reached"] > 1:
-        below, above = costs["mean"] - costs["min"], costs["max"] - costs["mean"]
+        low, high = _bar_ends(arm)
+        below, above = costs["mean"] - low, high - costs["mean"]
         axes.errorbar(position, costs["mean"], [[below], [above]], color=INK, capsize=3, linewidth=1)
     ratio = arm["ratio_to_baseline"]
     notes = [f"{ratio:.2f}"] if ratio is not None and arm["echo_variant"] != "none" else []
     if arm["reached"] < arm["searches"]:
         notes.insert(0, f"{arm['reached']} of {arm['searches']}\nreached")
-    axes.text(position, costs["max"] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")
+    axes.text(position, _bar_ends(arm)[1] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")
 
 
 def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:

@@ -78,10 +78,10 @@ def _caption(arms: Sequence[Arm]) -> str:
 def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
     shown = [arm for arm in arms if arm[cost]]
     by_name = {arm["arm"]: arm for arm in arms}
-    for position, key in enumerate(_keys(shown, sweep.lines)):
+    for position, key in enumerate(line_keys(shown, sweep.lines)):
         line = sorted((arm for arm in shown if arm[sweep.lines] == key), key=lambda arm: float(arm[sweep.x]))
         x = [float(arm[sweep.x]) for arm in line]
-        name, colour, marker = _look(sweep.lines, key, position)
+        name, colour, marker = look(sweep.lines, key, position)
         means = [arm[cost]["mean"] for arm in line]
         bars = [
             [mean - arm[cost]["min"] for arm, mean in zip(line, means, strict=True)],
@@ -95,12 +95,13 @@ def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> Non
     _label(axes, shown, sweep, cost)
 
 
-def _keys(arms: Sequence[Arm], of: str) -> list[Any]:
+def line_keys(arms: Sequence[Arm], of: str) -> list[Any]:
+    """What lines stand for, in their order: the values of a setting, or echo variants."""
     keys = {arm[of] for arm in arms}
     return sorted(keys, key=variant_order) if of == "echo_variant" else sorted(keys)
 
 
-def _look(of: str, key: Any, position: int) -> tuple[str, str, str]:
+def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
     """Name, colour and marker of a line; markers tell lines apart in grey."""
     if of == "echo_variant":
         return (*VARIANTS[key], "osD^"[position % 4])

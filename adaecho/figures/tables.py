@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from adaecho.figures.curves import Curve, draw_curves
+from adaecho.figures.curves import AS_FIG3, Curve, draw_curves
 from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.records.ends import ends, without_target
-from adaecho.records.outcome import Row, outcome
+from adaecho.records.outcome import SETTINGS, Row, outcome
 from adaecho.records.trials import read_rows
 
 # The paper's figures that are not bars per arm: what is drawn against what.
@@ -48,19 +48,27 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     """
     first = rows[0]
     paths = [into / f"{stem}.{form}"]
+    lines = LINES.get(first["experiment"])
     if without_target(rows):
         draw_ends(ends(rows), paths[0], describe(rows), first["target_metric"])
-        return paths
-    lines = LINES.get(first["experiment"])
-    if lines is None:
+    elif lines is None:
         draw_fig3(outcome(rows), paths[0], describe(rows))
     else:
         draw_lines(outcome(rows), paths[0], describe(rows), lines)
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
-        title = f"{first['experiment']}, {first['task']}: best trial of each search, up to the target"
-        draw_curves(curves, paths[1], title, first["target_metric"], first["target_value"])
+        title = f"{first['experiment']}, {first['task']}: {_whose_curves(rows)}"
+        of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
+        with_settings = [of_arms[curve["arm"]] | curve for curve in curves]
+        target = first["target_value"]
+        draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
     return paths
+
+
+def _whose_curves(rows: list[Row]) -> str:
+    searched = any(row["index"] for row in rows)
+    up_to = "" if without_target(rows) else ", up to the target"
+    return f"{'best trial of each search' if searched else 'every run'}{up_to}; mean and standard deviation"
 
 
 def describe(rows: list[Row]) -> str:

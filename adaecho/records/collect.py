@@ -4,7 +4,7 @@
 
     trials.json    one row per trial; see ``records.outcome``, and ``records.trials`` for its form
     outcome.json   one dict per arm, computed from the rows; without a target see ``records.ends``
-    curves.json    the metric over fresh examples of the best trial of each search; absent without a target
+    curves.json    the metric over fresh examples of the best trial of each search
     origin.json    the commands that made the records, and the machines and versions they ran on
 
 ``python -m adaecho.records.collect SWEEP --command "..."`` takes a sweep's folder with its ``trials.json``;
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, told
+from adaecho.records.ends import best_of_searches, without_target
 from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
@@ -126,7 +127,8 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
         Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, and the
         lists ``fresh_examples`` and ``values``.
     """
-    return [_curve(row, _trial_folder(sweep, row)) for row in best_trials(rows).values()]
+    best = best_of_searches(rows) if without_target(rows) else list(best_trials(rows).values())
+    return [_curve(row, _trial_folder(sweep, row)) for row in best]
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
 from statistics import fmean
 from typing import Any
 
-from adaecho.records.statistics import cost_ratio
+from adaecho.records.statistics import cost_ratio, mean_interval
 
 Row = dict[str, Any]
 # What a run ends with; one that failed, was preempted or is running is still to be done.
@@ -45,10 +45,11 @@ def outcome(rows: list[Row]) -> list[Row]:
         ``searches`` and how many of them ``reached`` the target; ``trials`` that count, and how many of these
         ``missed`` the target; how many others ``diverged`` (replaced, not counted) or ``failed``;
         ``at_edge``, see the function;
-        ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, null if no
-        search reached it; its ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null
-        without a baseline that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval,
-        null for the baseline itself and with fewer than two searches on either side; see
+        ``fresh_examples``, ``steps`` and ``train_time_s`` to the target as {mean, min, max}, with ``low`` and
+        ``high``, the mean's 95 % interval, where several searches reached it, null where none did; its
+        ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null without a baseline
+        that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval, null for the
+        baseline itself and with fewer than two searches on either side; see
         ``records.statistics.cost_ratio``.
     """
     best = best_trials(rows)
@@ -125,7 +126,7 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
         "failed": sum(row["status"] == "failed" for row in rows),
         **at_edge(reached),
-        **{cost: spread([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
+        **{cost: _spread_with_interval([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
 
 
@@ -138,6 +139,12 @@ def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
     keys = dict.fromkeys(key for row in best for key in row.get("positions") or {})
     counts = {key: sum(not EDGE <= row["positions"][key] <= 1 - EDGE for row in best) for key in keys}
     return {"at_edge": counts} if counts else {}
+
+
+def _spread_with_interval(values: list[float]) -> dict[str, float] | None:
+    found = spread(values)
+    interval = mean_interval(values) if len(values) > 1 else None
+    return found if found is None or interval is None else {**found, "low": interval[0], "high": interval[1]}
 
 
 def spread(values: list[float]) -> dict[str, float] | None:

@@ -48,6 +48,15 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
     return Ratio(math.exp(difference), math.exp(interval.low), math.exp(interval.high))
 
 
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean of two values or more."""
+    from scipy import stats
+
+    array = np.asarray(values, float)
+    half = stats.t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+    return float(array.mean() - half), float(array.mean() + half)
+
+
 def welch(ours: Any, theirs: Any, alternative: str = "two-sided") -> Any:
     """Welch's t test; scipy warns of a side whose costs are equal, and is right on it."""
     from scipy import stats  # takes a second to import, and no run or worker needs it

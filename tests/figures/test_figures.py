@@ -10,8 +10,9 @@ import pytest
 from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.claims import CLAIMS
-from adaecho.figures.curves import draw_curves
+from adaecho.figures.curves import draw_curves, mean_and_band
 from adaecho.figures.fig3 import caption, draw_fig3
+from adaecho.figures.lines import Sweep
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import draw_sweep
@@ -134,6 +135,7 @@ def test_best_points_at_the_end_of_an_axis_are_told():
     [
         (1, 1, "Bars: one run per arm."),
         (3, 1, "Bars: mean over 3 runs per arm; error bars: minimum and maximum."),
+        (24, 1, "Bars: mean over 24 runs per arm; error bars: 95 % interval of the mean."),
         (1, 4, "Bars: best of 4 non-divergent trials per arm (one search, so no error bars)."),
         (
             5,
@@ -170,6 +172,40 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
     (axes,) = drawn[1].axes
     assert list(axes.lines[0].get_ydata()) == [0.5, 0.98]
     assert axes.get_ylabel() == "validation cross entropy, nats"
+
+
+def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
+    curves = [
+        {"fresh_examples": [100, 200, 300], "values": [6.0, 4.0, 2.0]},
+        {"fresh_examples": [150, 250], "values": [5.0, 3.0]},
+    ]
+    x, mean, low, high = mean_and_band(curves, "cross_entropy")
+    assert list(x) == [150, 200, 250, 300]
+    assert mean == pytest.approx([5.0, 4.0, 3.0, 2.5])
+    assert (low[-1], high[-1]) == pytest.approx((2.0, 3.0))
+    _, mean, low, high = mean_and_band(
+        [{"fresh_examples": [1], "values": [0.99]}, {"fresh_examples": [1], "values": [0.96]}], "accuracy"
+    )
+    assert (low[0], mean[0], high[0]) == pytest.approx((0.01, 0.02, 0.04))  # of the logarithm of the error
+
+
+def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, drawn):
+    curves = [
+        {
+            "arm": f"e{factor}_batch{batch_size}",
+            "echo_variant": "batch" if factor > 1 else "none",
+            "echo_factor": factor,
+            "batch_size": batch_size,
+            "fresh_examples": [160, 320],
+            "values": [0.5, 0.98],
+        }
+        for factor in (1, 2, 4, 8)
+        for batch_size in (32, 128)
+    ]
+    draw_curves(curves, tmp_path / "c.png", "d", "accuracy", 0.97, Sweep("echo_factor", lines="batch_size"))
+    panels = [axes for axes in drawn[0].axes if axes.axison]
+    assert [axes.get_title("center") for axes in panels] == ["e = 1", "e = 2", "e = 4", "e = 8"]
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["batch size 32", "batch size 128"]
 
 
 def test_words_and_scales():

@@ -32,6 +32,13 @@ def test_two_arms_by_hand():
         trial("batch_e2", 1, 0, 4800, factor=2, variant="batch"),
     ]
     baseline, batch = outcome(rows)
+    half = (
+        12.706204736  # Student's t with one degree of freedom; costs lie one unit on either side of the mean
+    )
+    for cost, unit in (("fresh_examples", 3200), ("steps", 100), ("train_time_s", 1)):
+        ends = baseline[cost].pop("low"), baseline[cost].pop("high")
+        mean = baseline[cost]["mean"]
+        assert ends == pytest.approx((mean - half * unit, mean + half * unit))
     assert baseline == {
         "arm": "baseline",
         "echo_variant": "none",
@@ -50,8 +57,9 @@ def test_two_arms_by_hand():
         "ratio_low": None,
         "ratio_high": None,
     }
-    assert batch["fresh_examples"] == {"mean": 3200, "min": 1600, "max": 4800}
-    assert batch["steps"] == {"mean": 200, "min": 100, "max": 300}
+    expected = {"fresh_examples": (3200, 1600, 4800), "steps": (200, 100, 300)}
+    for cost, numbers in expected.items():
+        assert tuple(batch[cost][key] for key in ("mean", "min", "max")) == numbers
     # Of geometric means: (1600 * 4800) / (3200 * 9600) under the root.
     assert batch["ratio_to_baseline"] == pytest.approx(0.5)
     assert batch["ratio_low"] < 0.5 < batch["ratio_high"]
@@ -163,4 +171,5 @@ def test_against_a_slow_version_on_random_rows():
         for _, search in groupby(group, key=lambda row: row["repeat"]):
             reached = [r["to_target_fresh_examples"] for r in search if r["counted"]]
             costs += sorted(cost for cost in reached if cost is not None)[:1]
-        assert found[name] == {"mean": sum(costs) / len(costs), "min": min(costs), "max": max(costs)}
+        extremes = {"mean": sum(costs) / len(costs), "min": min(costs), "max": max(costs)}
+        assert {key: found[name][key] for key in extremes} == extremes
