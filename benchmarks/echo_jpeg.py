@@ -4,8 +4,10 @@ JPEGs lie encoded in memory; every side gives uint8 batches of 64 after random r
 flip and jitter of brightness, contrast and saturation by 0.4. The sides take turns in short rounds; a ratio
 is the median over the rounds. Like is compared with like: DataLoader (2 workers, Pillow and torchvision)
 averages where it shrinks (antialias), tf.data (decoding only what the crop needs) interpolates linearly.
+EchoLoader is measured decoding only that, too, and decoding all of each image.
 A ratio is per training example, so echoing's gain counts.
 
+    pip install -e '.[regions]'
     pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
     python -m benchmarks.echo_jpeg [folder of JPEGs, else synthetic ones are made]
 """
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 
 from adaecho import EchoLoader
+from adaecho.transforms import regions
 from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
 from benchmarks import record
 from benchmarks.peers.echo_jpegs import (
@@ -40,13 +43,15 @@ from benchmarks.peers.process import Peer
 Batches = Iterator[Any]
 NUMBER = 300
 WORKERS = 2
-# echo, factor, antialias, peer
+# echo, factor, antialias, whether only the crop is decoded, peer
 CASES = [
-    ("none", 1, True, "DataLoader"),
-    ("none", 1, False, "tf.data"),
-    ("example_before_augmentation", 2, True, "DataLoader"),
-    ("example_before_augmentation", 2, False, "tf.data"),
-    ("batch", 2, True, "DataLoader"),
+    ("none", 1, True, True, "DataLoader"),
+    ("none", 1, False, True, "tf.data"),
+    ("none", 1, True, False, "DataLoader"),
+    ("none", 1, False, False, "tf.data"),
+    ("example_before_augmentation", 2, True, False, "DataLoader"),
+    ("example_before_augmentation", 2, False, False, "tf.data"),
+    ("batch", 2, True, True, "DataLoader"),
 ]
 
 
@@ -67,13 +72,15 @@ class Encoded(torch.utils.data.Dataset[Any]):
         return self._transform(Image.open(io.BytesIO(self._images[row])).convert("RGB"))
 
 
-def echo_loader(images: list[bytes], echo: str, factor: int, antialias: bool) -> Batches:
+def echo_loader(images: list[bytes], echo: str, factor: int, antialias: bool, crop_only: bool) -> Batches:
     augment = RandomResizedCrop(
         SIZE, SCALE, RATIO, brightness=JITTER, contrast=JITTER, saturation=JITTER, antialias=antialias
     )
+    # A bound method knows nothing of the augment.
+    decode = DecodeImage() if crop_only else DecodeImage().__call__
     loader = EchoLoader(
         Encoded(images), BATCH_SIZE, echo=echo, factor=factor, shuffle_buffer=SHUFFLE_BUFFER,
-        decode=DecodeImage(), augment=augment, num_workers=WORKERS,
+        decode=decode, augment=augment, num_workers=WORKERS,
         place="decoded" if echo.startswith("example") else "encoded",
     )  # fmt: skip
     return iter(loader)
@@ -104,7 +111,7 @@ def measure(folder: Path, rounds: int, seconds: float, tf_python: str) -> list[d
     # Workers of DataLoader are forked first, before other libraries have threads.
     sides: dict[Any, Batches] = {"DataLoader": data_loader(images)}
     next(sides["DataLoader"])
-    sides |= {case[:3]: echo_loader(images, *case[:3]) for case in CASES}
+    sides |= {case[:4]: echo_loader(images, *case[:4]) for case in CASES}
     tf_data = Peer(tf_python, "benchmarks.peers.echo_jpeg_tf_data", str(folder))
     rates: dict[Any, list[float]] = {side: [] for side in [*sides, "tf.data"]}
     for _ in range(rounds):
@@ -116,14 +123,15 @@ def measure(folder: Path, rounds: int, seconds: float, tf_python: str) -> list[d
     return [_row(case, rates, tf_data.version) for case in CASES]
 
 
-def _row(case: tuple[str, int, bool, str], rates: dict[Any, list[float]], tf: str) -> dict[str, Any]:
-    echo, factor, antialias, peer = case
-    ours, theirs = rates[case[:3]], rates[peer]
+def _row(case: tuple[str, int, bool, bool, str], rates: dict[Any, list[float]], tf: str) -> dict[str, Any]:
+    echo, factor, antialias, crop_only, peer = case
+    ours, theirs = rates[case[:4]], rates[peer]
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)] if theirs else []
     return {
         "echo": echo,
         "factor": factor,
         "antialias": antialias,
+        "decodes_crop_only": crop_only,
         "examples_per_s": statistics.median(ours),
         "peer": f"{peer} {tf}" if peer == "tf.data" else peer,
         "peer_examples_per_s": statistics.median(theirs) if theirs else "absent",
@@ -139,6 +147,8 @@ def main() -> None:
     parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if not regions.available():
+        raise SystemExit("needs the extra regions: pip install -e '.[regions]'")
     with tempfile.TemporaryDirectory() as made:
         if arguments.folder is None:
             write_images(Path(made), NUMBER)
@@ -147,7 +157,9 @@ def main() -> None:
     record.show(rows)
     record.write(
         "echo_jpeg", rows,
-        packages=("torch", "torchvision", "numpy", "opencv-python-headless", "pillow"),
+        packages=(
+            "torch", "torchvision", "numpy", "opencv-python-headless", "nvidia-nvimgcodec-cu13", "pillow",
+        ),
     )  # fmt: skip
 
 

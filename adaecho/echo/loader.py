@@ -59,7 +59,8 @@ class EchoLoader(Gauges):
             for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
         shuffle_buffer: examples; 0 doesn't shuffle beyond ``order``.
         batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
-        decode: ``decode(example)``, deterministic.
+        decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
+            decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
             generators: seeded for each example, slower, and under ``num_workers`` run in as many processes,

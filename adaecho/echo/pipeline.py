@@ -283,7 +283,9 @@ def _around_the_buffer(
         return work.decode, augmentation
     # What is found bad after the buffer can't be skipped any more.
     tried = Tried(work.decode) if settings.max_bad_examples else None
-    return tried, DecodeThenAugment(work.decode, augmentation, origin)
+    for_augment = getattr(work.decode, "for_augment", None)
+    decode = work.decode if for_augment is None else for_augment(work.augment)
+    return tried, DecodeThenAugment(decode, augmentation, origin)
 
 
 def _example_stage(

@@ -5,7 +5,6 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.ghosts import GhostOptions
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
+    DecodeLabelled,
     cross_entropy,
-    decode_labelled,
     num_images,
     pictures_of_mistakes,
 )
@@ -66,11 +65,11 @@ def build(config: Config, options: Options) -> Task:
     """
     options.check_batches(config)
     train, held_out, num_classes, names = _read(config, options)
-    decode = partial(decode_labelled, num_classes=num_classes)
-    crop = CentreCrop(options.image_size, antialias=options.antialias)
+    decode, crop = DecodeLabelled(num_classes), CentreCrop(options.image_size, antialias=options.antialias)
+    decode_to_crop = decode.for_augment(crop)
     validation = ReadAnew(
         held_out,
-        lambda example: crop(decode(example)),
+        lambda example: crop(decode_to_crop(example)),
         batch_size=config.evaluate.batch_size,
         threads=max(config.data.num_workers, 1),
     )

@@ -4,8 +4,8 @@ Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.mode
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
@@ -19,7 +19,7 @@ from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
-from adaecho.transforms.photographs import decode_image
+from adaecho.transforms.photographs import decode_image, decoder_for
 
 Images = dict[str, NDArray[Any]]
 """``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
@@ -146,7 +146,24 @@ def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(cv2.flip(rows, 1), np.uint8).reshape(images.shape)
 
 
-def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class DecodeLabelled:
+    """``decode`` for encoded images with a class; see ``decode_labelled``."""
+
+    num_classes: int
+    decode: Callable[[Any], Any] = decode_image
+
+    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        return decode_labelled(example, self.num_classes, self.decode)
+
+    def for_augment(self, augment: Any) -> "DecodeLabelled":
+        """What decodes in place of this where nothing but ``augment`` will see the images."""
+        return replace(self, decode=decoder_for(augment, "image"))
+
+
+def decode_labelled(
+    example: dict[str, Any], num_classes: int, decode: Callable[[Any], Any] = decode_image
+) -> dict[str, Any]:
     """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
 
     Raises:
@@ -168,7 +185,7 @@ def decode_labelled(example: dict[str, Any], num_classes: int) -> dict[str, Any]
         image, label = example["image"], example["label"]
     if not 0 <= label < num_classes:
         raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
-    return {"image": decode_image(image), "label": np.int64(label)}
+    return {"image": decode(image), "label": np.int64(label)}
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> LossAndWeight:

@@ -14,7 +14,8 @@ def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
     """Height and width in pixels of a JPEG, PNG or GIF; None for other kinds and for damaged headers."""
     head = bytes(content[:32])
     if head.startswith(b"\xff\xd8"):
-        return _jpeg_size(content)
+        frame = _jpeg_frame(content)
+        return None if frame is None else frame[:2]
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         width, height = struct.unpack(">II", head[16:24])
         return height, width
@@ -24,9 +25,18 @@ def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
+def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
+    """Height and width of a JPEG with three components that ends as one; None for anything else."""
+    if bytes(content[:2]) != b"\xff\xd8" or bytes(content[-2:]) != b"\xff\xd9":
+        return None
+    frame = _jpeg_frame(content)
+    return None if frame is None or frame[2] != 3 or not all(frame) else frame[:2]
+
+
+def _jpeg_frame(content: bytes | memoryview) -> tuple[int, int, int] | None:
+    """Height, width and number of components, as the first frame's header says."""
     at = 2
-    while at + 9 <= len(content):
+    while at + 10 <= len(content):
         if content[at] != 0xFF:
             return None
         marker = content[at + 1]
@@ -35,8 +45,8 @@ def _jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
         elif marker in _STAND_ALONE:
             at += 2
         elif marker in _FRAMES:
-            height, width = struct.unpack(">HH", content[at + 5 : at + 9])
-            return height, width
+            height, width, components = struct.unpack(">HHB", content[at + 5 : at + 10])
+            return height, width, components
         else:
             at += 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
     return None

@@ -9,7 +9,7 @@ opencv-python-headless (the extra ``images``), which decodes JPEG to Pillow's pi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaecho.transforms.headers import MAX_PIXELS, encoded_size
+from adaecho.transforms import regions
+from adaecho.transforms.headers import MAX_PIXELS, encoded_size, whole_jpeg_size
 
 if TYPE_CHECKING:
     import cv2
@@ -63,9 +64,59 @@ class DecodeImage:
         """
         return _with_field(example, self.field, decode_image(_field(example, self.field)))
 
+    def for_augment(self, augment: Any) -> Callable[[Any], Any]:
+        """What decodes in place of this where nothing but ``augment`` will see the images."""
+        decode = decoder_for(augment, self.field)
+        return lambda example: _with_field(example, self.field, decode(_field(example, self.field)))
+
+
+def decoder_for(augment: Any, field: Any) -> "Callable[[Any], Image | EncodedImage]":
+    """``decode_for_crop`` where ``augment`` crops that field first and regions can be decoded here."""
+    crops = isinstance(augment, RandomResizedCrop | CentreCrop) and augment.field == field
+    return decode_for_crop if crops and regions.available() else decode_image
+
+
+class EncodedImage:
+    """A JPEG that is indexed as its pixels are, [height, width, 3], for one crop: only that is decoded.
+
+    Args:
+        content: uint8 [n], a whole file.
+        height, width: in pixels.
+    """
+
+    def __init__(self, content: NDArray[np.uint8], height: int, width: int) -> None:
+        self._content, self.shape = content, (height, width, 3)
+
+    def __getitem__(self, place: tuple[slice, slice]) -> Image:
+        """The pixels of these rows and columns, which must lie within.
+
+        Raises:
+            ValueError: they can't be decoded.
+        """
+        rows, columns = place
+        size = rows.stop - rows.start, columns.stop - columns.start
+        crop = regions.decode_region(self._content, rows.start, columns.start, *size)
+        return _decode_whole(self._content)[place] if crop is None else crop
+
+
+def decode_for_crop(encoded: Any) -> Image | EncodedImage:
+    """One image, not yet decoded where its regions can be: a JPEG in colours, with its end.
+
+    Raises:
+        ValueError: the bytes are no whole image; for a damaged JPEG perhaps only when it is cropped.
+    """
+    content = _content(encoded)
+    size = whole_jpeg_size(content.data)
+    return _decode_whole(content) if size is None else EncodedImage(content, *size)
+
 
 def decode_image(encoded: Any) -> Image:
     """One image as ``DecodeImage`` gives it."""
+    return _decode_whole(_content(encoded))
+
+
+def _content(encoded: Any) -> NDArray[np.uint8]:
+    """The bytes of an encoded image, uint8 [n], of no more pixels than allowed."""
     if isinstance(encoded, dict):
         encoded = encoded.get("bytes")
     if encoded is None or not len(encoded):
@@ -81,6 +132,10 @@ def decode_image(encoded: Any) -> Image:
             f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
             f"{MAX_PIXELS:,} are decoded"
         )
+    return content
+
+
+def _decode_whole(content: NDArray[np.uint8]) -> Image:
     try:
         image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows

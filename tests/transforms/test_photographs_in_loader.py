@@ -43,6 +43,20 @@ def test_place_changes_no_batch_of_other_variants(echo: str) -> None:
     assert_equal(batches(echo=echo, factor=factor), batches(echo=echo, factor=factor, place="encoded"))
 
 
+@pytest.mark.parametrize("place", ["decoded", "encoded"])
+def test_decode_may_know_of_the_augment_that_alone_sees_its_images(place: str) -> None:
+    class Decode(DecodeImage):
+        def for_augment(self, augment: Any) -> Any:
+            told.append(augment)
+            return DecodeImage()
+
+    told: list[Any] = []
+    augment = RandomResizedCrop(16)
+    with EchoLoader(Jpegs(9), 4, decode=Decode(), augment=augment, place=place) as loader:
+        next(iter(loader))
+    assert told == ([augment] if place == "encoded" else [])
+
+
 @pytest.mark.parametrize("places", [("decoded", "encoded"), ("encoded", "decoded"), ("encoded", "encoded")])
 def test_restores_from_either_place(places: tuple[str, str]) -> None:
     def loader(place: str) -> EchoLoader:

@@ -1,0 +1,82 @@
+"""Decode a region of a JPEG with nvImageCodec (the extra ``regions``), on the CPU.
+
+Neither a GPU nor CUDA is needed. The pixels are those of the same region of OpenCV's whole image.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_import = threading.Lock()
+
+
+def available() -> bool:
+    """Whether nvImageCodec is installed and runs here."""
+    with _import:
+        return _decoders() is not None
+
+
+def decode_region(
+    content: NDArray[np.uint8], top: int, left: int, height: int, width: int
+) -> NDArray[np.uint8] | None:
+    """uint8 [height, width, 3] of a region that lies within a JPEG; None where it can't be decoded.
+
+    A file that ends too soon is decoded without an error as far as it goes: have it checked before.
+    """
+    decoders = _decoders()
+    assert decoders is not None
+    decoded = decoders.decode(content, (top, left, top + height, left + width))
+    if decoded is None:
+        return None
+    image = np.asarray(decoded)
+    return image if image.dtype == np.uint8 and image.shape == (height, width, 3) else None
+
+
+class _Decoders(threading.local):
+    """One for each thread: it decodes in the thread that calls it, without the interpreter's lock."""
+
+    def __init__(self, nvimgcodec: Any) -> None:
+        self._library = nvimgcodec
+        # On the CPU alone: version 0.9 decodes wrong regions on GPUs.
+        self._decoder = nvimgcodec.Decoder(
+            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+            max_num_cpu_threads=1,
+        )
+        self._params = nvimgcodec.DecodeParams(
+            apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
+        )
+
+    def decode(self, content: NDArray[np.uint8], corners: tuple[int, int, int, int]) -> Any:
+        stream = self._library.CodeStream(content)
+        part = stream.get_sub_code_stream(region=self._library.Region(*corners))
+        return self._decoder.decode(part, params=self._params)
+
+
+@cache
+def _decoders() -> _Decoders | None:
+    try:
+        with _without_stderr():
+            from nvidia import nvimgcodec
+        return _Decoders(nvimgcodec)
+    except (ImportError, AttributeError, RuntimeError):  # absent, without its libraries, of another version
+        return None
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """On import its C code names each GPU library that it doesn't find."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,197 @@
+"""Regions of JPEGs, decoded alone: the pixels of a crop of the whole, and the whole where that can't be."""
+
+import io
+import subprocess
+import sys
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adaecho import EchoLoader
+from adaecho.transforms import regions
+from adaecho.transforms.photographs import (
+    CentreCrop,
+    DecodeImage,
+    EncodedImage,
+    RandomResizedCrop,
+    decode_for_crop,
+    decode_image,
+    decoder_for,
+)
+from tests.transforms.pictures import Jpegs, encoded, picture
+
+needs_nvimgcodec = pytest.mark.skipif(
+    not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install 'adaecho[regions]'"
+)
+AUGMENT = RandomResizedCrop(16, brightness=0.4, contrast=0.4, saturation=0.4)
+
+
+def jpeg(row: int, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(picture(row, 93, 131)).save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def turned() -> Any:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+JPEGS = {
+    "4:2:0": {"subsampling": 2},
+    "4:2:2": {"subsampling": 1},
+    "4:4:4": {"subsampling": 0},
+    "progressive": {"progressive": True},
+    "coarse": {"quality": 5},
+    "fine": {"quality": 100},
+    "restarts": {"restart_marker_rows": 1},
+    "turned": {"exif": turned()},
+    "RGB": {"keep_rgb": True},
+    "comment": {"comment": b"x" * 3000},
+}
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
+def test_a_region_has_the_pixels_of_the_whole(options: dict[str, Any]) -> None:
+    content, rng = jpeg(1, **options), np.random.default_rng(0)
+    whole, lazy = decode_image(content), decode_for_crop(content)
+    assert isinstance(lazy, EncodedImage)
+    assert lazy.shape == whole.shape
+    boxes = [(0, 0, 93, 131), (92, 130, 1, 1), (7, 9, 1, 60)]
+    for _ in range(40):
+        height, width = rng.integers(1, 94), rng.integers(1, 132)
+        top, left = rng.integers(0, 94 - height), rng.integers(0, 132 - width)
+        boxes.append((int(top), int(left), int(height), int(width)))
+    for top, left, height, width in boxes:
+        place = slice(top, top + height), slice(left, left + width)
+        np.testing.assert_array_equal(lazy[place], whole[place])
+        region = regions.decode_region(np.frombuffer(content, np.uint8), top, left, height, width)
+        assert region is not None  # so it was no crop of the whole
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("kind", ["none", "batch", "example_before_augmentation"])
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_the_loader_gives_the_same_batches(
+    monkeypatch: pytest.MonkeyPatch, kind: str, num_workers: int
+) -> None:
+    asked: list[int] = []
+    decode_region = regions.decode_region
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(1)
+        return decode_region(*arguments)
+
+    monkeypatch.setattr(regions, "decode_region", counted)
+
+    def batches() -> list[Any]:
+        factor = 1 if kind == "none" else 2
+        with EchoLoader(
+            Jpegs(23), 4, decode=DecodeImage(), augment=AUGMENT, echo=kind, factor=factor, shuffle_buffer=5,
+            place="encoded", num_workers=num_workers,
+        ) as loader:  # fmt: skip
+            return list(islice(loader, 6))
+
+    with_regions = batches()
+    assert asked
+    monkeypatch.setattr(regions, "available", lambda: False)
+    asked.clear()
+    for one, other in zip(with_regions, batches(), strict=True):
+        assert torch.equal(one["image"], other["image"])
+        assert torch.equal(one["label"], other["label"])
+    assert not asked
+
+
+@needs_nvimgcodec
+def test_damaged_bytes_give_what_the_whole_gives_or_are_refused() -> None:
+    rng, content = np.random.default_rng(0), np.frombuffer(jpeg(2), np.uint8)
+    place, refused = (slice(40, 60), slice(0, 30)), 0
+    for _ in range(200):
+        damaged = content.copy()
+        damaged[rng.integers(2, len(content) - 2, 2)] = rng.integers(0, 256, 2)
+        try:
+            whole = decode_image(damaged)
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match="no whole image"):
+                decode_for_crop(damaged)[place]
+        else:
+            np.testing.assert_array_equal(decode_for_crop(damaged)[place], whole[place])
+    assert 0 < refused < 100
+
+
+def cmyk() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(picture(0)).convert("CMYK").save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def grey() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(picture(0)[..., 0]).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [encoded(0, "PNG"), encoded(0, "GIF"), grey(), cmyk(), encoded(0) + b"\n"],
+    ids=["PNG", "GIF", "grey", "CMYK", "trailing"],
+)
+def test_what_is_no_plain_jpeg_is_decoded_whole(content: bytes) -> None:
+    decoded = decode_for_crop(content)
+    assert isinstance(decoded, np.ndarray)
+    np.testing.assert_array_equal(decoded, decode_image(content))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_a_truncated_jpeg_is_refused_before_it_is_cropped(share: float) -> None:
+    with pytest.raises(ValueError, match="corrupt or truncated"):
+        decode_for_crop(encoded(0)[: int(len(encoded(0)) * share)])
+
+
+def test_too_many_pixels_are_refused_before_anything_is_decoded() -> None:
+    content = bytearray(encoded(0))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(ValueError, match="claim 65535x65535 pixels"):
+        decode_for_crop(bytes(content))
+
+
+def test_the_whole_is_decoded_where_a_region_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "decode_region", lambda *_: None)
+    place = slice(3, 20), slice(5, 31)
+    np.testing.assert_array_equal(decode_for_crop(encoded(0))[place], decode_image(encoded(0))[place])
+
+
+def test_only_crops_of_the_same_field_ask_for_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "available", lambda: True)
+    assert decoder_for(AUGMENT, "image") is decode_for_crop
+    assert decoder_for(CentreCrop(8), "image") is decode_for_crop
+    assert decoder_for(AUGMENT, 0) is decode_image
+    assert decoder_for(lambda example, rng: AUGMENT(example, rng), "image") is decode_image
+    monkeypatch.setattr(regions, "available", lambda: False)
+    assert decoder_for(AUGMENT, "image") is decode_image
+
+
+def test_without_the_library_nothing_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    if "nvidia" in sys.modules:
+        monkeypatch.delattr(sys.modules["nvidia"], "nvimgcodec", raising=False)
+    regions._decoders.cache_clear()
+    try:
+        assert not regions.available()
+    finally:
+        regions._decoders.cache_clear()
+
+
+@needs_nvimgcodec
+def test_it_says_nothing_of_gpus_and_leaves_stderr_open() -> None:
+    code = "import sys; from adaecho.transforms import regions; sys.exit(f'available: {regions.available()}')"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stderr == "available: True\n"
