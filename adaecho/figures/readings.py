@@ -42,8 +42,25 @@ class Reading:
 
 def searched_costs(rows: Sequence[Row], _: Sequence[Curve], __: bool) -> Costs:
     """The cost of each search's best trial."""
-    best = {repeat: row["to_target_fresh_examples"] for (_, repeat), row in best_trials(list(rows)).items()}
-    return [best.get(repeat) for repeat in _repeats(rows)]
+    return costs_of_best(rows, "fresh_examples")
+
+
+def costs_of_best(rows: Sequence[Row], cost: str) -> Costs:
+    """What each search's best trial, that with the fewest fresh examples, took to the target.
+
+    Args:
+        rows: of one arm.
+        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example, the ratio of two of these.
+    """
+    best = {repeat: row for (_, repeat), row in best_trials(list(rows)).items()}
+    return [_cost(best[repeat], cost) if repeat in best else None for repeat in _repeats(rows)]
+
+
+def _cost(row: Row, cost: str) -> float:
+    if cost == "s_per_fresh_example":
+        return _cost(row, "train_time_s") / _cost(row, "fresh_examples")
+    found: float = row[f"to_target_{cost}"]
+    return found
 
 
 def searched_best_values(rows: Sequence[Row]) -> list[float]:

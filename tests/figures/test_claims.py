@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaecho.figures.claims import ABSENT, CLAIMS, FAILS, FRAGILE, HOLDS, OPEN, Decision, Records, decide
@@ -161,3 +162,37 @@ def test_winners_on_new_seeds_stand_beside_the_verdict() -> None:
     (found,) = [one for one in decide(records, "digits") if one.verdict != ABSENT]
     assert found.rerun is not None
     assert found.rerun.value == pytest.approx((900 * 1100 / 800 / 1000) ** 0.5)
+
+
+def timed(arm: str, fresh: list[float], seconds: list[float]) -> list[dict[str, Any]]:
+    costs = zip(rows(arm, [*fresh]), seconds, strict=True)
+    return [row | {"to_target_train_time_s": one} for row, one in costs]
+
+
+BASELINE_FRESH, BASELINE_S = [1000.0, 1100.0, 900.0], [100.0, 110.0, 90.0]
+
+
+@pytest.mark.parametrize(
+    ("s_per_fresh_example", "saves", "follows"),
+    [
+        ([0.1000, 0.1001, 0.1002], HOLDS, HOLDS),
+        ([0.1100, 0.1101, 0.1102], HOLDS, FAILS),
+        ([0.0900, 0.1030, 0.1180], HOLDS, OPEN),
+        ([0.3000, 0.3001, 0.3002], FAILS, FAILS),
+    ],
+)
+def test_wall_time_is_judged_by_itself_and_against_fresh_examples(
+    s_per_fresh_example: list[float], saves: str, follows: str
+) -> None:
+    fresh = [400.0, 440.0, 420.0]
+    seconds = [one * each for one, each in zip(fresh, s_per_fresh_example, strict=True)]
+    found = decided("fig4", timed("e1", BASELINE_FRESH, BASELINE_S), timed("e5", fresh, seconds))
+    assert (found["time_saves"].verdict, found["time_follows_fresh"].verdict) == (saves, follows)
+    ratio = found["time_follows_fresh"].effect
+    assert ratio is not None
+    assert ratio.value == pytest.approx(np.prod(s_per_fresh_example) ** (1 / 3) / 0.1)
+
+
+def test_one_run_decides_nothing_about_time() -> None:
+    found = decided("fig4", timed("e1", [1000.0], [100.0]), timed("e5", [400.0], [40.0]))
+    assert {found[key].verdict for key in ("time_saves", "time_follows_fresh")} == {OPEN}
