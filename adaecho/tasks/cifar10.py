@@ -86,9 +86,12 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
 
+    most = config.evaluate.max_examples
+    validation = {name: array[:most] for name, array in data.validation.items()}
+
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         if split == "validation":
-            examples = data.validation
+            examples = validation
         else:
             assert data.read_test is not None, "there is no test split"
             examples = data.read_test()
@@ -149,12 +152,11 @@ def _streamed(config: Config, shards: Cifar10Shards) -> _Data:
             "their own; set data.validation_examples=null (evaluate.max_examples takes a part of it)"
         )
     validation = read_shards(shards.validation, decode, SkippedExamples(0))
-    most = config.evaluate.max_examples
     test = shards.test
     return _Data(
         shards.train,
         decode,
-        {name: array[:most] for name, array in validation.items()},
+        validation,
         None if test is None else lambda: read_shards(test, decode, SkippedExamples(0)),
         skipped=0,
     )

@@ -105,12 +105,26 @@ def test_streamed_batches_do_not_depend_on_the_threads(
     np.testing.assert_array_equal(inline, batches(2))
 
 
-def test_a_part_of_the_validation_split_can_be_taken(compose_config: Compose, shards: Path) -> None:
-    task = build_task(compose_config(*TINY, f"data.path={shards}", "evaluate.max_examples=3"))
-    model = task.build_model().eval()
-    with torch.inference_mode():
-        accuracy = task.evaluate(model, "validation", device=torch.device("cpu"))["accuracy"]
-    assert accuracy * 3 == pytest.approx(round(accuracy * 3))
+@pytest.mark.parametrize("form", ["shards", "data"])
+def test_a_part_of_the_validation_split_can_be_taken(
+    compose_config: Compose, shards: Path, form: str
+) -> None:
+    held_out = "null" if form == "shards" else HELD_OUT
+    entropies = []
+    for most in ("null", 3):
+        task = build_task(
+            compose_config(
+                *TINY, f"data.path={shards.parent / form}", f"data.validation_examples={held_out}",
+                f"evaluate.max_examples={most}",
+            )
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = task.build_model().eval()
+        with torch.inference_mode():
+            metrics = task.evaluate(model, "validation", device=torch.device("cpu"))
+        entropies.append(metrics["cross_entropy"])
+    assert metrics["accuracy"] in (0, 1 / 3, 2 / 3, 1)
+    assert entropies[0] != entropies[1]
 
 
 @pytest.fixture
