@@ -15,11 +15,18 @@ class Rows:
 
     Args:
         dataset: indexable.
-        rows: int64 [n], which of its examples.
+        rows: int64 [n], which of its examples; ascending where the dataset's shards are to be kept together.
+
+    Attributes:
+        thread_safe: whether the dataset says that it is.
+        shard_lengths: how many of the rows lie in each of the dataset's shards; None where it has none.
     """
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
         self.dataset, self.rows = dataset, rows
+        self.thread_safe = bool(getattr(dataset, "thread_safe", False))
+        lengths = getattr(dataset, "shard_lengths", None)
+        self.shard_lengths = None if lengths is None or (np.diff(rows) < 0).any() else _counts(lengths, rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,6 +76,11 @@ def hold_out_rows(
         )
     rows = np.random.default_rng(seed).permutation(number)
     return rows[:-num_validation], rows[-num_validation:]
+
+
+def _counts(lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    shards = np.searchsorted(np.cumsum(lengths), rows, side="right")
+    return np.unique(shards, return_counts=True)[1]
 
 
 def _take(examples: Arrays, rows: NDArray[np.int64]) -> Arrays:

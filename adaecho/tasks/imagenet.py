@@ -133,7 +133,7 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
             len(train.source), config.data.validation_examples, seed=config.data.split_seed
         )
         return (
-            Rows(train.source, rows),
+            Rows(train.source, np.sort(rows)),
             _first(Rows(train.source, others), config),
             num_classes,
             train.classes,

@@ -108,6 +108,16 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
     assert task.facts == {"training_images": 6, "validation_images": 3, "classes": 3}
 
 
+def test_what_is_left_to_train_on_is_read_shard_by_shard(compose_config: Compose, tmp_path: Path) -> None:
+    make("parquet", tmp_path)
+    (tmp_path / "data" / "validation-00000-of-00001.parquet").unlink()
+    overrides = ("data.validation_examples=2", "data.order=shards", f"data.path={tmp_path}")
+    config = compose_config(*TINY, *overrides)
+    task = build_task(config)
+    assert sum(task.source.shard_lengths) == 7
+    assert next(iter(make_loader(config, task, torch.device("cpu"))))["image"].shape == (4, 32, 32, 3)
+
+
 def test_held_out_examples_are_refused_where_there_is_a_validation_split(
     compose_config: Compose, tmp_path: Path
 ) -> None:
