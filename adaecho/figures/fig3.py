@@ -27,6 +27,7 @@ _SHORT = {
     "batch": "batch",
     "example_after_augmentation": "example,\nafter aug.",
     "example_before_augmentation": "example,\nbefore aug.",
+    "example": "example",
 }
 
 

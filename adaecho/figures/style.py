@@ -16,6 +16,7 @@ VARIANTS = {
     "batch": ("batch echoing", "#56B4E9"),
     "example_after_augmentation": ("example echoing after augmentation", "#E69F00"),
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
+    "example": ("example echoing", "#009E73"),  # of a task without augmentation: before it is after it
 }
 # Of lines that stand for anything else: the same palette without its yellow, which is faint on white.
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

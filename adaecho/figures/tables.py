@@ -21,6 +21,8 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
+NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
+
 
 def draw_sweep(sweep: Path) -> list[Path]:
     """Draw ``fig3.png`` and ``fig3_curves.png`` in a sweep's folder from its records; returns their paths.
@@ -47,6 +49,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         form: png, svg or pdf.
     """
     first = rows[0]
+    rows, curves = ([_named(one, first["task"]) for one in table] for table in (rows, curves))
     paths = [into / f"{stem}.{form}"]
     lines = LINES.get(first["experiment"])
     if without_target(rows):
@@ -63,6 +66,12 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         target = first["target_value"]
         draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
     return paths
+
+
+def _named(one: Row, task: str) -> Row:
+    """A row or curve with the name that its echo variant has in this task."""
+    is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
+    return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
 
 
 def _whose_curves(rows: list[Row]) -> str:

@@ -15,7 +15,7 @@ from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
-from adaecho.figures.tables import draw_sweep
+from adaecho.figures.tables import draw_sweep, draw_table
 from adaecho.records.outcome import best_trials, outcome
 
 VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
@@ -206,6 +206,13 @@ def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, dr
     panels = [axes for axes in drawn[0].axes if axes.axison]
     assert [axes.get_title("center") for axes in panels] == ["e = 1", "e = 2", "e = 4", "e = 8"]
     assert [text.get_text() for text in drawn[0].legends[0].texts] == ["batch size 32", "batch size 128"]
+
+
+@pytest.mark.parametrize(("task", "name"), [("small_text", "example"), ("digits", "example,\nbefore aug.")])
+def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
+    rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
+    draw_table([row | {"task": task} for row in rows], [], tmp_path, "t", "png")
+    assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["baseline", name]
 
 
 def test_words_and_scales():
