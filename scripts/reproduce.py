@@ -42,6 +42,9 @@ CELLS = (
     Cell("fig7a", "digits"),
     Cell("fig7b", "digits"),
     Cell("fig6", "digits"),
+    Cell("fig3_winners", "digits"),
+    Cell("controls", "digits"),
+    Cell("reuse", "digits"),
 )
 _STOP_S = 60  # for the checkpoints of an interrupted sweep
 

@@ -161,7 +161,13 @@ _NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("pl
 # Keys that came after the first records, with the value that means what runs did before: at that value they
 # are no part of the identity, so that folders keep their names and searches their points.
 _ADDED: dict[str, dict[str, Any]] = {
-    "task": {"model": "conv", "depth": 32, "channels": 16, "validation_shards": None},
+    "task": {
+        "model": "conv",
+        "depth": 32,
+        "channels": 16,
+        "validation_shards": None,
+        "training_examples": None,
+    },
     "adascale": {"rule": "gain"},
     "data": {"order": "permutation"},
     "optimizer": {

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from adaecho.config.bounds import at_least
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.split import hold_out
@@ -43,8 +44,11 @@ class Options(TaskConfig):
     model: str = (
         "conv"  # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
     )
+    training_examples: int | None = None  # of those that are not held out; null: all
 
     def __post_init__(self) -> None:
+        if self.training_examples is not None:
+            at_least("task.training_examples", self.training_examples, 1)
         if self.model not in MODELS:
             raise ConfigError(f"task.model={self.model}: must be one of {', '.join(MODELS)}")
 
@@ -62,6 +66,8 @@ def build(config: Config, options: Options) -> Task:
             "choose a task= that reads data"
         )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
+    if options.training_examples is not None:
+        source = _first(source, options.training_examples)
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
@@ -87,6 +93,15 @@ def build(config: Config, options: Options) -> Task:
         evaluate=evaluate,
         pictures=pictures,
     )
+
+
+def _first(source: Images, number: int) -> Images:
+    available = num_images(source)
+    if number > available:
+        raise ConfigError(
+            f"task.training_examples={number}: {available} are left after holding out; give fewer, or null"
+        )
+    return {name: array[:number] for name, array in source.items()}
 
 
 def read_digits() -> Images:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from adaecho.errors import DataError
+from adaecho.errors import ConfigError, DataError
 from adaecho.tasks import build_task, digits
 from tests.conftest import Compose
 
@@ -23,6 +23,17 @@ def test_it_trains_on_all_but_the_validation_split(compose_config: Compose) -> N
     assert task.source["image"].shape == (1797 - 360, 8, 8, 1)
     assert len(task.source["label"]) == 1797 - 360
     assert not task.has_test_split
+
+
+def test_a_smaller_training_set_is_the_beginning_of_the_whole(compose_config: Compose) -> None:
+    whole, part = (
+        build_task(compose_config("task=digits", f"task.training_examples={number}"))
+        for number in ("null", "100")
+    )
+    for name, array in part.source.items():
+        np.testing.assert_array_equal(array, whole.source[name][:100])
+    with pytest.raises(ConfigError, match=r"task.training_examples=1438: 1437 are left"):
+        build_task(compose_config("task=digits", "task.training_examples=1438"))
 
 
 def test_evaluate_reads_the_whole_validation_split_and_reports_every_metric(compose_config: Compose) -> None:
