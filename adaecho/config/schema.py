@@ -80,6 +80,10 @@ class TargetConfig:
 
     metric: str = MISSING  # one that the task reports
     value: float | None = None  # the first evaluation that meets it ends the run; null never stops
+    # What guessing would give. A run whose best evaluation is no better once it has read chance_share of
+    # max_fresh_examples has diverged, in every arm alike; null: only its loss can tell (max_loss).
+    chance: float | None = None
+    chance_share: float = 0.5  # of max_fresh_examples, above 0 and at most 1
 
 
 @dataclass
@@ -189,6 +193,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "counts": "steps",
     },
     "evaluate": {"max_examples": None},
+    "target": {"chance": None, "chance_share": 0.5},
 }
 
 
@@ -324,12 +329,26 @@ def validate(config: Config) -> None:
     check_optimizer(config.optimizer)
     check_schedule(config.schedule)
     _validate_adascale(config)
-    if config.target.value is not None and not math.isfinite(config.target.value):
-        raise ConfigError(f"target.value={config.target.value}: must be a finite number; null never stops")
-    if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
+    _validate_target(config.target, config.max_fresh_examples)
+
+
+def _validate_target(target: TargetConfig, max_fresh_examples: int | None) -> None:
+    if target.value is not None and not math.isfinite(target.value):
+        raise ConfigError(f"target.value={target.value}: must be a finite number; null never stops")
+    if target.metric == "accuracy" and (target.value or 0.0) > 1:
         raise ConfigError(
-            f"target.value={config.target.value:g}: accuracy is a fraction and can't exceed 1; 97 % is "
+            f"target.value={target.value:g}: accuracy is a fraction and can't exceed 1; 97 % is "
             "target.value=0.97"
+        )
+    if target.chance is not None and max_fresh_examples is None:
+        raise ConfigError(
+            f"target.chance={target.chance:g}: is judged after a share of max_fresh_examples, which is null; "
+            "set it, or drop target.chance"
+        )
+    if not 0 < target.chance_share <= 1:
+        raise ConfigError(
+            f"target.chance_share={target.chance_share:g}: a share of max_fresh_examples lies above 0 and is "
+            "at most 1"
         )
 
 

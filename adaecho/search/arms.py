@@ -23,6 +23,7 @@ from adaecho.search.design import Arm, stable_hash, with_value
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 _MAX_NAME = 80
+_DIVERGENCE = ("max_loss", "target.chance", "target.chance_share")
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,25 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
                     f"search.{name}: {getattr(own, name)} in arm {arm.name}, {getattr(shared, name)} in the "
                     "sweep; a sweep has one search: set it once, or run one command per value"
                 )
+        for key in _DIVERGENCE:
+            mine, first = (_at(one.config, key) for one in (arm, arms[0]))
+            if mine != first:
+                raise ConfigError(
+                    f"{key}: {mine} in arm {arm.name}, {first} in arm {arms[0].name}; what counts as "
+                    "diverged is the same for all arms: set it once"
+                )
         if own.prune and own.needs_every_trial:
             raise ConfigError(
                 f"search.prune=true: arm {arm.name} is of an experiment that compares how many "
                 "trials diverge or miss the target, and stopping trials early would change that; drop it"
             )
+
+
+def _at(config: dict[str, Any], key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name)
+    return value
 
 
 def _check_corners(arm: Arm) -> None:

@@ -238,6 +238,16 @@ class Trainer:
         """Whether a loss since the last look was not finite or beyond ``max_loss``."""
         return not self._loss_max.item() <= self.config.max_loss
 
+    def _is_at_chance(self) -> bool:
+        """Whether a share of the budget is read and no evaluation was better than guessing."""
+        target, budget = self.config.target, self.config.max_fresh_examples
+        if target.chance is None or budget is None:
+            return False
+        if self.loader.fresh_examples < target.chance_share * budget:
+            return False
+        best = self.progress.best
+        return best is None or not is_better(self.task.metrics[target.metric], best["value"], target.chance)
+
     def _evaluate(self) -> str | None:
         """Measure the validation split and record it; the status that ends the run, or None to go on."""
         metrics = self.measure("validation")
@@ -262,6 +272,8 @@ class Trainer:
         self._record(line)
         if self.progress.to_target is not None:
             return "reached"
+        if self._is_at_chance():
+            return "diverged"
         prune = self._prune is not None and self._prune(self.loader.fresh_examples)
         return "pruned" if prune else None
 

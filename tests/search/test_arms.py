@@ -98,6 +98,7 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
         ),
         (["max_fresh_examples=1000,2000"], "equal budgets"),
         (["search.trials=1,2"], "one search"),
+        (["max_loss=10,20"], "what counts as diverged is the same for all arms: set it once"),
         (["search.trials=0"], "search.trials=0"),
         (["seed=1,2"], "hydra/sweeper=basic"),
         (["experiment=quickstart", "echo=batch"], "keep one of the two"),

@@ -123,6 +123,13 @@ def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str,
     assert run_trial(compose_config(*overrides), FOLDER) == summary
 
 
+def test_no_better_than_chance_after_a_share_of_the_budget_has_diverged(compose_config: Compose) -> None:
+    rule = ("target.chance=0.3", "target.chance_share=0.25", "max_fresh_examples=4000")
+    stuck = run_trial(compose_config("optimizer.learning_rate=1e-9", *rule), FOLDER)
+    assert (stuck["status"], stuck["fresh_examples"]) == ("diverged", pytest.approx(1000, abs=160))
+    assert run_trial(compose_config("max_steps=60", *rule), Path("learns"))["status"] != "diverged"
+
+
 def test_a_crash_is_failed_with_its_traceback_and_can_be_run_again(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
