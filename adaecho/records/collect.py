@@ -25,7 +25,7 @@ from adaecho.records.outcome import COSTS, Row, best_trials
 from adaecho.records.table import summarize
 from adaecho.records.trials import read_rows, write_rows
 
-_ADASCALE = ("gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
+_MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
 def trial_row(
@@ -75,7 +75,7 @@ def trial_row(
         **{cost: summary.get(cost) for cost in COSTS},
         "trained_examples": summary.get("steps", 0) * config["batch_size"],
         **{f"final_{metric}": value for metric, value in summary.get("final", {}).items()},
-        **{key: summary[key] for key in _ADASCALE if key in summary},
+        **{key: summary[key] for key in _MEASURED if key in summary},
     }
 
 

@@ -12,7 +12,7 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     positions                                            {key: 0 to 1}: where on its axes the point lies
     target_metric, target_value
     to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
-    best_value, fresh_examples, steps, train_time_s                        at the end of the run
+    best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
 """
 
 from statistics import fmean
