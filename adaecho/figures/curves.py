@@ -21,6 +21,7 @@ from adaecho.figures.style import (
     figure,
     variant_order,
 )
+from adaecho.figures.tuning import COST
 
 Curve = dict[str, Any]
 _LEAST_ERROR = 1e-3  # a log axis has no zero
@@ -65,7 +66,7 @@ def draw_curves(
             panel.set_ylabel(_axis_label(metric), fontsize=8.5)
         for panel in axes[max(len(panels) - columns, 0) : len(panels)]:
             panel.tick_params(labelbottom=True)
-            panel.set_xlabel(_count_label(curves))
+            panel.set_xlabel(_count_label(curves, metric))
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         lines = list(names.values())
         drawing.legend(lines, list(names), loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
@@ -148,6 +149,8 @@ def _shown(metric: str, value: Any) -> Any:
 
 
 def _axis_label(metric: str) -> str:
+    if metric == COST:
+        return metric
     if metric == "accuracy":
         return "validation error"
     unit = ", nats" if metric == "cross_entropy" else ""
@@ -158,8 +161,9 @@ def _largest(curves: Sequence[Curve]) -> int:
     return max((curve["fresh_examples"][-1] for curve in curves), default=1)
 
 
-def _count_label(curves: Sequence[Curve]) -> str:
-    return f"fresh examples{count_scale(_largest(curves))[1]}"
+def _count_label(curves: Sequence[Curve], metric: str) -> str:
+    unit = count_scale(_largest(curves))[1]
+    return f"{'trials of the search' if metric == COST else 'fresh examples'}{unit}"
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
@@ -168,6 +172,8 @@ def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(count_formatter(count_scale(largest)[0]))
     axes.grid(color="#dddddd", linewidth=0.6)
+    if metric == COST:
+        axes.yaxis.set_major_formatter(count_formatter(1))
     if metric == "accuracy":
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))

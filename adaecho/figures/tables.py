@@ -8,6 +8,7 @@ from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
+from adaecho.figures.tuning import COST, tuning_curves
 from adaecho.records.ends import ends, without_target
 from adaecho.records.outcome import SETTINGS, Row, outcome
 from adaecho.records.trials import read_rows
@@ -65,6 +66,11 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         with_settings = [of_arms[curve["arm"]] | curve for curve in curves]
         target = first["target_value"]
         draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
+    tuned = tuning_curves(rows)
+    if tuned:
+        paths.append(into / f"{stem}_tuning.{form}")
+        title = f"{first['experiment']}, {first['task']}: the best trial so far{_over_searches(rows)}"
+        draw_curves(tuned, paths[-1], title, COST, None, lines or AS_FIG3)
     return paths
 
 
@@ -77,7 +83,11 @@ def _named(one: Row, task: str) -> Row:
 def _whose_curves(rows: list[Row]) -> str:
     searched = any(row["index"] for row in rows)
     up_to = "" if without_target(rows) else ", up to the target"
-    return f"{'best trial of each search' if searched else 'every run'}{up_to}; mean and standard deviation"
+    return f"{'best trial of each search' if searched else 'every run'}{up_to}{_over_searches(rows)}"
+
+
+def _over_searches(rows: list[Row]) -> str:
+    return "; mean and standard deviation" if len({row["repeat"] for row in rows}) > 1 else ""
 
 
 def describe(rows: list[Row]) -> str:

@@ -16,6 +16,7 @@ from adaecho.figures.lines import Sweep
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import draw_sweep, draw_table
+from adaecho.figures.tuning import tuning_curves
 from adaecho.records.outcome import best_trials, outcome
 
 VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
@@ -189,6 +190,25 @@ def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
     assert (low[0], mean[0], high[0]) == pytest.approx((0.01, 0.02, 0.04))  # of the logarithm of the error
 
 
+def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
+    costs = [None, 900, 1200, None, 700]
+    rows = [
+        {**row, "index": index, "to_target_fresh_examples": cost}
+        for repeat in (0, 1)
+        for index, cost in enumerate(costs)
+        for row in [rows_of("baseline", "none", 1, [1] * 2, trials=1)[repeat]]
+    ]
+    (curve, again) = tuning_curves(rows)
+    assert (curve["fresh_examples"], curve["values"]) == ([2, 3, 4, 5], [900, 900, 900, 700])
+    assert again["values"] == curve["values"]
+    assert tuning_curves(rows_of("baseline", "none", 1, [800, 900], trials=1)) == []
+    assert tuning_curves(rows_of("baseline", "none", 1, [None])) == []
+    names = [path.name for path in draw_table(rows, [], tmp_path, "x", "png")]
+    assert names == ["x.png", "x_tuning.png"]
+    assert drawn[1].axes[0].get_ylabel() == "fresh examples to the target"
+    assert drawn[1].axes[0].get_xlabel() == "trials of the search"
+
+
 def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, drawn):
     curves = [
         {
@@ -248,6 +268,8 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
         "quickstart_digits.svg",
         "quickstart_digits_curves.png",
         "quickstart_digits_curves.svg",
+        "quickstart_digits_tuning.png",
+        "quickstart_digits_tuning.svg",
         "report.md",
         "report.html",
     }
@@ -267,10 +289,9 @@ def test_the_report_holds_table_figures_and_command(results):
     assert "<td>baseline</td><td>9,000</td>" in page
     assert "x=&lt;1&gt;" in page
     pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
-    assert pictures == [
-        (results / "figures" / f"quickstart_digits{kind}.png").read_bytes() for kind in ("", "_curves")
-    ]
-    assert page.count("src=") == 2  # the page needs no other file
+    kinds = ("", "_curves", "_tuning")
+    assert pictures == [(results / "figures" / f"quickstart_digits{kind}.png").read_bytes() for kind in kinds]
+    assert page.count("src=") == 3  # the page needs no other file
     assert page.count("<td>not yet measured</td>") == text.count("| not yet measured |") == len(CLAIMS)
 
 
@@ -311,7 +332,8 @@ def test_a_sweep_is_drawn_in_its_folder(tmp_path):
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
-    assert draw_sweep(tmp_path) == [tmp_path / "fig3.png", tmp_path / "fig3_curves.png"]
+    names = ("fig3.png", "fig3_curves.png", "fig3_tuning.png")
+    assert draw_sweep(tmp_path) == [tmp_path / name for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     (tmp_path / "trials.json").write_text("[]")
     assert draw_sweep(tmp_path) == []
