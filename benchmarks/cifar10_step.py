@@ -15,7 +15,7 @@ from torch import nn
 from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.tasks.cifar10 import MEAN, STD
-from adaecho.tasks.images import mean_cross_entropy
+from adaecho.tasks.images import cross_entropy
 from adaecho.training.device import autocast
 from benchmarks import record
 
@@ -41,8 +41,8 @@ def make_step(precision: str, channels_last: bool, device: torch.device) -> Call
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(device, precision):
-            loss = mean_cross_entropy(model, batch)
-        loss.backward()
+            loss, number = cross_entropy(model, batch)
+        (loss / number).backward()
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

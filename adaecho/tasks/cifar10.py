@@ -32,6 +32,7 @@ from adaecho.tasks.images import (
     decode_labelled,
     mistakes,
     num_images,
+    predict,
 )
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -86,7 +87,7 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
 
-    most = config.evaluate.max_examples
+    most, batch_size = config.evaluate.max_examples, config.evaluate.batch_size
     validation = {name: array[:most] for name, array in data.validation.items()}
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
@@ -95,17 +96,11 @@ def build(config: Config, options: Options) -> Task:
         else:
             assert data.read_test is not None, "there is no test split"
             examples = data.read_test()
-        return classification_metrics(model, examples, batch_size=config.evaluate.batch_size, device=device)
+        return classification_metrics(predict(model, examples, batch_size=batch_size, device=device))
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(
-            model,
-            data.validation,
-            number,
-            batch_size=config.evaluate.batch_size,
-            device=device,
-            names=CLASSES,
-        )
+        predictions = predict(model, data.validation, batch_size=batch_size, device=device)
+        return mistakes(predictions, number, CLASSES)
 
     return Task(
         name="cifar10",

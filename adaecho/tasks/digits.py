@@ -4,7 +4,7 @@ They are the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Han
 repository, 1998): pixel values 0 to 16. There is no test split beside the validation split.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +26,12 @@ from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     Images,
     PadCropFlip,
+    Prediction,
     classification_metrics,
     cross_entropy,
     mistakes,
     num_images,
+    predict,
 )
 
 NUM_CLASSES = 10
@@ -73,12 +75,15 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
         return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
+    def predictions(model: nn.Module, device: torch.device) -> Iterator[Prediction]:
+        return predict(model, validation, batch_size=config.evaluate.batch_size, device=device)
+
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "digits have no test split"
-        return classification_metrics(model, validation, batch_size=config.evaluate.batch_size, device=device)
+        return classification_metrics(predictions(model, device))
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(model, validation, number, batch_size=config.evaluate.batch_size, device=device)
+        return mistakes(predictions(model, device), number)
 
     return Task(
         name="digits",

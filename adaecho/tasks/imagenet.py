@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from adaecho.config.schema import Config
 from adaecho.datasets.labelled_images import LabelledImages, find_labelled
@@ -23,9 +22,11 @@ from adaecho.tasks.ghosts import GhostOptions
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     DecodeLabelled,
+    Prediction,
+    classification_metrics,
     cross_entropy,
+    mistakes,
     num_images,
-    pictures_of_mistakes,
 )
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
@@ -81,15 +82,10 @@ def build(config: Config, options: Options) -> Task:
 
     def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
         assert split == "validation", "ImageNet's test split has no public labels"
-        return measure(model, validation, device)
+        return classification_metrics(_predictions(model, validation, device))
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        found: list[Picture] = []
-        for images, labels, logits in _predictions(model, validation, device):
-            found += pictures_of_mistakes(images, labels.tolist(), logits.argmax(1).tolist(), names)
-            if len(found) >= number:
-                break
-        return found[:number]
+        return mistakes(_predictions(model, validation, device), number, names)
 
     return Task(
         name="imagenet",
@@ -161,19 +157,8 @@ def _first(source: Any, config: Config) -> Any:
     return source if most is None or most >= len(source) else Rows(source, np.arange(most))
 
 
-def measure(model: nn.Module, validation: ReadAnew, device: torch.device) -> dict[str, float]:
-    """Accuracy and mean cross entropy (nats) over a split that is read anew."""
-    correct, entropy = 0, 0.0
-    for _, labels, logits in _predictions(model, validation, device):
-        correct += int((logits.argmax(1) == labels).sum())
-        entropy += functional.cross_entropy(logits, labels, reduction="sum").item()
-    return {"accuracy": correct / len(validation), "cross_entropy": entropy / len(validation)}
-
-
-def _predictions(
-    model: nn.Module, validation: ReadAnew, device: torch.device
-) -> Iterator[tuple[list[Any], torch.Tensor, torch.Tensor]]:
-    """Images, labels and float logits of each batch."""
+def _predictions(model: nn.Module, validation: ReadAnew, device: torch.device) -> Iterator[Prediction]:
+    """The predictions for a split that is read anew, batch by batch."""
     for _, examples in validation.batches():
         images = [example["image"] for example in examples]
         labels = torch.tensor([int(example["label"]) for example in examples], device=device)

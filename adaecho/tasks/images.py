@@ -4,7 +4,7 @@ Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.mode
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from adaecho.transforms.photographs import decode_image, decoder_for
 
 Images = dict[str, NDArray[Any]]
 """``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
+
+Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
+"""Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
 
 CLASSIFICATION_METRICS: dict[str, Direction] = {"accuracy": "max", "cross_entropy": "min"}
 
@@ -199,41 +202,33 @@ def num_images(batch: Batch) -> float:
     return len(batch["label"])
 
 
-def mistakes(
-    model: nn.Module,
-    split: Images,
-    number: int,
-    *,
-    batch_size: int,
-    device: torch.device,
-    names: Sequence[str] = (),
-) -> list[Picture]:
-    """The first images of a split that a model gets wrong, at most so many."""
-    found: list[Picture] = []
+def predict(
+    model: nn.Module, split: Images, *, batch_size: int, device: torch.device
+) -> Iterator[Prediction]:
+    """The predictions for a split in memory, batch by batch."""
     for begin in range(0, len(split["label"]), batch_size):
-        rows = slice(begin, begin + batch_size)
-        predicted = model(torch.from_numpy(split["image"][rows]).to(device)).argmax(1).cpu().numpy()
-        found += pictures_of_mistakes(
-            list(split["image"][rows]), split["label"][rows].tolist(), predicted.tolist(), names
-        )
-        if len(found) >= number:
-            break
-    return found[:number]
+        images, labels = (split[name][begin : begin + batch_size] for name in ("image", "label"))
+        logits = model(torch.from_numpy(images).to(device)).float()
+        yield images, torch.from_numpy(labels).to(device), logits
 
 
-def pictures_of_mistakes(
-    images: Sequence[Any], labels: Sequence[int], predicted: Sequence[int], names: Sequence[str] = ()
-) -> list[Picture]:
-    """Those images whose prediction is wrong: "predicted, true label", by name where there are names."""
+def mistakes(predictions: Iterable[Prediction], number: int, names: Sequence[str] = ()) -> list[Picture]:
+    """The first images that a model gets wrong, at most so many, as "predicted, true label" (or names)."""
 
     def name(label: int) -> str:
         return names[label] if names else str(label)
 
-    return [
-        Picture(_as_colour(image), f"{name(int(wrong))}, true {name(int(label))}")
-        for image, label, wrong in zip(images, labels, predicted, strict=True)
-        if label != wrong
-    ]
+    found: list[Picture] = []
+    for images, labels, logits in predictions:
+        answers = zip(images, labels.tolist(), logits.argmax(1).tolist(), strict=True)
+        found += [
+            Picture(_as_colour(image), f"{name(wrong)}, true {name(label)}")
+            for image, label, wrong in answers
+            if label != wrong
+        ]
+        if len(found) >= number:
+            break
+    return found[:number]
 
 
 def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -244,18 +239,13 @@ def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
-def classification_metrics(
-    model: nn.Module, split: Images, *, batch_size: int, device: torch.device
-) -> dict[str, float]:
+def classification_metrics(predictions: Iterable[Prediction]) -> dict[str, float]:
     """Accuracy and mean cross entropy (nats) over all examples of a split."""
-    number = len(split["label"])
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    entropy = torch.zeros((), dtype=torch.float64, device=device)
-    for begin in range(0, number, batch_size):
-        rows = slice(begin, begin + batch_size)
-        images = torch.from_numpy(split["image"][rows]).to(device)
-        labels = torch.from_numpy(split["label"][rows]).to(device)
-        logits = model(images).float()
-        correct += (logits.argmax(1) == labels).sum()
-        entropy += functional.cross_entropy(logits, labels, reduction="sum")
-    return {"accuracy": correct.item() / number, "cross_entropy": entropy.item() / number}
+    number = 0
+    correct: torch.Tensor | int = 0  # sums that stay on the device: to ask for them would be to wait for it
+    entropy: torch.Tensor | float = 0.0
+    for _, labels, logits in predictions:
+        number += len(labels)
+        correct = correct + (logits.argmax(1) == labels).sum()
+        entropy = entropy + functional.cross_entropy(logits, labels, reduction="sum").detach().double()
+    return {"accuracy": float(correct) / number, "cross_entropy": float(entropy) / number}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from adaecho.echo.order import keyed
-from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, cross_entropy
+from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, cross_entropy, predict
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -114,7 +114,8 @@ def test_metrics_are_the_mean_over_all_examples_whatever_the_batches() -> None:
     }
     expected = -(math.log(1 / 2) + 3 * math.log(3 / 4) + math.log(1 / 4)) / 5
     for batch_size in (1, 2, 5, 100):
-        metrics = classification_metrics(model, split, batch_size=batch_size, device=torch.device("cpu"))
+        predictions = predict(model, split, batch_size=batch_size, device=torch.device("cpu"))
+        metrics = classification_metrics(predictions)
         assert metrics["accuracy"] == pytest.approx(4 / 5)
         assert metrics["cross_entropy"] == pytest.approx(expected, rel=1e-6)
     batch = {name: torch.from_numpy(array) for name, array in split.items()}
