@@ -4,7 +4,6 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.documents import Files
@@ -105,8 +104,3 @@ class TokenIterator:
             begin = number * stream.block
             after = (shard, document, number + 1) if number + 1 < count else (shard, document + 1, 0)
             yield after, sentence(whole[begin : begin + stream.block + 1], stream.block, stream.dtype)
-
-
-def dtype_of(vocabulary: int) -> np.dtype[Any]:
-    """The smallest that holds token numbers."""
-    return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -100,20 +101,34 @@ def tokenized(
 def _open(folder: Path, block: int) -> Tokens | None:
     """The cache in a folder; None where there is none, or one that was cut short."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
-        sizes = {name: (folder / name).stat().st_size for name in meta["bytes"]}
-    except FileNotFoundError:
+        meta = _read_meta(folder)
+    except ValueError as error:
+        print(f"warning: {folder}: the cache of tokens {error} and is made anew", file=sys.stderr)
         return None
-    except (ValueError, KeyError, OSError) as error:
-        print(f"warning: {folder}: the cache of tokens is damaged ({error}) and made anew", file=sys.stderr)
-        return None
-    if sizes != meta["bytes"]:
-        print(f"warning: {folder}: the cache of tokens was cut short and is made anew", file=sys.stderr)
+    if meta is None:
         return None
     from tokenizers import Tokenizer
 
     train, validation = (_blocks(folder / f"{part}.bin", meta, block) for part in ("train", "validation"))
     return Tokens(Tokenizer.from_file(str(folder / "tokenizer.json")), train, validation, meta)
+
+
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    """What ``meta.json`` holds; None where there is no cache.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in meta["bytes"]}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"is damaged ({error})") from error
+    if sizes != meta["bytes"]:
+        raise ValueError("was cut short")
+    return meta
 
 
 def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
@@ -126,15 +141,19 @@ def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
 def _make(
     folder: Path, files: Files, packing: Packing, num_validation: int | None, seed: int, bad: SkippedExamples
 ) -> None:
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial = folder.with_name(f"{_prefix(folder)}{os.getpid()}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
         partial.mkdir()
         _Maker(partial, files, packing, bad).make(num_validation, seed)
-        if folder.exists():  # damaged, or another process was faster
-            shutil.rmtree(folder)
-        partial.rename(folder)
+        if not _is_whole(folder):  # else another process was faster, and others may have opened its files
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not _is_whole(folder):
+                    raise
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -174,9 +193,21 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     return tokenizer
 
 
+def _is_whole(folder: Path) -> bool:
+    try:
+        return _read_meta(folder) is not None
+    except ValueError:
+        return False
+
+
+def _prefix(folder: Path) -> str:
+    """Of the names of what this host's processes make: a cache may be shared by many hosts."""
+    return f".{folder.name}.{socket.gethostname()}."
+
+
 def _remove_abandoned(folder: Path) -> None:
-    """What a killed process left of this cache."""
-    for path in folder.parent.glob(f".{folder.name}.*.partial"):
+    """What a killed process of this host left of this cache."""
+    for path in folder.parent.glob(f"{_prefix(folder)}*.partial"):
         pid = int(path.name.split(".")[-2])
         try:
             os.kill(pid, 0)
@@ -192,6 +223,7 @@ class _Maker:
     def __init__(self, folder: Path, files: Files, packing: Packing, bad: SkippedExamples) -> None:
         self.folder, self.files, self.packing, self.bad = folder, files, packing, bad
         self.counts = {"empty": 0, "too_short": 0, "cut": 0}
+        self.dtype = dtype_of(packing.vocabulary)
 
     def make(self, num_validation: int | None, seed: int) -> None:
         sha256 = self.files.sha256()
@@ -221,10 +253,6 @@ class _Maker:
 
     def _write(self, part: str) -> IO[bytes]:
         return (self.folder / f"{part}.bin").open("wb")
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.uint16 if self.packing.vocabulary <= 2**16 else np.uint32)
 
     def _texts(self, part: str, *, count: bool = False) -> Iterator[str]:
         """Usable documents; those that aren't are counted in one of the passes."""
@@ -280,6 +308,11 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def dtype_of(vocabulary: int) -> np.dtype[Any]:
+    """The smallest that holds token numbers."""
+    return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 
 def sentence(tokens: list[int], block: int, dtype: Any) -> NDArray[Any]:

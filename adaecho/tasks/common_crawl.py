@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from adaecho.config.schema import Config
 from adaecho.datasets.documents import Files, find_documents
-from adaecho.datasets.text_stream import TokenStream, dtype_of
-from adaecho.datasets.tokens import cached_tokenizer
+from adaecho.datasets.text_stream import TokenStream
+from adaecho.datasets.tokens import cached_tokenizer, dtype_of
 from adaecho.errors import ConfigError, DataError
 from adaecho.tasks.base import Task
 from adaecho.tasks.text import TextOptions, language_model

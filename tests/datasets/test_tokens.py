@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,39 @@ def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(tmp_path: Pa
     for path in cache.glob("*/meta.json"):
         path.unlink()
     assert _make(folder).train.tolist() == whole
+
+
+def test_a_cache_that_another_process_made_meanwhile_is_taken(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, finish = write_folder(tmp_path / "text"), tokens_module._Maker._finish
+    theirs: list[int] = []
+
+    def second(maker: Any, meta: dict[str, Any]) -> None:
+        monkeypatch.setattr(tokens_module._Maker, "_finish", finish)
+        finish(maker, meta)
+        faster = tmp_path / "faster"
+        shutil.copytree(maker.folder, faster)
+        theirs.append((faster / "train.bin").stat().st_ino)
+        faster.rename(cache / maker.folder.name.split(".")[1])
+
+    monkeypatch.setattr(tokens_module._Maker, "_finish", second)
+    made = _make(folder)
+    assert len(made.train)
+    (file,) = cache.glob("*/train.bin")
+    assert theirs == [file.stat().st_ino]
+    assert [path.name for path in cache.iterdir()] == [file.parent.name]
+
+
+def test_what_another_host_is_making_is_left_alone(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "text")
+    _make(folder)
+    (whole,) = cache.iterdir()
+    theirs = cache / f".{whole.name}.another-host.{2**22 + 1}.partial"
+    theirs.mkdir()
+    (whole / "meta.json").unlink()
+    _make(folder)
+    assert theirs.is_dir()
 
 
 def test_a_disk_that_fills_gets_one_message_and_leaves_nothing(
