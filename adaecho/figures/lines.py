@@ -27,7 +27,10 @@ SETTINGS = {
     "batch_size": "batch size",
     "shuffle_buffer": "shuffle buffer (examples)",
     "batch_shuffle_buffer": "shuffle buffer (batches)",
+    "learning_rate": "learning rate",
 }
+
+_WIDE = 6  # ratio of a setting's largest to its smallest value from which on its axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Sweep:
 
     Attributes:
         x: the setting on the horizontal axis, a key of ``SETTINGS``.
-        lines: what a line stands for: "echo_variant", or a key of ``SETTINGS``.
-        costs: one panel each, keys of ``COSTS``.
+        lines: what a line stands for: "echo_variant", a key of ``SETTINGS``, or any other key of the arms.
+        costs: one panel each, keys of ``COSTS``, or ``final_<metric>``.
     """
 
     x: str
@@ -45,7 +48,7 @@ class Sweep:
     costs: tuple[str, ...] = ("fresh_examples",)
 
 
-def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep) -> None:
+def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, caption: str = "") -> None:
     """Mean cost per arm with minimum and maximum over searches, one line per variant or setting.
 
     Dashed, in the colour of its line: the arm's baseline divided by its factor, where it would lie if
@@ -56,14 +59,16 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep) -> Non
         path: file to write; its suffix decides the format.
         title: what was measured where.
         sweep: what is drawn against what.
+        caption: what is drawn, where it is not costs of searches to a target.
     """
     with figure(3.5, path) as drawing:
         panels = drawing.subplots(1, len(sweep.costs), squeeze=False)[0]
         for axes, cost in zip(panels, sweep.costs, strict=True):
             _draw_panel(axes, arms, sweep, cost)
-        panels[0].legend(frameon=False, fontsize=8)
+        if len(line_keys(arms, sweep.lines)) > 1:
+            panels[0].legend(frameon=False, fontsize=8)
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        drawing.supxlabel(_caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
+        drawing.supxlabel(caption or _caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
 def _caption(arms: Sequence[Arm]) -> str:
@@ -105,7 +110,12 @@ def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
     """Name, colour and marker of a line; markers tell lines apart in grey."""
     if of == "echo_variant":
         return (*VARIANTS[key], "osD^"[position % 4])
-    return f"{SETTINGS[of]} {key:,}", SERIES[position % len(SERIES)], "osD^v"[position % 5]
+    name = f"{SETTINGS[of]} {key:,}" if of in SETTINGS else str(key)
+    return name, SERIES[position % len(SERIES)], "osD^v"[position % 5]
+
+
+def _at_the_end(cost: str) -> str:
+    return f"{cost.removeprefix('final_').replace('_', ' ')} at the end"
 
 
 def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float | None:
@@ -116,7 +126,8 @@ def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float | None:
 
 def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
     values = sorted({float(arm[sweep.x]) for arm in arms})
-    if values and values[0] > 0 and values[-1] / values[0] > 6:
+    wide = bool(values) and values[0] > 0 and values[-1] / values[0] > _WIDE
+    if wide or sweep.x == "learning_rate":
         axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{value:,g}" for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -124,7 +135,7 @@ def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
     axes.set_xlabel(SETTINGS[sweep.x])
     axes.set_ylim(0, None)
     scale, unit = count_scale(axes.get_ylim()[1])
-    axes.set_ylabel(f"{COSTS[cost]}{unit}", color=INK)
+    axes.set_ylabel(f"{COSTS.get(cost, _at_the_end(cost))}{unit}", color=INK)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(count_formatter(scale))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)

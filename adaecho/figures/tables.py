@@ -1,5 +1,6 @@
 """From the rows of one experiment on one task to its figures: of a committed table or of a sweep's folder."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,11 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     rows, curves = ([_named(one, first["task"]) for one in table] for table in (rows, curves))
     paths = [into / f"{stem}.{form}"]
     lines = LINES.get(first["experiment"])
-    if without_target(rows):
+    rates = _rates(ends(rows)) if without_target(rows) else []
+    if rates:
+        of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
+        draw_lines(rates, paths[0], describe(rows), of_rates, "Mean over runs; bars: minimum and maximum.")
+    elif without_target(rows):
         draw_ends(ends(rows), paths[0], describe(rows), first["target_metric"])
     elif lines is None:
         draw_fig3(outcome(rows), paths[0], describe(rows))
@@ -78,6 +83,16 @@ def _named(one: Row, task: str) -> Row:
     """A row or curve with the name that its echo variant has in this task."""
     is_example = one["echo_variant"] in ("example_before_augmentation", "example_after_augmentation")
     return {**one, "echo_variant": "example"} if is_example and task in NOT_AUGMENTED else one
+
+
+def _rates(arms: list[Row]) -> list[Row]:
+    """The arms with their learning rates, where each arm's name ends in one (``e2_lr0.05``); else none."""
+    found = [re.fullmatch(r"(.*?)_?lr([\d.]+)", arm["arm"]) for arm in arms]
+    return [
+        {**arm, "method": name[1].replace("_", " "), "learning_rate": float(name[2]), "baseline": None}
+        for arm, name in zip(arms, found, strict=True)
+        if name is not None and all(found)
+    ]
 
 
 def _whose_curves(rows: list[Row]) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from adaecho.figures.__main__ import draw_all
 from adaecho.figures.ends import caption, draw_ends, short_number
+from adaecho.figures.tables import draw_table
 from adaecho.records.ends import ends
 from adaecho.records.outcome import COSTS
 
@@ -70,6 +71,21 @@ def test_the_caption_counts_runs(table):
     assert caption(ends(table[:4])).startswith("Mean, minimum and maximum over 2 runs per arm.")
     assert caption(ends(table[:1])) == "One run per arm. Dashed: s1."
     assert caption(ends(table[:2]), ["steps"]).endswith("s1.\nAlike in all arms: steps (1,000).")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("names", "lines"), [(("e2_lr0.1", "e2_lr0.2", "e4_lr0.1"), 2), (("lr0.1", "lr0.2"), 1)]
+)
+def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+    table = [row | {"experiment": "x", "task": "t"} for name in names for row in rows(name, [0.05, 0.07])]
+    draw_table(table, [], tmp_path, "x", "png")
+    (axes,) = figures[0].axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "cross entropy at the end")
+    assert len(axes.containers) == lines
+    assert (axes.get_legend() is None) == (lines == 1)
 
 
 def test_short_numbers():
