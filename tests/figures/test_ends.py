@@ -80,7 +80,7 @@ def test_the_caption_counts_runs(table):
 def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
-    table = [row | {"experiment": "x", "task": "t"} for name in names for row in rows(name, [0.05, 0.07])]
+    table = [row for name in names for row in rows(name, [0.05, 0.07], steps=10)]
     draw_table(table, [], tmp_path, "x", "png")
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "cross entropy at the end")
