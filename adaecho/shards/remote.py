@@ -300,14 +300,32 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
             return io.BytesIO(), _http_version(int(length), error.headers), start
         raise
     if response.status != 206:
-        return response, _http_version(int(response.headers.get("Content-Length", -1)), response.headers), 0
+        whole = int(response.headers.get("Content-Length", -1))
+        return _ReadAhead(response), _http_version(whole, response.headers), 0
     # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
     span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
     if first != str(start):
         response.close()
         raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
-    return response, _http_version(int(length) if length.isdigit() else -1, response.headers), start
+    version = _http_version(int(length) if length.isdigit() else -1, response.headers)
+    return _ReadAhead(response), version, start
+
+
+class _ReadAhead:
+    """An answer in pieces of what has arrived: a header of tar alone is not worth asking the system for."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response, self._piece, self._at = response, b"", 0
+        self.close = response.close
+
+    def read1(self, size: int, /) -> bytes:
+        """Up to so many bytes; none at the end."""
+        if self._at == len(self._piece):
+            self._piece, self._at = self._response.read1(_PIECE), 0
+        begin = self._at
+        self._at = min(begin + size, len(self._piece))
+        return self._piece[begin : self._at]
 
 
 def _http_version(length: int, headers: Message) -> Version:

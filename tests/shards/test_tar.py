@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adaecho.shards.remote import Retries, Transfer
-from adaecho.shards.tar import groups
+from adaecho.shards.tar import _plain_header, groups
 from tests.shards.archives import number_of, write_shard
 
 
@@ -161,3 +161,48 @@ def test_a_damaged_extended_header_names_file_and_byte(tmp_path: Path) -> None:
         (tmp_path / "b.tar").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"b\.tar: damaged extended header at byte 0: "):
             read(tmp_path / "b.tar")
+
+
+def _headers() -> list[bytes]:
+    """Of regular files, of names short and long, plain and not, and of sizes that octal digits hold."""
+    found = []
+    for format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        for name in ("0.jpg", "a/b.cls", "\u00fc.png", "x" * 96 + ".bin", "x" * 100):
+            for size in (0, 1, 511, 0o7777, 0o77777777777):
+                member = tarfile.TarInfo(name)
+                member.size = size
+                member.mtime = 1_700_000_000 + size % 97
+                found.append(member.tobuf(format)[-512:])
+    return found
+
+
+def test_what_is_read_of_a_plain_header_is_what_the_standard_library_reads() -> None:
+    read = 0
+    for block in _headers():
+        plain = _plain_header(block)
+        if plain is not None:
+            whole = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            assert plain == (whole.name, whole.type, whole.size)
+            read += 1
+    assert read == len(_headers())
+
+
+def test_a_header_that_is_not_plain_or_not_whole_is_left_to_the_standard_library() -> None:
+    for type in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CONTTYPE):
+        member = tarfile.TarInfo("a")
+        member.type = type
+        assert _plain_header(member.tobuf(tarfile.USTAR_FORMAT)) is None
+    folder = tarfile.TarInfo("a/")
+    assert _plain_header(folder.tobuf(tarfile.USTAR_FORMAT)) is None
+    long = tarfile.TarInfo("folder/" * 20 + "a.jpg")
+    assert _plain_header(long.tobuf(tarfile.USTAR_FORMAT)) is None
+    large = tarfile.TarInfo("a.jpg")
+    large.size = 1 << 40
+    assert _plain_header(large.tobuf(tarfile.GNU_FORMAT)) is None
+    block = _headers()[0]
+    assert _plain_header(block[:-1]) is None
+    assert _plain_header(bytes(512)) is None
+    for place in (0, 100, 124, 130, 148, 156, 257, 345, 511):
+        damaged = bytearray(block)
+        damaged[place] ^= 1
+        assert _plain_header(bytes(damaged)) is None
