@@ -63,6 +63,29 @@ def _claim_row(one: Decision) -> str:
     return f"| {re.sub(' at e = 4', '', says)} | {effect} | {interval} | {p} | {verdict} | {rerun} |"
 
 
+def test_the_table_of_wall_time_is_its_records() -> None:
+    folder = ROOT / "results" / "fig4" / "cifar10"
+    arms = json.loads((folder / "outcome.json").read_text())
+    page = (ROOT / "experiments" / "fig4" / "README.md").read_text()
+    fresh, seconds = ([arm[key]["mean"] for arm in arms] for key in ("fresh_examples", "train_time_s"))
+    for arm, one, time_s in zip(arms, fresh, seconds, strict=True):
+        e, of_fresh, of_time = arm["echo_factor"], one / fresh[0], time_s / seconds[0]
+        assert arm["reached"] == arm["searches"] == 5
+        assert (
+            f"| {e} | {one:,.0f} | {of_fresh:.2f} | {1 / e:.2f} | {time_s:.1f} | {of_time:.2f} | "
+            f"{of_time / of_fresh:.3f} |"
+        ) in page
+    for one in decisions([folder / "trials.json"]):
+        if one.effect:
+            says, _, _, verdict, effect, interval, p, *_ = claim_cells([one])[0]
+            assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in page
+    rows = read_rows(folder / "trials.json")
+    ratios = [row["R"] for row in rows]
+    assert f"R was {min(ratios):.1f} to {max(ratios):.1f}" in page
+    assert f"a median of\n{sorted(ratios)[len(ratios) // 2]:.1f}:" in page
+    assert f"{sum(row['train_time_s'] for row in rows):.0f} s of training" in page
+
+
 @pytest.mark.parametrize("experiment", ["quickstart_text", "text_imdb"])
 def test_the_tables_of_text_are_their_records(experiment: str) -> None:
     trials = read_rows(ROOT / "results" / experiment / "small_text" / "trials.json")
