@@ -1,6 +1,7 @@
 """Cost to the target against a setting that was swept: the form of the paper's Figs. 4 to 7."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from adaecho.figures.style import (
     variant_order,
 )
 
+_CAPTION_WIDTH = 125  # characters: more would not fit beside each other
 Arm = dict[str, Any]
 COSTS = {"fresh_examples": "fresh examples", "train_time_s": "wall time (s)", "steps": "SGD steps"}
 SETTINGS = {
@@ -68,7 +70,8 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
         if len(line_keys(arms, sweep.lines)) > 1:
             panels[0].legend(frameon=False, fontsize=8)
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        drawing.supxlabel(caption or _caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
+        words = textwrap.fill(caption or _caption(arms), _CAPTION_WIDTH)
+        drawing.supxlabel(words, fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
 def _caption(arms: Sequence[Arm]) -> str:
