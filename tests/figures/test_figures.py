@@ -19,6 +19,14 @@ from adaecho.figures.tables import draw_sweep, draw_table
 from adaecho.figures.tuning import tuning_curves
 from adaecho.records.outcome import best_trials, outcome
 
+CURVE = {
+    "arm": "baseline",
+    "echo_variant": "none",
+    "echo_factor": 1,
+    "repeat": 0,
+    "fresh_examples": [160, 320],
+    "values": [0.5, 0.98],
+}
 VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
 
 
@@ -250,9 +258,7 @@ def results(tmp_path):
     folder = tmp_path / "results" / "quickstart" / "digits"
     folder.mkdir(parents=True)
     (folder / "trials.json").write_text(json.dumps(seven_arms()))
-    curve = {"arm": "baseline", "echo_variant": "none", "echo_factor": 1}
-    curve |= {"fresh_examples": [160, 320], "values": [0.5, 0.98]}
-    (folder / "curves.json").write_text(json.dumps([curve]))
+    (folder / "curves.json").write_text(json.dumps([CURVE]))
     (folder / "origin.json").write_text(json.dumps({"commands": ["python -m adaecho.run -m x=<1>"]}))
     return tmp_path / "results"
 
@@ -307,6 +313,39 @@ def test_the_report_holds_table_figures_and_command(results):
 def test_a_table_that_cannot_be_used_is_named(results, content, says):
     (results / "quickstart" / "digits" / "trials.json").write_text(content)
     with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
+        draw_all(results, results / "figures")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"repeat": 0, "index": 0}, "row 1 is trial baseline/0/0 once more"),
+        ({"experiment": "other"}, "row 1 is of experiment other, the first one of quickstart"),
+        ({"task": "mnist"}, "row 1 is of task mnist, the first one of digits"),
+        ({"echo_variant": "loud"}, "row 1 has echo_variant loud"),
+        ({"experiment": "fig6"}, "row 1 lacks batch_size"),
+    ],
+)
+def test_a_row_that_does_not_belong_is_named(results, change, says):
+    rows = seven_arms()
+    rows[1] |= change
+    (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
+        draw_all(results, results / "figures")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"a": 1}, "no list of curves"),
+        ([{"arm": "baseline"}], "curve 0 lacks one of arm"),
+        ([CURVE | {"arm": "x"}], r"curve 0 is of no arm of trials.json \(x\)"),
+        ([CURVE | {"values": [0.5]}], "curve 0 has not as many values"),
+    ],
+)
+def test_curves_that_do_not_belong_are_named(results, content, says):
+    (results / "quickstart" / "digits" / "curves.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"digits/curves\.json: {says}"):
         draw_all(results, results / "figures")
 
 

@@ -1,0 +1,95 @@
+"""Committed tables as figures need them; one that they can't use is named, with what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adaecho.errors import DataError
+from adaecho.figures.style import VARIANTS
+from adaecho.figures.tables import LINES
+from adaecho.records.outcome import COLUMNS, Row
+from adaecho.records.trials import rows_of
+
+Curve = dict[str, Any]
+_REMEDY = "collect it again, or remove it"
+_OF_CURVES = ("arm", "echo_variant", "echo_factor", "repeat", "fresh_examples", "values")
+
+
+def read_table(table: Path) -> list[Row]:
+    """The rows of ``trials.json``: each once, of one experiment and task, with the columns that figures need.
+
+    Raises:
+        DataError: it holds anything else; naming the row.
+    """
+    try:
+        rows = rows_of(_read(table))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{table}: a damaged table ({error}); {_REMEDY}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{table}: no list of rows; {_REMEDY}")
+    if not rows:
+        raise DataError(f"{table}: an empty table; {_REMEDY}")
+    seen: set[tuple[Any, ...]] = set()
+    for number, row in enumerate(rows):
+        fault = _fault(row, rows[0], seen)
+        if fault:
+            raise DataError(f"{table}: row {number} {fault}; {_REMEDY}")
+    return rows
+
+
+def _fault(row: Row, first: Row, seen: set[tuple[Any, ...]]) -> str:
+    """What makes a row unusable, or nothing; remembers it as seen."""
+    lines = LINES.get(row.get("experiment", ""))
+    needed = (*COLUMNS, *((lines.x, lines.lines) if lines else ()))
+    missing = [column for column in needed if column not in row]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    if row["echo_variant"] not in VARIANTS:
+        return f"has echo_variant {row['echo_variant']}, which is none of {', '.join(VARIANTS)}"
+    for key in ("experiment", "task"):
+        if row[key] != first[key]:
+            return f"is of {key} {row[key]}, the first one of {first[key]}"
+    trial = (row["arm"], row["repeat"], row["index"])
+    if trial in seen:
+        return f"is trial {'/'.join(map(str, trial))} once more"
+    seen.add(trial)
+    return ""
+
+
+def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
+    """The curves beside ``trials.json``, none where there are none.
+
+    Raises:
+        DataError: one is no curve, or of an arm that the table lacks.
+    """
+    path = table.with_name("curves.json")
+    curves = _read(path, [])
+    arms = {row["arm"] for row in rows}
+    if not isinstance(curves, list):
+        raise DataError(f"{path}: no list of curves; {_REMEDY}")
+    for number, curve in enumerate(curves):
+        if not isinstance(curve, dict) or any(key not in curve for key in _OF_CURVES):
+            raise DataError(f"{path}: curve {number} lacks one of {', '.join(_OF_CURVES)}; {_REMEDY}")
+        if curve["arm"] not in arms:
+            raise DataError(
+                f"{path}: curve {number} is of no arm of {table.name} ({curve['arm']}); {_REMEDY}"
+            )
+        if len(curve["values"]) != len(curve["fresh_examples"]):
+            raise DataError(f"{path}: curve {number} has not as many values as fresh_examples; {_REMEDY}")
+    return [curve for curve in curves if curve["values"]]
+
+
+def read_commands(table: Path) -> list[str]:
+    """The commands that made a table; none where it doesn't say."""
+    origin = _read(table.with_name("origin.json"), {})
+    return list(origin.get("commands", [])) if isinstance(origin, dict) else []
+
+
+def _read(path: Path, default: Any = None) -> Any:
+    """What a file holds; ``default`` where it need not exist and doesn't."""
+    if default is not None and not path.exists():
+        return default
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); restore it from git, or collect it again") from error
