@@ -1,5 +1,6 @@
 """Errors that are the user's to mend: each says what is wrong, why, and what to do."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ class FolderError(UserError):
 
 def fail(message: object) -> NoReturn:
     """End a command with one message on standard error, and exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    rank = os.environ.get("RANK")
+    of = "" if rank is None else f"rank {rank}: "  # under torchrun, which mixes what they print
+    print(f"error: {of}{message}", file=sys.stderr)
     sys.exit(2)
 
 

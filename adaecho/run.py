@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import schema
+from adaecho.config.launched import launched_rank, launched_ranks
 from adaecho.errors import ConfigError, UserError, fail, told
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -41,24 +42,37 @@ def _run(composed: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     _check_mode(config, hydra_config.mode)
-    for caution in cautions(config):
-        print(f"warning: {caution}", file=sys.stderr)
+    if launched_rank() == 0:
+        for caution in cautions(config):
+            print(f"warning: {caution}", file=sys.stderr)
     gc.disable()  # what torch makes at import stays: scanning it while it grows only takes time
+    from adaecho.ranks import joined
+    from adaecho.training.device import choose_device
     from adaecho.training.display import Display
     from adaecho.training.trial import run_trial
 
     gc.enable()
-    print(f"{folder}: {_headline(config)}", flush=True)
-    summary = run_trial(config, folder, list(hydra_config.overrides.task), display=Display(config))
-    for name, path in summary.get("model", {}).items():
-        print(f"{name} weights: {folder / path}", flush=True)
-    print(_outcome(summary), flush=True)
+    with joined(choose_device(config), config.rank_timeout_s) as ranks:
+        if ranks.is_first:
+            print(f"{folder}: {_headline(config)}{_of(ranks.world_size)}", flush=True)
+        display = Display(config) if ranks.is_first else None
+        overrides = list(hydra_config.overrides.task)
+        summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
+    if launched_rank() == 0:
+        for name, path in summary.get("model", {}).items():
+            print(f"{name} weights: {folder / path}", flush=True)
+        print(_outcome(summary), flush=True)
     if summary["status"] == "preempted":
-        print("the same command continues", file=sys.stderr)
+        if launched_rank() == 0:
+            print("the same command continues", file=sys.stderr)
         sys.exit(130)
 
 
 def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
+    if launched_ranks() > 1 and mode == RunMode.MULTIRUN:
+        raise ConfigError(
+            "-m under torchrun: a sweep starts its own processes; leave torchrun out, or run one config"
+        )
     if config.search.arms and mode == RunMode.RUN:
         arms = list(config.search.arms)
         shown = ", ".join(arms[:4]) + (", ..." if len(arms) > 4 else "")
@@ -179,6 +193,10 @@ def _headline(config: schema.Config) -> str:
     if config.target.value is not None:
         goal = f"to {config.target.metric} {config.target.value:g}"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
+
+
+def _of(ranks: int) -> str:
+    return "" if ranks == 1 else f", {ranks} ranks"
 
 
 def _outcome(summary: dict[str, Any]) -> str:

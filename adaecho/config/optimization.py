@@ -27,6 +27,8 @@ class OptimizerConfig:
     epsilon: float = 1e-8  # of adam and adamw
     decay_norms_and_biases: bool = True  # false: weight_decay spares parameters of fewer than two dimensions
     clip_norm: float | None = None  # the largest norm of the whole gradient; null doesn't clip
+    fused: bool = False  # one kernel for all parameters; with adascale on a GPU no step waits for it
+    zero_redundancy: bool = False  # share the optimizer's state out over ranks (ZeRO stage 1)
 
 
 @dataclass

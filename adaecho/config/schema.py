@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from adaecho.config.bounds import at_least, finite_at_least, one_of
+from adaecho.config.launched import launched_ranks
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
 from adaecho.echo.variants import ORDERS, PLACES, RESTORES, VARIANTS, check_factor
@@ -25,6 +26,7 @@ from adaecho.errors import ConfigError
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+COMPILATIONS = ("off", "default", "reduce-overhead")
 TRACKERS = ("none", "wandb")
 MAX_THREADS = 1024
 
@@ -151,6 +153,8 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     precision: str = "auto"  # bfloat16 autocast where the processor has it in hardware
     channels_last: bool = False  # memory format of the model
+    compile: str = "off"  # off | default | reduce-overhead (CUDA graphs): torch.compile of the model
+    rank_timeout_s: float = 600.0  # how long the ranks of a run wait for one another before it fails
     threads: int = 1  # of torch on CPU; results repeat bit for bit at equal threads
     fresh: bool = False  # start anew and keep the old folder beside the new one
 
@@ -159,11 +163,12 @@ class Config:
 # Budgets are here too: a larger one continues the run.
 COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see RunFolder.start
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-_NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", *BUDGETS)
+_NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS)
 # Below a group: what only decides how fast or in how much memory the same batches are made.
 _NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("place",)}
 # Keys that came after the first records, with the value that means what runs did before: at that value they
 # are no part of the identity, so that folders keep their names and searches their points.
+_ADDED_KEYS = {"compile": "off"}
 _ADDED: dict[str, dict[str, Any]] = {
     "task": {
         "model": "conv",
@@ -181,6 +186,8 @@ _ADDED: dict[str, dict[str, Any]] = {
         "epsilon": 1e-8,
         "decay_norms_and_biases": True,
         "clip_norm": None,
+        "fused": False,
+        "zero_redundancy": False,
     },
     "schedule": {
         "decay_epochs": None,
@@ -199,7 +206,11 @@ _ADDED: dict[str, dict[str, Any]] = {
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a plain config that decides a run's trajectory; resuming compares it."""
-    kept = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in _NOT_IDENTITY and (key not in _ADDED_KEYS or value != _ADDED_KEYS[key])
+    }
     for group in kept.keys() & {*_NOT_IDENTITY_IN, *_ADDED}:
         dropped, added = _NOT_IDENTITY_IN.get(group, ()), _ADDED.get(group, {})
         kept[group] = {
@@ -294,6 +305,7 @@ def validate(config: Config) -> None:
     one_of("data.restore", config.data.restore, RESTORES)
     one_of("precision", config.precision, PRECISIONS)
     one_of("device", config.device, DEVICES)
+    one_of("compile", config.compile, COMPILATIONS)
     one_of("tracking.kind", config.tracking.kind, TRACKERS)
     one_of("tracking.mode", config.tracking.mode, ("offline", "online"))
     _validate_factor(config.echo)
@@ -316,6 +328,7 @@ def validate(config: Config) -> None:
     at_least("data.split_seed", config.data.split_seed, 0)
     at_least("seed", config.seed, 0)
     finite_at_least("checkpoint_every_s", config.checkpoint_every_s, 0)
+    finite_at_least("rank_timeout_s", config.rank_timeout_s, 1)
     at_least("data.max_bad_examples", config.data.max_bad_examples, 0)
     at_least("search.trials", config.search.trials, 1)
     at_least("search.repeats", config.search.repeats, 1)
@@ -405,6 +418,8 @@ def _validate_adascale(config: Config) -> None:
     shares_examples = config.echo.factor != 1 and (
         VARIANTS[config.echo.variant].repeats != "batches" or config.echo.batch_shuffle_buffer > 0
     )
+    if launched_ranks() > 1:  # the gain then comes from the differences between ranks
+        return
     if count == 1 and shares_examples:
         raise ConfigError(
             "adascale.num_gradients_to_accumulate=1: the gain then comes from the difference between "

@@ -101,6 +101,10 @@ class EchoLoader(Gauges):
             ``prefetch_factor`` are taken for ``order``, ``collate`` and ``prefetch``, others refused with
             what replaces them (docs/from-dataloader.md).
 
+    Attributes:
+        agree_on_R: what ``factor="auto"`` follows, as a function of this rank's R (None until known); may be
+            assigned. All ranks call it after the same numbers of batches, so it may ask the others.
+
     Raises:
         ValueError: an argument can't be; the message names it, its value and the remedy.
         TypeError: neither this nor a DataLoader has such an argument.
@@ -176,6 +180,7 @@ class EchoLoader(Gauges):
         self._position = Position()
         self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
+        self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
         self._failed: Exception | None = None
         self._closed = False
         self._iterators_made = 0
@@ -223,7 +228,7 @@ class EchoLoader(Gauges):
             stage.consumed(ready)
         self._clocks.step()
         if self._auto is not None and self._auto.due():
-            self._auto.follow(self._clocks.ratio, self._stages.factor)
+            self._auto.follow(self.agree_on_R(self._clocks.ratio), self._stages.factor)
         self._device.received(ready.batch)
         return ready.batch
 
@@ -286,6 +291,17 @@ class EchoLoader(Gauges):
     def next_fresh_examples(self) -> int:
         """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
         return self._ahead[0].fresh_examples if self._look_ahead() else self.fresh_examples
+
+    def peek(self) -> Any:
+        """The next batch, which stays the next one; waits for it.
+
+        Raises:
+            StopIteration: the iteration is at its end.
+        """
+        if not self._look_ahead():
+            raise StopIteration
+        self._device.received(self._ahead[0].batch)
+        return self._ahead[0].batch
 
     # State
 

@@ -1,6 +1,7 @@
 """Where a run was made: code, versions, machine, job."""
 
 import functools
+import hashlib
 import os
 import platform
 import socket
@@ -33,6 +34,16 @@ def environment() -> dict[str, Any]:
         use, ``gpus`` by name; ``slurm`` {variable: value}, empty outside of a job.
     """
     return {**_fixed(), "slurm": _slurm()}
+
+
+def code_digest() -> str:
+    """Names the code: a hash over every Python file of the package."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @functools.cache

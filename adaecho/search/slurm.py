@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import ConfigError, UserError
+from adaecho.records.environment import code_digest
 from adaecho.records.files import folder_errors
 from adaecho.records.lock import FolderInUseError
 from adaecho.search.design import TrialId
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_refusal, record_failure
-from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Worker, code_digest
+from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Worker
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
 

@@ -10,7 +10,6 @@ shares the folder; one that is killed leaves a trial that another continues.
 """
 
 import argparse
-import hashlib
 import os
 import signal
 import sys
@@ -25,9 +24,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import adaecho
 from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, FolderError, UserError, told
+from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
@@ -213,16 +212,6 @@ def load_runner(runner: str) -> Callable[..., dict[str, Any]]:
     """The function that ``module:function`` names."""
     module, _, function = runner.partition(":")
     return getattr(import_module(module), function)  # type: ignore[no-any-return]
-
-
-def code_digest() -> str:
-    """Names the code: a hash over every Python file of the package."""
-    package = Path(adaecho.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _set_damaged_aside(folder: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from adaecho.ranks import ALONE, Ranks
+
 Batch = Any
 """A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
 (boxes, say, of which each image has another number)."""
@@ -39,9 +41,11 @@ class Picture:
 
 
 class Evaluate(Protocol):
-    """Metrics of a model on one whole split."""
+    """Metrics of a model on one whole split, of which each of the ranks may look at a share."""
 
-    def __call__(self, model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]: ...
+    def __call__(
+        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,11 @@ class Task:
         loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
             so the mean over several micro-batches is exact, however unevenly they are filled.
         evaluate: metrics of a model (already in eval mode, on ``device``) on a whole split, which it may hold
-            in memory or read anew.
+            in memory or read anew. Of several ranks the first one's metrics count.
         has_test_split: whether there is one beside the validation split; it is read once, when a run ends.
         weight: the weight that ``loss`` will return, told from the batch alone. Without it the graphs of all
-            micro-batches are kept until the weights are known.
+            micro-batches are kept until the weights are known. A plain number is of the batch's size alone,
+            and so the same on every rank; what depends on its contents is a tensor.
         num_examples: in one epoch; by default the source's length. Only schedules in epochs ask for it.
         skipped_examples: bad ones that were left out when the task was built.
         fingerprint: what a checkpoint can only be continued with, e.g. the hash of a tokenizer.

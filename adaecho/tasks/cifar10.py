@@ -22,6 +22,7 @@ from adaecho.datasets.split import hold_out
 from adaecho.errors import ConfigError
 from adaecho.models.cifar_resnet import CHANNELS, check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
@@ -90,13 +91,16 @@ def build(config: Config, options: Options) -> Task:
     most, batch_size = config.evaluate.max_examples, config.evaluate.batch_size
     validation = {name: array[:most] for name, array in data.validation.items()}
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         if split == "validation":
             examples = validation
         else:
             assert data.read_test is not None, "there is no test split"
             examples = data.read_test()
-        return classification_metrics(predict(model, examples, batch_size=batch_size, device=device))
+        predictions = predict(model, examples, batch_size=batch_size, device=device, ranks=ranks)
+        return classification_metrics(predictions, ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
         predictions = predict(model, data.validation, batch_size=batch_size, device=device)

@@ -13,6 +13,7 @@ from adaecho.datasets.coco import read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.ssd import ssd_resnet34
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
 from adaecho.tasks.ghosts import GhostOptions
@@ -74,9 +75,11 @@ def build(config: Config, options: Options) -> Task:
         ssd = ssd_resnet34(len(train.categories) + 1, options.image_size)
         return options.with_ghosts(Detector(ssd, channels_last=config.channels_last))
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         assert split == "validation", "COCO's test split has no public boxes"
-        return validation.measure(model, device)
+        return validation.measure(model, device, ranks)
 
     return Task(
         name="coco",

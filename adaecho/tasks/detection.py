@@ -12,6 +12,7 @@ from adaecho.datasets.coco import TrueBoxes
 from adaecho.models.multibox import detect, multibox_loss
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture
 from adaecho.tasks.reading import ReadAnew
@@ -94,9 +95,10 @@ class DetectionValidation:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def measure(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """The metrics of a model in eval mode."""
-        return self._precision.measure(self.found(model, device, range(len(self))))
+    def measure(self, model: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> dict[str, float]:
+        """The metrics of a model in eval mode; each rank looks at its share of the images."""
+        shares = ranks.gather_objects(self.found(model, device, ranks.share(len(self))))
+        return self._precision.measure([found for share in shares for found in share])
 
     def found(self, model: nn.Module, device: torch.device, rows: Sequence[int]) -> list[Found]:
         """What a model finds in some images, in pixels of the images themselves."""

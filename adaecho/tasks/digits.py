@@ -21,6 +21,7 @@ from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
 from adaecho.models.small_mlp import small_mlp
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
@@ -75,12 +76,15 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
         return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
-    def predictions(model: nn.Module, device: torch.device) -> Iterator[Prediction]:
-        return predict(model, validation, batch_size=config.evaluate.batch_size, device=device)
+    def predictions(model: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> Iterator[Prediction]:
+        batch_size = config.evaluate.batch_size
+        return predict(model, validation, batch_size=batch_size, device=device, ranks=ranks)
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         assert split == "validation", "digits have no test split"
-        return classification_metrics(predictions(model, device))
+        return classification_metrics(predictions(model, device, ranks), ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
         return mistakes(predictions(model, device), number)

@@ -3,7 +3,7 @@
 The paper resizes, crops and flips at random and distorts colours; how strongly it doesn't say.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from adaecho.datasets.split import Rows, hold_out_rows
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.ghosts import GhostOptions
 from adaecho.tasks.images import (
@@ -80,9 +81,12 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, options.with_ghosts(timm_model(options.model, num_classes)))
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         assert split == "validation", "ImageNet's test split has no public labels"
-        return classification_metrics(_predictions(model, validation, device))
+        share = ranks.share(len(validation))
+        return classification_metrics(_predictions(model, validation, device, share), ranks)
 
     def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
         return mistakes(_predictions(model, validation, device), number, names)
@@ -157,9 +161,11 @@ def _first(source: Any, config: Config) -> Any:
     return source if most is None or most >= len(source) else Rows(source, np.arange(most))
 
 
-def _predictions(model: nn.Module, validation: ReadAnew, device: torch.device) -> Iterator[Prediction]:
-    """The predictions for a split that is read anew, batch by batch."""
-    for _, examples in validation.batches():
+def _predictions(
+    model: nn.Module, validation: ReadAnew, device: torch.device, rows: Sequence[int] | None = None
+) -> Iterator[Prediction]:
+    """The predictions for rows of a split that is read anew (all by default), batch by batch."""
+    for _, examples in validation.batches(rows):
         images = [example["image"] for example in examples]
         labels = torch.tensor([int(example["label"]) for example in examples], device=device)
         yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()

@@ -18,6 +18,7 @@ from torch.nn import functional
 from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
 from adaecho.transforms.photographs import decode_image, decoder_for
 
@@ -203,11 +204,13 @@ def num_images(batch: Batch) -> float:
 
 
 def predict(
-    model: nn.Module, split: Images, *, batch_size: int, device: torch.device
+    model: nn.Module, split: Images, *, batch_size: int, device: torch.device, ranks: Ranks = ALONE
 ) -> Iterator[Prediction]:
-    """The predictions for a split in memory, batch by batch."""
-    for begin in range(0, len(split["label"]), batch_size):
-        images, labels = (split[name][begin : begin + batch_size] for name in ("image", "label"))
+    """The predictions for a rank's share of a split in memory, batch by batch."""
+    share = ranks.share(len(split["label"]))
+    for begin in range(share.start, share.stop, batch_size):
+        end = min(begin + batch_size, share.stop)
+        images, labels = (split[name][begin:end] for name in ("image", "label"))
         logits = model(torch.from_numpy(images).to(device)).float()
         yield images, torch.from_numpy(labels).to(device), logits
 
@@ -239,8 +242,8 @@ def _as_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.repeat(bright.astype(np.uint8), 3, axis=-1)
 
 
-def classification_metrics(predictions: Iterable[Prediction]) -> dict[str, float]:
-    """Accuracy and mean cross entropy (nats) over all examples of a split."""
+def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALONE) -> dict[str, float]:
+    """Accuracy and mean cross entropy (nats) over all examples of a split, of which each rank has a share."""
     number = 0
     correct: torch.Tensor | int = 0  # sums that stay on the device: to ask for them would be to wait for it
     entropy: torch.Tensor | float = 0.0
@@ -248,4 +251,5 @@ def classification_metrics(predictions: Iterable[Prediction]) -> dict[str, float
         number += len(labels)
         correct = correct + (logits.argmax(1) == labels).sum()
         entropy = entropy + functional.cross_entropy(logits, labels, reduction="sum").detach().double()
-    return {"accuracy": float(correct) / number, "cross_entropy": float(entropy) / number}
+    right, nats, all_examples = ranks.sums([float(correct), float(entropy), number])
+    return {"accuracy": right / all_examples, "cross_entropy": nats / all_examples}

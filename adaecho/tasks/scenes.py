@@ -13,6 +13,7 @@ from adaecho.datasets.coco import TrueBoxes
 from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
 from adaecho.errors import ConfigError
 from adaecho.models.ssd import small_ssd
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
 from adaecho.tasks.digits import NUM_CLASSES, read_digits
@@ -75,9 +76,11 @@ def build(config: Config, options: Options) -> Task:
         detector = Detector(small_ssd(NUM_CLASSES + 1, SIDE), channels_last=config.channels_last)
         return options.with_ghosts(detector)
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         assert split == "validation", "scenes have no test split"
-        return validation.measure(model, device)
+        return validation.measure(model, device, ranks)
 
     return Task(
         name="scenes",

@@ -19,6 +19,7 @@ from adaecho.datasets.documents import find_documents
 from adaecho.datasets.tokens import END, PACKINGS, PAD, Packing, tokenized
 from adaecho.errors import ConfigError
 from adaecho.models.transformer import Transformer
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Split, Task
 
 _SAMPLE_TOKENS = 48
@@ -184,12 +185,21 @@ def evaluator(validation: Callable[[], Iterable[NDArray[Any]]], batch_size: int)
         batch_size: examples at once.
     """
 
-    def evaluate(model: nn.Module, split: Split, *, device: torch.device) -> dict[str, float]:  # noqa: ARG001
+    def evaluate(
+        model: nn.Module,
+        split: Split,  # noqa: ARG001
+        *,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> dict[str, float]:
         total, number = 0.0, 0
-        for rows in _batches(iter(validation()), batch_size):
+        # A stream doesn't tell its length: each rank takes every world_size-th batch of it.
+        batches = islice(_batches(iter(validation()), batch_size), ranks.rank, None, ranks.world_size)
+        for rows in batches:
             sum_, count = loss(model, {"tokens": torch.from_numpy(rows.astype(np.int64)).to(device)})
             total, number = total + sum_.item(), number + int(count)
-        return {"cross_entropy": total / max(number, 1)}
+        total, predicted = ranks.sums([total, number])
+        return {"cross_entropy": total / max(predicted, 1)}
 
     return evaluate
 

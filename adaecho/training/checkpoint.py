@@ -29,6 +29,12 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
     run.save_checkpoint(whole.getbuffer())
 
 
+def unpacked(content: bytes) -> dict[str, Any]:
+    """The state in the bytes of a checkpoint that ``load`` has found good on another rank, on the CPU."""
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
+
+
 def load(run: RunFolder, path: Path) -> dict[str, Any]:
     """The state in one of the folder's checkpoints.
 

@@ -5,21 +5,31 @@ from pathlib import Path
 
 import torch
 
+from adaecho.config.launched import launched_ranks, local_rank
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 
 
 def choose_device(config: Config) -> torch.device:
-    """The configured device; ``auto`` takes the first GPU where there is one.
+    """The configured device; ``auto`` takes a GPU where there is one. Of several ranks each has its own.
 
     Raises:
-        ConfigError: cuda is asked for and absent.
+        ConfigError: cuda is asked for and absent, or a host has fewer GPUs than ranks.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: torch finds no GPU here; use device=cpu or device=auto")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if launched_ranks() == 1:
+        return torch.device("cuda")
+    number, there_are = local_rank(), torch.cuda.device_count()
+    if number >= there_are:
+        raise ConfigError(
+            f"device={config.device}: rank {number} of this host has no GPU of its own, it has {there_are}; "
+            f"start --nproc-per-node {there_are}, or set device=cpu"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def choose_precision(config: Config, device: torch.device) -> str:

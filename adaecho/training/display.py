@@ -81,7 +81,7 @@ class Display:
 
     def _state(self, trainer: Trainer, now: float) -> str:
         """How far the run is, short enough to leave a bar room in 80 columns."""
-        fresh = trainer.loader.fresh_examples
+        fresh = trainer.fresh_examples
         spent_s = now - self._begin_s
         text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {_clock(spent_s)}"
         done = _share_done(self._config, trainer)
@@ -97,7 +97,7 @@ def _share_done(config: Config, trainer: Trainer) -> float:
         done / budget
         for done, budget in (
             (trainer.progress.steps, config.max_steps),
-            (trainer.loader.fresh_examples, config.max_fresh_examples),
+            (trainer.fresh_examples, config.max_fresh_examples),
             (trainer.clocks.train_time_s, config.max_train_time_s),
         )
         if budget is not None

@@ -1,5 +1,6 @@
 """The loader of a run: its task's examples behind the configured echo stage."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import ConfigError
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Task
 
 
@@ -28,14 +30,20 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
     }
 
 
-def make_loader(config: Config, task: Task, device: torch.device) -> EchoLoader:
+def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks = ALONE) -> EchoLoader:
     """The task's training examples behind the configured echo stage, in batches on ``device``.
+
+    Args:
+        config: of one rank's share.
+        task: the workload.
+        device: of the batches.
+        ranks: those that share the examples out; under ``echo.factor=auto`` they follow their mean R.
 
     Raises:
         ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory.
     """
     try:
-        return EchoLoader(
+        loader = EchoLoader(
             **upstream_arguments(config, task, device),
             echo=config.echo.variant,
             factor=config.echo.factor,
@@ -43,6 +51,17 @@ def make_loader(config: Config, task: Task, device: torch.device) -> EchoLoader:
             batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
             seed=config.seed,
             max_factor=config.echo.max_factor,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if not ranks.is_alone:
+        loader.agree_on_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
+    return loader
+
+
+def _mean(ratios: list[float]) -> float | None:
+    """None until all ranks know theirs."""
+    mean = sum(ratios) / len(ratios)
+    return None if math.isnan(mean) else mean

@@ -26,26 +26,53 @@ class EagerSGD(torch.optim.SGD):
     load_state_dict = unwrap(torch.optim.SGD.load_state_dict)
 
 
-def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer, with AdaScale around it under ``adascale=on``."""
+def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> torch.optim.Optimizer:
+    """The configured optimizer, with AdaScale around it under ``adascale=on``.
+
+    Args:
+        config: of the run.
+        model: on its device, where a fused optimizer keeps its learning rate, so that no step waits for it.
+        world_size: ranks whose gradients are averaged.
+    """
     given = config.optimizer
     groups = parameter_groups(model, given.weight_decay, all_decay=given.decay_norms_and_biases)
-    optimizer: torch.optim.Optimizer
-    if given.name == "sgd":
-        optimizer = EagerSGD(groups, lr=given.learning_rate, momentum=given.momentum, nesterov=given.nesterov)
-    else:
+    rate: Any = given.learning_rate
+    device = groups[0]["params"][0].device
+    if given.fused and device.type == "cuda":
+        rate = torch.tensor(rate, device=device)
+    kind: type[torch.optim.Optimizer] = EagerSGD
+    arguments: dict[str, Any] = {"momentum": given.momentum, "nesterov": given.nesterov}
+    if given.name != "sgd":
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
-        optimizer = kind(groups, lr=given.learning_rate, betas=(given.beta1, given.beta2), eps=given.epsilon)
+        arguments = {"betas": (given.beta1, given.beta2), "eps": given.epsilon}
+    if given.fused:
+        arguments["fused"] = True
+    if given.zero_redundancy and world_size > 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(groups, kind, lr=rate, **arguments)
+    else:
+        optimizer = kind(groups, lr=rate, **arguments)  # type: ignore[call-arg]
     if not config.adascale.enabled:
         return optimizer
     return AdaScale(
         optimizer,
+        world_size=world_size,
         num_gradients_to_accumulate=config.adascale.num_gradients_to_accumulate,
         scale=config.adascale.scale,
         smoothing=config.adascale.smoothing,
         debias_ewma=config.adascale.debias_ewma,
         rule=config.adascale.rule,
     )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of all groups; in place where it lies on a device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[Group]:

@@ -2,43 +2,72 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
+from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
-from adaecho.training.optimizer import clip, deal, make_optimizer
+from adaecho.training.optimizer import clip, deal, make_optimizer, set_rate
+from adaecho.training.parallel import average_statistics, share_of, synchronised, undone
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
 from adaecho.training.schedule import Schedule
 
 # Reading the loss waits for the device, so divergence is looked for this often and at every evaluation.
 LOSS_CHECK_STEPS = 20
 
+_RANK_SEEDS = 1_000_003  # between the seeds of two ranks, so that no run's seed is another run's rank
+
+_NONE = -1  # in place of a count: a signal ended the wait for a batch
+
 Line = dict[str, Any]
+
+
+class _Outlook(NamedTuple):
+    """What the ranks know together before a step.
+
+    ``fresh_examples``: once the next batches have been taken, by all ranks. ``signal``: a rank's, or 0. The
+    rest is rank 0's word.
+    """
+
+    fresh_examples: int
+    signal: int
+    checkpoint_due: float
+    is_done: float
+    train_time_s: float
 
 
 class Trainer:
     """One run in memory: everything that a checkpoint holds, and the loop over it.
 
+    On several ranks each has a trainer of its own, and they come to the same decisions: from counts summed
+    over ranks, from signals that any of them got, and in what is rank 0's (clocks, budgets of time, pruning,
+    when to write a checkpoint) from what rank 0 tells.
+
     Args:
         config: the run.
         task: its workload.
         record: called with the metrics of each evaluation.
-        interrupted: asked between steps; true ends the loop as ``preempted``.
-        checkpoint: called between steps, and decides itself whether it is time.
+        interrupted: asked between steps: the number of a signal that came ends the loop as ``preempted``.
+        checkpoint_due: asked between steps.
+        between_steps: called there, with whether a checkpoint is due.
         prune: asked with the fresh examples so far after each evaluation that missed the target; true
             ends the loop as ``pruned``.
+        ranks: this process among those that step together.
 
     Attributes:
         is_waiting: for the loader, at this moment.
+        fresh_examples: read for the steps so far, by all ranks.
+        signal: number of the one that ended the loop, on whichever rank it came; 0 before.
         best_model: the weights of ``progress.best``, on the CPU; None before the first evaluation.
     """
 
@@ -48,13 +77,16 @@ class Trainer:
         task: Task,
         *,
         record: Callable[[Line], None],
-        interrupted: Callable[[], bool],
-        checkpoint: Callable[["Trainer"], None],
+        interrupted: Callable[[], int],
+        checkpoint_due: Callable[[], bool] = lambda: False,
+        between_steps: Callable[["Trainer", bool], None] = lambda *_: None,
         prune: Callable[[int], bool] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.task = config, task
+        self.config, self.task, self.ranks = config, task, ranks
         self._prune = prune
-        self._record, self._interrupted, self._checkpoint = record, interrupted, checkpoint
+        self._record, self._interrupted = record, interrupted
+        self._checkpoint_due, self._between_steps = checkpoint_due, between_steps
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
         self.clocks = Clocks()
@@ -64,16 +96,28 @@ class Trainer:
         self.model = task.build_model().to(self.device)
         if config.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.optimizer = make_optimizer(config, self.model)
+        if config.compile != "off":
+            self.model.compile(mode=None if config.compile == "default" else config.compile)
+        self._synchronised = synchronised(self.model, ranks, self.device)
+        self.optimizer = make_optimizer(config, self.model, ranks.world_size)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
-        self.loader = make_loader(config, task, self.device)
+        self.loader = make_loader(share_of(config, ranks.world_size), task, self.device, ranks)
+        if not ranks.is_alone:  # weights are drawn alike, dropout is not
+            torch.manual_seed(config.seed + ranks.rank * _RANK_SEEDS)
+        if task.weight is None and self._num_passes > 1 and not ranks.is_alone:
+            raise ConfigError(
+                f"adascale.num_gradients_to_accumulate={self._num_passes}: task {task.name} tells its weight "
+                "only with its loss, and on several ranks it is needed before; use 1"
+            )
         epoch = task.num_examples or (len(task.source) if hasattr(task.source, "__len__") else None)
         self.schedule = Schedule(
             config.schedule, config.optimizer.learning_rate, epoch / config.batch_size if epoch else None
         )
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._loss_max = torch.zeros((), device=self.device)
+        self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # this rank's shares
         self._losses = 0
+        self.fresh_examples = 0
+        self.signal = 0
         self.is_waiting = False
         self.best_model: dict[str, torch.Tensor] | None = None
 
@@ -83,20 +127,41 @@ class Trainer:
         self.model.train()
         self.clocks.start()
         try:
+            self._warm_up()
             while True:
                 # What the next batch costs decides first: an evaluation due at k fresh examples comes after
                 # every step that k fresh examples allow, so that no arm loses its last repeats.
-                ahead = self._look_ahead()
-                if ahead is None:
+                outlook = self._look_ahead()
+                if outlook is None:
                     return "preempted"
-                status = self._before_step(ahead)
+                status = self._before_step(outlook)
                 if status is not None:
                     return status
-                if self.adascale is not None and ahead == self.loader.fresh_examples:
+                if self.adascale is not None and outlook.fresh_examples == self.fresh_examples:
                     self.adascale.mark_repeated_batch()
-                self._step(next(batches))
+                batch = next(batches)
+                self.fresh_examples = outlook.fresh_examples
+                self._step(batch)
         finally:
             self.clocks.stop(self.device)
+
+    def _warm_up(self) -> None:
+        """Passes over the coming (micro-)batch, without effect and on no clock: the first one compiles.
+
+        On several ranks gradients are also laid out in the order in which they come, from the first step on:
+        DistributedDataParallel with a static graph does so after two passes, and sums of three ranks or more
+        depend on it. A run that was interrupted would begin again with the other layout. And its first pass
+        must be one that synchronises.
+        """
+        if self.ranks.is_alone and self.config.compile == "off":
+            return
+        with self._waiting():
+            batch = self.loader.peek()
+        with self.clocks.uncounted(self.device), undone(self.model, self.device):
+            for _ in range(2):
+                self.optimizer.zero_grad(set_to_none=True)
+                self._backward(deal(batch, self._num_passes)[:1])
+            self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -106,29 +171,45 @@ class Trainer:
             WaitEndedError: it did.
         """
         with ExitStack() as stack:
-            try:
-                self.is_waiting = True
+            with self._waiting():
                 stack.enter_context(self.loader.paused())
-            finally:
-                self.is_waiting = False
             yield
 
-    def _look_ahead(self) -> int | None:
-        """Fresh examples once the next batch has been taken, waiting until it lies ready.
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Inside, the run waits for the loader, which a signal may end."""
+        try:
+            self.is_waiting = True
+            yield
+        finally:
+            self.is_waiting = False
+
+    def _look_ahead(self) -> _Outlook | None:
+        """Wait until the next batch lies ready on every rank, and put together what they know.
 
         None where a signal ended the wait: the batch then counts as not taken.
         """
         try:
-            self.is_waiting = True
-            return self.loader.next_fresh_examples()
+            with self._waiting():
+                mine = self.loader.next_fresh_examples()
         except WaitEndedError:
+            mine = _NONE
+        known = self.ranks.gather(
+            (mine, self._interrupted(), self._checkpoint_due(), self._is_done(), self.clocks.peek())
+        )
+        outlook = _Outlook(
+            int(sum(ahead for ahead, *_ in known)),
+            next((int(number) for _, number, *_ in known if number), 0),
+            *known[0][2:],
+        )
+        if any(ahead == _NONE for ahead, *_ in known):
+            self.signal = outlook.signal
             return None
-        finally:
-            self.is_waiting = False
+        return outlook
 
-    def _before_step(self, ahead: int) -> str | None:
+    def _before_step(self, outlook: _Outlook) -> str | None:
         """Evaluate if it is due and apply the stop rules; the status that ends the run, or None."""
-        every = self.config.evaluate.every_fresh_examples
+        every, ahead = self.config.evaluate.every_fresh_examples, outlook.fresh_examples
         if ahead > self.progress.next_evaluation:
             crossed = (ahead - 1) // every * every
             self.progress.next_evaluation = crossed + every
@@ -138,7 +219,7 @@ class Trainer:
                     return status
         if self.progress.steps % LOSS_CHECK_STEPS == 0 and self._has_diverged():
             return "diverged"
-        steps, train_time_s = self.progress.steps, self.clocks.peek()
+        steps = self.progress.steps
         most = self.config.max_fresh_examples
         if steps == 0 and most is not None and ahead > most:
             raise ConfigError(
@@ -146,54 +227,73 @@ class Trainer:
                 f"examples, since echo.shuffle_buffer={self.config.echo.shuffle_buffer} fills first; "
                 "allow more, or make the buffer smaller"
             )
-        if budget_spent(self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=train_time_s):
+        if outlook.is_done or budget_spent(
+            self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=outlook.train_time_s
+        ):
             return "budget_spent"
-        if self._is_done():
-            return "budget_spent"
-        if self._interrupted():
+        if outlook.signal:
+            self.signal = outlook.signal
             return "preempted"
-        self._checkpoint(self)
+        self._between_steps(self, bool(outlook.checkpoint_due))
         return None
 
+    @property
+    def _num_passes(self) -> int:
+        """Micro-batches of this rank's part of a step."""
+        return self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
+
     def _step(self, batch: Batch) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+        set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
-        count = self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
-        loss = self._backward(deal(batch, count))
+        loss = self._backward(deal(batch, self._num_passes))
         clip(self.model, self.config.optimizer.clip_norm)
         self._update()
         self._loss_sum += loss
-        self._loss_max = torch.maximum(self._loss_max, loss)
+        self._recent_losses[self.progress.steps % LOSS_CHECK_STEPS] = loss
         self._losses += 1
         self.progress.steps += 1
 
     def _backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Leave the gradient of the mean loss over all micro-batches; that loss.
+        """Leave the gradient of the mean loss over all micro-batches of all ranks; this rank's share of it.
 
         Each one's share is its sum over the weight of all of them, so that it doesn't matter how unevenly
         masked tokens or boxes were dealt.
         """
         weight = self.task.weight
-        if weight is not None or len(micro_batches) == 1:
-            total = None if weight is None else sum(map(weight, micro_batches))
-            shares = [self._share(*self._loss(one), total) for one in micro_batches]
+        if weight is not None:
+            total = self._total(list(map(weight, micro_batches)))
+            shares = []
+            for number, one in enumerate(micro_batches, start=1):
+                with self._synchronising(number == len(micro_batches)):  # around both directions
+                    shares.append(self._share(self._loss(one)[0], total))
         else:
             losses = [self._loss(one) for one in micro_batches]
-            total = sum(weight for _, weight in losses)
-            shares = [self._share(loss, weight, total) for loss, weight in losses]
+            total = self._total([weight for _, weight in losses])
+            shares = [self._share(loss, total) for loss, _ in losses]
         return sum(shares[1:], shares[0])
+
+    def _total(self, weights: list[torch.Tensor | float]) -> torch.Tensor | float:
+        """The weights of all micro-batches of all ranks."""
+        total = sum(weights[1:], weights[0])
+        # A plain number counts examples, of which every rank has as many.
+        return self.ranks.sum(total) if isinstance(total, torch.Tensor) else total * self.ranks.world_size
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[object]:
+        """Where gradients add up on this rank alone until the last micro-batch."""
+        if last or not isinstance(self._synchronised, DistributedDataParallel):
+            return nullcontext()
+        return self._synchronised.no_sync()
 
     def _loss(self, micro_batch: Batch) -> LossAndWeight:
         with autocast(self.device, self.precision):
-            return self.task.loss(self.model, micro_batch)
+            return self.task.loss(self._synchronised, micro_batch)
 
-    def _share(
-        self, loss: torch.Tensor, weight: torch.Tensor | float, total: torch.Tensor | float | None
-    ) -> torch.Tensor:
-        """Add the gradient of one micro-batch's loss over the total weight (its own where it is alone)."""
-        share = loss / (weight if total is None else total)
-        share.backward()  # type: ignore[no-untyped-call]
+    def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
+        """Add the gradient of one micro-batch's loss over the total weight."""
+        share = loss / total
+        # The shares of all ranks are to be added up, and their gradients are averaged.
+        scaled = share if self.ranks.is_alone else share * self.ranks.world_size
+        scaled.backward()  # type: ignore[no-untyped-call]
         return share.detach()
 
     def _update(self) -> None:
@@ -210,7 +310,7 @@ class Trainer:
         if self.adascale is not None and self.config.adascale.rule != "measure":
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.counts == "fresh_examples":
-            return self.schedule.rate(self.loader.fresh_examples / self.config.batch_size)
+            return self.schedule.rate(self.fresh_examples / self.config.batch_size)
         return self.schedule.rate(self.progress.steps)
 
     def _is_done(self) -> bool:
@@ -236,14 +336,14 @@ class Trainer:
 
     def _has_diverged(self) -> bool:
         """Whether a loss since the last look was not finite or beyond ``max_loss``."""
-        return not self._loss_max.item() <= self.config.max_loss
+        return not self.ranks.sum(self._recent_losses).max().item() <= self.config.max_loss
 
     def _is_at_chance(self) -> bool:
         """Whether a share of the budget is read and no evaluation was better than guessing."""
         target, budget = self.config.target, self.config.max_fresh_examples
         if target.chance is None or budget is None:
             return False
-        if self.loader.fresh_examples < target.chance_share * budget:
+        if self.fresh_examples < target.chance_share * budget:
             return False
         best = self.progress.best
         return best is None or not is_better(self.task.metrics[target.metric], best["value"], target.chance)
@@ -254,15 +354,15 @@ class Trainer:
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return "diverged"
         line: Line = {
-            "fresh_examples": self.loader.fresh_examples,
+            "fresh_examples": self.fresh_examples,
             "steps": self.progress.steps,
             **metrics,
-            "train_loss": (self._loss_sum / max(self._losses, 1)).item(),
+            "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
             "learning_rate": self.learning_rate(),
             **self.gain(),
             "echo_factor": self.loader.factor,
             **self._factor_changes_since_last_line(),
-            "fresh_examples_in_buffer": self.loader.fresh_examples_in_buffer,
+            "fresh_examples_in_buffer": self.counts()["fresh_examples_in_buffer"],
             **self.times(),
         }
         self._loss_sum.zero_()
@@ -274,8 +374,10 @@ class Trainer:
             return "reached"
         if self._is_at_chance():
             return "diverged"
-        prune = self._prune is not None and self._prune(self.loader.fresh_examples)
-        return "pruned" if prune else None
+        prune = self._prune
+        if prune is not None and self.ranks.from_first(lambda: prune(self.fresh_examples)):
+            return "pruned"
+        return None
 
     def factor_changes(self) -> list[list[float]]:
         """What ``echo.factor=auto`` changed: the first fresh example (or batch) under it, and the factor."""
@@ -290,20 +392,33 @@ class Trainer:
 
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
-        with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
+        with self.at_rest(), self.clocks.evaluating(self.device):
+            average_statistics(self.model, self.ranks)
             self.model.eval()
-            with autocast(self.device, self.precision):
-                metrics = self.task.evaluate(self.model, split, device=self.device)
+            with autocast(self.device, self.precision), torch.inference_mode():
+                metrics = self.task.evaluate(self.model, split, device=self.device, ranks=self.ranks)
             self.model.train()
-        return metrics
+            return self.ranks.from_first(lambda: metrics)
 
     def at_end(self) -> dict[str, Any]:
         """What the task adds to the summary of a run that ended by itself, on the evaluation clock."""
-        if self.task.at_end is None:
+        at_end = self.task.at_end
+        if at_end is None:
             return {}
         with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
             self.model.eval()
-            return self.task.at_end(self.model, self.device)
+            return self.ranks.from_first(lambda: at_end(self.model, self.device))
+
+    def counts(self) -> dict[str, int]:
+        """What the loaders of all ranks count."""
+        loader = self.loader
+        mine = (loader.fresh_examples_in_buffer, loader.reread_examples, len(loader.bad_examples))
+        in_buffer, reread, bad = map(int, self.ranks.sums(mine))
+        return {
+            "fresh_examples_in_buffer": in_buffer,
+            "reread_examples": reread,
+            "skipped_examples": self.task.skipped_examples + bad,
+        }
 
     def _judge(self, value: float, line: Line) -> None:
         direction = self.task.metrics[self.config.target.metric]
@@ -332,9 +447,17 @@ class Trainer:
             "wait_time_s": self.loader.wait_time_s,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what follows the last step: readable without executing pickled code."""
-        cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything that decides what follows the last step: readable without executing pickled code.
+
+        All ranks call it, and rank 0 gets the state, with each rank's own part.
+        """
+        consolidate = getattr(self.optimizer, "consolidate_state_dict", None)
+        if consolidate is not None:  # a ZeroRedundancyOptimizer's, also under AdaScale
+            consolidate(to=0)
+        parts = self.ranks.gather_on_first(self._own_state())
+        if parts is None:
+            return None
         return {
             "device": self.device.type,
             "precision": self.precision,
@@ -342,24 +465,45 @@ class Trainer:
             "model": self.model.state_dict(),
             "best_model": self.best_model,
             "optimizer": self.optimizer.state_dict(),
-            "loader": self.loader.state_dict(),
             "progress": self.progress.state_dict(),
+            "fresh_examples": self.fresh_examples,
             "clocks": {"train_time_s": self.clocks.train_time_s, "eval_time_s": self.clocks.eval_time_s},
-            "losses": {"sum": self._loss_sum, "max": self._loss_max, "count": self._losses},
+            "ranks": parts,
+        }
+
+    def _own_state(self) -> dict[str, Any]:
+        """This rank's part of the state: where its data, its draws and its batch norm stand."""
+        cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        own = {} if self.ranks.is_first else dict(self.model.named_buffers())
+        return {
+            "loader": self.loader.state_dict(),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
+            "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
+            "buffers": {name: buffer.cpu() for name, buffer in own.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict``'s result."""
+        """Continue from ``state_dict``'s result, on as many ranks.
+
+        Raises:
+            ValueError: it is of another number of ranks.
+        """
+        if len(state["ranks"]) != self.ranks.world_size:
+            raise ValueError(f"of {len(state['ranks'])} ranks, not of {self.ranks.world_size}")
+        own = state["ranks"][self.ranks.rank]
         self.model.load_state_dict(state["model"])
+        for name, buffer in self.model.named_buffers():
+            if name in own["buffers"]:
+                buffer.copy_(own["buffers"][name])
         self.best_model = state["best_model"]
         self.optimizer.load_state_dict(state["optimizer"])
-        self.loader.load_state_dict(state["loader"])
+        self.loader.load_state_dict(own["loader"])
         self.progress = Progress(**state["progress"])
         self.clocks = Clocks(**state["clocks"])
-        self._loss_sum = state["losses"]["sum"].to(self.device)
-        self._loss_max = state["losses"]["max"].to(self.device)
-        self._losses = state["losses"]["count"]
-        torch.set_rng_state(state["rng"]["cpu"])
-        if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
-            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+        self._loss_sum = own["losses"]["sum"].to(self.device)
+        self._recent_losses = own["losses"]["recent"].to(self.device)
+        self._losses = own["losses"]["count"]
+        torch.set_rng_state(own["rng"]["cpu"])
+        if self.device.type == "cuda" and own["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)
+        self.fresh_examples = state["fresh_examples"]

@@ -1,17 +1,20 @@
 """One run from config to summary, in one folder, from wherever the folder stands."""
 
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 
+from adaecho.config.launched import was_restarted
 from adaecho.config.schema import BUDGETS, Config, to_plain
 from adaecho.errors import FolderError, UserError
+from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import export
@@ -19,6 +22,7 @@ from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.display import Display
 from adaecho.training.interrupt import WAIT_S, Interrupt, WaitEndedError
+from adaecho.training.parallel import share_of, what_is_seen
 from adaecho.training.progress import is_finished
 from adaecho.training.trainer import Line, Trainer
 
@@ -31,6 +35,7 @@ def run_trial(
     group: str | None = None,
     display: Display | None = None,
     prune: Callable[[int], bool] | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
 
@@ -44,27 +49,44 @@ def run_trial(
         group: the tracker's name for runs that belong together.
         display: shown how far the run is.
         prune: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
+        ranks: this process among those that train the run; all call this, and rank 0 alone writes.
 
     Raises:
         UserError: config, data or folder can't be used as they are.
         Exception: the run crashed; its status is ``failed`` and its traceback is in the folder.
     """
     run = RunFolder(folder)
-    plain = to_plain(config)
-    with run.lock():
-        run.start(plain, list(overrides), environment(), fresh=config.fresh)
-        if config.fresh and run.moved_to is not None and display is not None:
-            display.say(f"old run kept in {run.moved_to}")
-        summary = run.read_summary()
-        if is_finished(summary, config):
-            assert summary is not None
-            return summary
-        export(config.tracking, folder, group=group)
-        try:
-            return _Trial(config, run, display, prune).run()
-        except (Exception, KeyboardInterrupt) as error:
-            _record_failure(run, config, error)
-            raise
+    try:
+        with run.lock() if ranks.is_first else nullcontext():
+            finished = ranks.from_first(lambda: _open(run, config, overrides, display))
+            if finished is not None:
+                return finished
+            if ranks.is_first:
+                export(config.tracking, folder, group=group)
+            try:
+                return _Trial(config, run, display, prune, ranks).run()
+            except (Exception, KeyboardInterrupt) as error:
+                reason = ranks.explain(error)
+                if ranks.is_first:
+                    _record_failure(run, config, reason)
+                if reason is not error:
+                    raise reason from error
+                raise
+    except UserError as error:
+        ranks.explain(error)  # to the others, where this rank could not even begin
+        raise
+
+
+def _open(
+    run: RunFolder, config: Config, overrides: Sequence[str], display: Display | None
+) -> dict[str, Any] | None:
+    """Make the locked folder this run's; its summary where nothing is left to do."""
+    # Started again by torchrun after a failure, the command still says fresh=true.
+    run.start(to_plain(config), list(overrides), environment(), fresh=config.fresh and not was_restarted())
+    if config.fresh and run.moved_to is not None and display is not None:
+        display.say(f"old run kept in {run.moved_to}")
+    summary = run.read_summary()
+    return summary if is_finished(summary, config) else None
 
 
 def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
@@ -89,25 +111,31 @@ class _Trial:
         run: RunFolder,
         display: Display | None,
         prune: Callable[[int], bool] | None,
+        ranks: Ranks,
     ) -> None:
         self.config, self.run_folder, self.display = config, run, display
-        self.prune = prune
+        self.prune, self.ranks = prune, ranks
         self.last_checkpoint = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
+            task = build_task(share_of(self.config, self.ranks.world_size))
+            if not self.ranks.is_alone:
+                self.ranks.check_same(what_is_seen(self.config, task))
             trainer = Trainer(
                 self.config,
-                build_task(self.config),
+                task,
                 record=self.record,
-                interrupted=interrupt,
-                checkpoint=self.between_steps,
+                interrupted=lambda: interrupt.signal or 0,
+                checkpoint_due=self.checkpoint_due,
+                between_steps=self.between_steps,
                 prune=self.prune,
+                ranks=self.ranks,
             )
             interrupt.is_waiting = lambda: trainer.is_waiting
             wait_s: float | None = None
             try:
-                summary = self._train(trainer, interrupt)
+                summary = self._train(trainer)
                 wait_s = WAIT_S if interrupt() else None
             except KeyboardInterrupt:
                 wait_s = 0.0
@@ -116,27 +144,31 @@ class _Trial:
                 trainer.loader.close(wait_s)
             return summary
 
-    def _train(self, trainer: Trainer, interrupt: Interrupt) -> dict[str, Any]:
+    def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)
-        self.run_folder.write_summary(self._summary(trainer, "running"))
+        self._write_summary(self._summary(trainer, "running"))
         with nullcontext() if self.display is None else self.display.showing(trainer):
             status = trainer.train()
         if status in ("preempted", "budget_spent"):
             with trainer.at_rest() if self.config.data.restore == "snapshot" else nullcontext():
                 self._checkpoint(trainer)
         summary = self._summary(trainer, status)
-        if status == "preempted" and interrupt.signal is not None:
-            summary["signal"] = interrupt.signal.name
+        if status == "preempted" and trainer.signal:
+            summary["signal"] = signal.Signals(trainer.signal).name
         if status == "budget_spent":  # wherever that was: evaluations fall at multiples of fresh examples
             summary["final"] = trainer.measure("validation")
         if status in ("reached", "budget_spent") and trainer.task.has_test_split:
             summary["test"] = trainer.measure("test")
         if status in ("reached", "budget_spent"):
             summary |= trainer.at_end()
-            summary["model"] = self._keep_model(trainer)
+            summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
         summary["eval_time_s"] = trainer.clocks.eval_time_s
-        self.run_folder.write_summary(summary)
-        return summary
+        self._write_summary(summary)
+        return self.ranks.from_first(lambda: summary)
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        if self.ranks.is_first:
+            self.run_folder.write_summary(summary)
 
     def _keep_model(self, trainer: Trainer) -> dict[str, str]:
         """Write the weights of the end and of the best evaluation; where each is, within the folder."""
@@ -152,6 +184,16 @@ class _Trial:
 
     def _resume(self, trainer: Trainer) -> None:
         """Continue from the last checkpoint that is whole and fits the folder's metrics, else begin."""
+        path = self._load_newest(trainer) if self.ranks.is_first else None
+        if self.ranks.is_alone:
+            return
+        # The folder may lie where the other hosts can't read.
+        content = self.ranks.from_first(lambda: None if path is None else path.read_bytes())
+        if content is not None and not self.ranks.is_first:
+            trainer.load_state_dict(checkpoint.unpacked(content))
+
+    def _load_newest(self, trainer: Trainer) -> Path | None:
+        """Load the last good checkpoint into the trainer; which that was, None where the run begins."""
         refused: dict[Path, FolderError] = {}
         for path in self.run_folder.checkpoints():
             try:
@@ -163,7 +205,7 @@ class _Trial:
                 print(f"warning: {reason}; continuing from {path.name}", file=sys.stderr, flush=True)
                 if bad.exists():
                     self.run_folder.set_aside(bad)
-            return
+            return path
         if refused or self._has_lost_its_checkpoint():
             reasons = "".join(f"\n  {reason}" for reason in refused.values()) or " it is gone"
             raise FolderError(
@@ -171,6 +213,7 @@ class _Trial:
                 "copy back, or start anew with fresh=true (the old folder is kept beside the new one)"
             )
         self.run_folder.truncate_metrics(0)
+        return None
 
     def _continue_from(self, path: Path, trainer: Trainer) -> None:
         state = checkpoint.load(self.run_folder, path)
@@ -180,6 +223,14 @@ class _Trial:
                     f"{path}: begun with {key}={state[key]}, here it would go on with {now}; continue on the "
                     f"same kind of machine or set {key}={state[key]}"
                 )
+        number = len(state.get("ranks", ()))
+        if number not in (0, self.ranks.world_size):
+            how = "without torchrun" if number == 1 else f"with torchrun and {number} processes in all"
+            raise FolderError(
+                f"{path}: begun on {number} rank{'s' if number > 1 else ''}, and here there are "
+                f"{self.ranks.world_size}: each one's place in its share of the data would be lost; "
+                f"continue {how}"
+            )
         self._check_fingerprint(state.get("fingerprint", {}), trainer.task.fingerprint)
         try:
             trainer.load_state_dict(state)
@@ -202,20 +253,36 @@ class _Trial:
                     f"here it is {now.get(name)}; put back what was there, or start anew with fresh=true"
                 )
 
-    def between_steps(self, trainer: Trainer) -> None:
+    def checkpoint_due(self) -> bool:
+        return time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
+
+    def between_steps(self, trainer: Trainer, checkpoint_due: bool) -> None:
         if self.display is not None:
             self.display.step(trainer)
-        if time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s:
-            with suppress(WaitEndedError), trainer.at_rest(), trainer.clocks.uncounted(trainer.device):
+        if checkpoint_due:
+            self._checkpoint_at_rest(trainer)
+
+    def _checkpoint_at_rest(self, trainer: Trainer) -> None:
+        """Unless a signal ends the wait for rest, on whichever rank: then the run is about to end."""
+        with ExitStack() as stack:
+            is_at_rest = False
+            with suppress(WaitEndedError):
+                stack.enter_context(trainer.at_rest())
+                is_at_rest = True
+            stack.enter_context(trainer.clocks.uncounted(trainer.device))
+            if all(flag for (flag,) in self.ranks.gather([is_at_rest])):
                 self._checkpoint(trainer)
-                self.run_folder.write_summary(self._summary(trainer, "running"))
+                self._write_summary(self._summary(trainer, "running"))
 
     def _checkpoint(self, trainer: Trainer) -> None:
-        checkpoint.save(self.run_folder, trainer.state_dict())
+        state = trainer.state_dict()
+        if state is not None:
+            checkpoint.save(self.run_folder, state)
         self.last_checkpoint = time.monotonic()
 
     def record(self, line: Line) -> None:
-        self.run_folder.append_metrics(line)
+        if self.ranks.is_first:
+            self.run_folder.append_metrics(line)
         if self.display is not None:
             self.display.evaluated(line)
 
@@ -229,12 +296,11 @@ class _Trial:
             "precision": trainer.precision,
             "to_target": progress.to_target,
             "best": progress.best,
+            **({} if self.ranks.is_alone else {"ranks": self.ranks.world_size}),
             **trainer.gain(),
-            "fresh_examples": loader.fresh_examples,
+            "fresh_examples": trainer.fresh_examples,
             "steps": progress.steps,
-            "fresh_examples_in_buffer": loader.fresh_examples_in_buffer,
-            "reread_examples": loader.reread_examples,
-            "skipped_examples": trainer.task.skipped_examples + len(loader.bad_examples),
+            **trainer.counts(),
             **(
                 {"echo_factor_changes": trainer.factor_changes()} if self.config.echo.factor == "auto" else {}
             ),

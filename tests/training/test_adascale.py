@@ -107,7 +107,6 @@ def trainer(config: Config) -> Trainer:
         build_task(config),
         record=lambda _: None,
         interrupted=lambda: False,
-        checkpoint=lambda _: None,
     )
 
 

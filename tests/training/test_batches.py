@@ -63,7 +63,7 @@ def _trainer(config: Config, weight: Callable[[Any], Any] | None = None) -> Trai
         evaluate=lambda *_, **__: {"accuracy": 0.0},
         weight=weight,
     )
-    return Trainer(config, task, record=lambda _: None, interrupted=lambda: False, checkpoint=lambda _: None)
+    return Trainer(config, task, record=lambda _: None, interrupted=lambda: False)
 
 
 def _config(compose_config: Compose, *overrides: str) -> Config:

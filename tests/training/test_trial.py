@@ -183,7 +183,10 @@ def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> 
     [
         lambda _: {"step": 1},
         lambda state: {**state, "model": {}},
-        lambda state: {**state, "loader": {**state["loader"], "version": -1}},
+        lambda state: {
+            **state,
+            "ranks": [{**state["ranks"][0], "loader": {**state["ranks"][0]["loader"], "version": -1}}],
+        },
     ],
     ids=["no training state", "another model", "another loader"],
 )

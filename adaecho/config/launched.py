@@ -1,0 +1,44 @@
+"""Which of how many processes this one is, as torchrun or a Slurm job of ours put it into the environment."""
+
+import os
+
+from adaecho.errors import ConfigError
+
+
+def launched_rank() -> int:
+    """This process's rank; 0 where it was started alone.
+
+    Raises:
+        ConfigError: the variable holds no such number.
+    """
+    return _number("RANK", 0)
+
+
+def launched_ranks() -> int:
+    """How many processes train one run together; 1 where this one was started alone.
+
+    Raises:
+        ConfigError: the variable holds no such number.
+    """
+    return max(_number("WORLD_SIZE", 1), 1)
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host; the first speaks for what all see alike."""
+    return _number("LOCAL_RANK", 0)
+
+
+def was_restarted() -> bool:
+    """Whether torchrun started this process again after a failure (``--max-restarts``)."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    if not value:
+        return default
+    if not value.isdecimal():
+        raise ConfigError(
+            f"{name}={value!r} in the environment: must be a whole number; unset it, or use torchrun"
+        )
+    return int(value)

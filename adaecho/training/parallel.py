@@ -1,0 +1,126 @@
+"""A run on several ranks: each one's share of a batch, and what they average."""
+
+import hashlib
+import inspect
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adaecho.config.schema import Config, to_plain
+from adaecho.echo.read.sources import ArraySource, IterableSource, as_source
+from adaecho.errors import ConfigError
+from adaecho.ranks import Ranks
+from adaecho.records.environment import code_digest
+from adaecho.tasks.base import Task
+
+
+def share_of(config: Config, world_size: int) -> Config:
+    """The config of one rank's loader and model: its part of every batch and of the shuffle buffer.
+
+    ``batch_size`` and ``echo.shuffle_buffer`` are of the whole run, so that one config means the same
+    training for any number of ranks.
+
+    Raises:
+        ConfigError: batches can't be dealt evenly.
+    """
+    if world_size == 1:
+        return config
+    passes = config.adascale.num_gradients_to_accumulate if config.adascale.enabled else 1
+    if config.batch_size % (world_size * passes):
+        parts = f" times {passes} micro-batches each" if passes > 1 else ""
+        raise ConfigError(
+            f"batch_size={config.batch_size}: is of the whole step and can't be dealt evenly to {world_size} "
+            f"ranks{parts}; make it a multiple of {world_size * passes}"
+        )
+    echo = replace(config.echo, shuffle_buffer=-(-config.echo.shuffle_buffer // world_size))
+    return replace(config, batch_size=config.batch_size // world_size, echo=echo)
+
+
+def synchronised(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+    """The model with its gradients averaged over ranks, beside the backward pass that makes them.
+
+    The graph is static (every task's loss takes one way through its model), gradients are views of the
+    buckets that are reduced, and buffers are left to ``average_statistics``.
+    """
+    if ranks.is_alone:
+        return model
+    # torch 2.14 renamed the argument; under the old name it warns.
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    options: dict[str, Any] = {name: False}
+    # Said of strides that differ only along an axis of length 1, as of a convolution of one channel.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        static_graph=True,
+        gradient_as_bucket_view=True,
+        **options,
+    )
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module, ranks: Ranks) -> None:
+    """Replace batch norm's running means and variances by their averages over ranks, before an evaluation.
+
+    In between each rank's follow its own share of the data; for variances the average leaves out how far the
+    means are apart.
+    """
+    if ranks.is_alone:
+        return
+    statistics = [
+        statistic
+        for module in model.modules()
+        for statistic in (getattr(module, "running_mean", None), getattr(module, "running_var", None))
+        if isinstance(statistic, torch.Tensor)
+    ]
+    if not statistics:
+        return
+    total = ranks.sum(torch.cat([statistic.reshape(-1) for statistic in statistics])) / ranks.world_size
+    parts = torch.split(total, [statistic.numel() for statistic in statistics])
+    for statistic, part in zip(statistics, parts, strict=True):
+        statistic.copy_(part.view_as(statistic))
+
+
+@contextmanager
+def undone(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Whatever a pass through the model inside draws or counts is taken back after it."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+
+
+def what_is_seen(config: Config, task: Task) -> dict[str, str]:
+    """What must be the same on every rank: name of a thing, what this rank sees of it."""
+    settings = hashlib.sha256(repr(to_plain(config)).encode()).hexdigest()[:12]
+    return {
+        "config": settings,
+        "code": code_digest(),
+        "torch": torch.__version__,
+        "data": _data_seen(task),
+        **task.fingerprint,
+    }
+
+
+def _data_seen(task: Task) -> str:
+    """The number of examples, where the source tells, and a digest of its first, middle and last one."""
+    source = as_source(task.source)
+    if isinstance(source, IterableSource):
+        return f"{source.name}, which can only be iterated"
+    rows = sorted({0, source.length // 2, source.length - 1})
+    if isinstance(source, ArraySource):
+        examples: list[Any] = [array.tobytes() for array in source.read(np.array(rows)).arrays]
+    else:
+        examples = [task.source[row] for row in rows]
+    return f"{source.length:,} examples ({hashlib.sha256(pickle.dumps(examples)).hexdigest()[:12]})"

@@ -1,0 +1,109 @@
+"""Runs on several ranks, each in a process of its own, as torchrun starts them."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.errors import UserError
+from adaecho.ranks import joined
+from adaecho.training.trial import run_trial
+
+# The forkserver imports torch and this module once and forks a clean process for each rank.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__, "adaecho.tasks.digits"])
+
+CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
+END_S = 60  # for a rank to end once another has
+
+Before = Callable[[int], None]
+
+
+def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun sets."""
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before: Before | None) -> None:
+    os.environ |= variables
+    if before is not None:
+        before(int(variables["RANK"]))
+    config = from_plain(plain)
+    log = Path(f"{folder}.rank{variables['RANK']}")
+    try:
+        with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
+            summary = run_trial(config, Path(folder), ranks=ranks)
+        log.write_text(summary["status"])
+    except UserError as error:
+        log.write_text(f"{type(error).__name__}: {error}")
+        sys.exit(2)
+    except Exception as error:
+        log.write_text(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+def run_on(
+    world_size: int,
+    config: Config,
+    folder: Path | str,
+    before: Before | None = None,
+    others: dict[int, Config] | None = None,
+    variables: dict[str, str] | None = None,
+) -> list[tuple[int | None, str]]:
+    """Train on so many ranks; exit code of each (-9: killed), and its status or error.
+
+    Args:
+        world_size: how many.
+        config: of every rank, but for ``others``.
+        folder: of the run.
+        before: called in each rank's process with its number, before it joins.
+        others: configs of some ranks.
+        variables: more of the environment.
+    """
+    port, folder = free_port(), Path(folder).absolute()
+    processes = []
+    for rank in range(world_size):
+        Path(f"{folder}.rank{rank}").unlink(missing_ok=True)
+        plain = to_plain((others or {}).get(rank, config))
+        each = {**environment(rank, world_size, port), **(variables or {})}
+        processes.append(FORKS.Process(target=_rank, args=(plain, str(folder), each, before)))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(END_S)
+    for process in processes:
+        if process.is_alive():  # one that hangs, which torchrun would end
+            process.kill()
+            process.join()
+    logs = [Path(f"{folder}.rank{rank}") for rank in range(world_size)]
+    return [
+        (process.exitcode, log.read_text() if log.exists() else "")
+        for process, log in zip(processes, logs, strict=True)
+    ]
+
+
+def metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run, without clocks."""
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.endswith(CLOCKS)} for line in lines]
+
+
+def summary(folder: Path | str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
+    return found

@@ -1,0 +1,318 @@
+"""Runs on several ranks: equal to one process that is fed their batches, one record, and ends together."""
+
+import copy
+import functools
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from adaecho.config.schema import Config
+from adaecho.echo import EchoLoader
+from adaecho.ranks import Ranks
+from adaecho.tasks import build_task
+from adaecho.training import trainer
+from adaecho.training.loader import make_loader
+from adaecho.training.parallel import share_of
+from tests.conftest import Compose
+from tests.training.several_ranks import metrics, run_on, summary
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch is built without gloo",
+)
+
+RUN = (
+    "batch_size=16", "precision=float32", "max_steps=24", "target.value=null", "echo.shuffle_buffer=40",
+    "evaluate.every_fresh_examples=32", "schedule.shape=constant",
+)  # fmt: skip
+ECHOES = {
+    "none": ("echo=none",),
+    "batch": ("echo=batch", "echo.factor=1.5"),
+    "before": ("echo=example_before_augmentation", "echo.factor=1.5"),
+    "after": ("echo=example_after_augmentation", "echo.factor=2.5"),
+}
+DIGITS = torch.device("cpu")
+
+
+def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """The same training in one process: a replica and a loader for each rank, gradients added up by hand.
+
+    Returns:
+        Of each evaluation its metrics and fresh examples; the weights at the end.
+    """
+    task = build_task(share_of(config, world_size))
+    torch.manual_seed(config.seed)
+    replicas = [task.build_model()]
+    replicas += [copy.deepcopy(replicas[0]) for _ in range(world_size - 1)]
+    momenta = [torch.zeros_like(parameter) for parameter in replicas[0].parameters()]
+    shares = [Ranks(rank, world_size) for rank in range(world_size)]
+    loaders = [make_loader(share_of(config, world_size), task, DIGITS, ranks) for ranks in shares]
+    batches = [iter(loader) for loader in loaders]
+    lines, due, fresh = [], config.evaluate.every_fresh_examples, 0
+    assert config.max_steps is not None
+    for step in range(config.max_steps + 1):
+        ahead = sum(loader.next_fresh_examples() for loader in loaders)
+        if ahead > due and step:
+            lines.append({"fresh_examples": fresh, "steps": step, **_evaluate(task, replicas)})
+        if ahead > due:
+            every = config.evaluate.every_fresh_examples
+            due = (ahead - 1) // every * every + every
+        if step == config.max_steps:
+            break
+        fresh = ahead
+        for mine, replica in zip(batches, replicas, strict=True):
+            replica.train().zero_grad()
+            loss, weight = task.loss(replica, next(mine))
+            (loss / (world_size * weight)).backward()
+        gradients = zip(*([p.grad for p in replica.parameters()] for replica in replicas), strict=True)
+        _sgd(config, replicas, [sum(parts[1:], parts[0]) for parts in gradients], momenta)
+    _evaluate(task, replicas)
+    for loader in loaders:
+        loader.close()
+    return lines, replicas[0].state_dict()
+
+
+def _sgd(config: Config, replicas: list[Any], gradients: list[Any], momenta: list[torch.Tensor]) -> None:
+    """Momentum of torch's kind, Nesterov's or heavy-ball."""
+    given = config.optimizer
+    with torch.no_grad():
+        for number, parameter in enumerate(replicas[0].parameters()):
+            gradient = gradients[number].add(parameter, alpha=given.weight_decay)
+            momenta[number].mul_(given.momentum).add_(gradient)
+            step = gradient.add(momenta[number], alpha=given.momentum) if given.nesterov else momenta[number]
+            parameter.add_(step, alpha=-given.learning_rate)
+            for replica in replicas[1:]:
+                list(replica.parameters())[number].copy_(parameter)
+
+
+def _evaluate(task: Any, replicas: list[Any]) -> dict[str, float]:
+    """With the mean of the replicas' running statistics, which they all go on with."""
+    for buffers in zip(*(replica.named_buffers() for replica in replicas), strict=True):
+        if "running" in buffers[0][0]:
+            mean = sum(buffer for _, buffer in buffers[1:]) + buffers[0][1]
+            for _, buffer in buffers:
+                buffer.copy_(mean / len(replicas))
+    with torch.inference_mode():
+        return task.evaluate(replicas[0].eval(), "validation", device=DIGITS)
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_two_ranks_equal_one_process_fed_both_ranks_batches(compose_config: Compose, echo: str) -> None:
+    config = compose_config(*RUN, *ECHOES[echo])
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+    lines, weights = reference(config, 2)
+    assert len(lines) > 3
+    for line, expected in zip(metrics("run"), lines, strict=True):
+        assert line["cross_entropy"] == pytest.approx(
+            expected.pop("cross_entropy"), rel=1e-6
+        )  # of other shares at a time
+        assert {key: line[key] for key in expected} == expected
+    found = safetensors.torch.load_file("run/model/final.safetensors")
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
+    assert summary("run")["ranks"] == 2
+    assert summary("run")["fresh_examples"] >= lines[-1]["fresh_examples"]
+
+
+def test_adascale_takes_ranks_times_accumulation_as_its_micro_batches(compose_config: Compose) -> None:
+    common = (
+        *RUN, "task=digits_mlp", "adascale=on", "echo=none", "optimizer.momentum=0.9", "max_steps=12",
+    )  # fmt: skip
+    gains = []
+    for world_size, passes in ((2, 2), (2, 1), (3, 1)):
+        batch_size = f"batch_size={8 * world_size * passes}"
+        config = compose_config(
+            *common,
+            batch_size,
+            f"adascale.num_gradients_to_accumulate={passes}",
+            *(() if passes > 1 else (f"adascale.scale={world_size}",)),
+        )
+        assert run_on(world_size, config, "run") == [(0, "budget_spent")] * world_size
+        lines = metrics("run")
+        gains.append(lines[-1]["gain"])
+        assert all(1 <= line["gain"] <= world_size * passes for line in lines)
+        Path("run").rename(f"run{world_size}{passes}")
+    assert all(gain > 1.05 for gain in gains)
+
+
+def _dies(rank: int, *, victim: int, at_step: int) -> None:
+    """The victim's process is killed before that step."""
+    if rank != victim:
+        return
+    step = trainer.Trainer._step
+
+    def dying(self: trainer.Trainer, batch: Any) -> None:
+        if self.progress.steps == at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, batch)
+
+    trainer.Trainer._step = dying  # type: ignore[method-assign]
+
+
+def _fails(rank: int, *, victim: int, error: Exception) -> None:
+    if rank != victim:
+        return
+
+    def failing(_: EchoLoader) -> int:
+        raise error
+
+    EchoLoader.next_fresh_examples = failing  # type: ignore[method-assign]
+
+
+def _hangs(rank: int, *, victim: int) -> None:
+    if rank == victim:
+        trainer.Trainer._step = lambda *_: time.sleep(30)  # type: ignore[method-assign]
+
+
+def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> None:
+    if rank != victim:
+        return
+    step = trainer.Trainer._step
+
+    def signalled(self: trainer.Trainer, batch: Any) -> None:
+        step(self, batch)
+        if self.progress.steps == at_step:
+            os.kill(os.getpid(), number)
+
+    trainer.Trainer._step = signalled  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("echo=batch", "echo.factor=1.5"),
+        ("echo=example_before_augmentation", "echo.factor=1.5", "data.restore=snapshot"),
+        (
+            "echo=none", "adascale=on", "adascale.num_gradients_to_accumulate=2",
+            "optimizer.zero_redundancy=true",
+        ),
+    ],
+    ids=["batch", "before", "adascale_zero"],
+)  # fmt: skip
+def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_been(
+    compose_config: Compose, more: tuple[str, ...]
+) -> None:
+    config = compose_config(*RUN, *more, "batch_size=18" if more[0] == "echo=batch" else "batch_size=16",
+                            "checkpoint_every_s=0")  # fmt: skip
+    # Sums of three depend on their order, which DistributedDataParallel changes after its first pass.
+    world_size = 3 if more[0] == "echo=batch" else 2
+    assert run_on(world_size, config, "whole") == [(0, "budget_spent")] * world_size
+    for victim, at_step in ((1, 0), (0, 5), (1, 13)):
+        before = functools.partial(_dies, victim=victim, at_step=at_step)
+        ends = run_on(world_size, config, "killed", before)
+        assert ends[victim] == (-signal.SIGKILL, "")
+        for rank, (code, said) in enumerate(ends):
+            if rank != victim:
+                assert code == 2
+                # The store goes with rank 0 here; torchrun's own stays.
+                assert "rank 0 is gone" in said or re.search(rf"no word from ranks? .*\b{victim}\b", said)
+    assert run_on(world_size, config, "killed") == [(0, "budget_spent")] * world_size
+    assert metrics("killed") == metrics("whole")
+    assert (
+        Path("killed/model/final.safetensors").read_bytes()
+        == Path("whole/model/final.safetensors").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_error_of_one_rank_is_told_by_all(compose_config: Compose, victim: int) -> None:
+    config = compose_config(*RUN, "echo=none")
+    before = functools.partial(_fails, victim=victim, error=ValueError("shard 7 is torn"))
+    ends = run_on(2, config, "run", before)
+    assert ends[victim] == (1, "ValueError: shard 7 is torn")
+    assert ends[1 - victim] == (2, f"RankError: rank {victim} failed: ValueError: shard 7 is torn")
+    found = summary("run")
+    assert found["status"] == "failed"
+    assert "shard 7 is torn" in found["error"]
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+
+
+def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none", "rank_timeout_s=4")
+    begin = time.monotonic()
+    ends = run_on(2, config, "run", functools.partial(_hangs, victim=1))
+    assert ends[0][0] == 2
+    assert ends[0][1] == "RankError: no word from rank 1: killed, hanging, or waiting for one that is"
+    assert summary("run")["status"] == "failed"
+    assert time.monotonic() - begin < 90  # both waits over, on a busy machine
+
+
+def test_ranks_that_see_other_things_are_named(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none")
+    other = compose_config(*RUN, "echo=none", "optimizer.learning_rate=0.123")
+    ends = run_on(2, config, "run", others={1: other})
+    for code, said in ends:
+        assert code == 2
+        assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
+        assert "same command, code and data" in said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_signal_to_any_rank_ends_all_at_one_step(compose_config: Compose, victim: int) -> None:
+    config = compose_config(*RUN, "echo=batch", "echo.factor=1.5")
+    run_on(2, config, "whole")
+    before = functools.partial(_signals_itself, victim=victim, number=signal.SIGUSR2, at_step=7)
+    assert run_on(2, config, "run", before) == [(0, "preempted")] * 2
+    assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+    assert metrics("run") == metrics("whole")
+
+
+def test_a_resume_on_another_number_of_ranks_is_refused(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none")
+    before = functools.partial(_signals_itself, victim=0, number=signal.SIGTERM, at_step=7)
+    run_on(2, config, "run", before)
+    for code, said in run_on(1, config, "run"):
+        assert code == 2
+        assert "begun on 2 ranks, and here there are 1" in said
+        assert "continue with torchrun and 2 processes in all" in said
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+
+
+def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose) -> None:
+    for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run"):
+        assert code == 2
+        assert "batch_size=15" in said
+        assert "make it a multiple of 2" in said
+
+
+def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none", "fresh=true", "checkpoint_every_s=0")
+    run_on(2, config, "run", functools.partial(_dies, victim=1, at_step=9))
+    again = run_on(2, config, "run", variables={"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again == [(0, "budget_spent")] * 2
+    assert not Path("run.old-1").exists()
+
+
+def test_the_factor_follows_the_mean_of_the_ranks_ratios(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=batch", "echo.factor=auto", "max_steps=45")
+    assert run_on(2, config, "run", _different_ratios) == [(0, "budget_spent")] * 2
+    assert metrics("run")[-1]["echo_factor"] == 3.0
+
+
+def _different_ratios(rank: int) -> None:
+    from adaecho.echo.threads.timers import Timers
+
+    Timers.ratio = property(lambda _: 2.0 + 2 * rank)  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [("task=digits_mlp",), ("task=small_text",), ("task=scenes",)],
+    ids=lambda task: task[0],
+)
+def test_each_task_trains_on_two_ranks(compose_config: Compose, task: tuple[str, ...]) -> None:
+    config = compose_config(
+        *task, "precision=float32", "batch_size=8", "echo.shuffle_buffer=16", "max_steps=4",
+        "evaluate.every_fresh_examples=16", "target.value=null", "evaluate.max_examples=20",
+    )  # fmt: skip
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+    assert summary("run")["final"].keys() == build_task(config).metrics.keys()
