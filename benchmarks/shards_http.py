@@ -92,7 +92,7 @@ def web_dataset(url: str, kind: str) -> Batches:
     import webdataset
 
     data = webdataset.WebDataset(
-        url, resampled=True, nodesplitter=None, shardshuffle=SHARDS, empty_check=False
+        url, resampled=True, nodesplitter=None, shardshuffle=False, empty_check=False
     ).shuffle(SHUFFLE_BUFFER)
     data = data.map(decode) if kind == SMALL else data.map(_pillow)
     loader = webdataset.WebLoader(data.batched(BATCH_SIZES[kind]), batch_size=None, num_workers=WORKERS)
@@ -124,7 +124,8 @@ def serve(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, STORE, folder, "--port", str(port)])
+    arguments = [folder, "--port", str(port), "--send-buffer-kilobytes", "4096"]
+    server = subprocess.Popen([sys.executable, STORE, *arguments])
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

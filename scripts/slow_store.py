@@ -2,7 +2,8 @@
 
 Over http, below ``/slow/`` each connection gives at most ``--kilobytes-per-s``, below ``/fast/`` as much as
 there is. nginx serves where it is installed (its ``limit_rate``), and a server of our own elsewhere or with
-``--without-nginx``. Send buffers are small, so that little gathers on the way while a client pauses.
+``--without-nginx``. nginx's send buffers are small, so that little gathers on the way while a client pauses;
+they hold also below ``/fast/`` and keep it to some megabytes a second.
 """
 
 import argparse
@@ -27,7 +28,8 @@ http {{
   client_body_temp_path {temporary}/t1; proxy_temp_path {temporary}/t2; fastcgi_temp_path {temporary}/t3;
   uwsgi_temp_path {temporary}/t4; scgi_temp_path {temporary}/t5;
   server {{
-    listen 127.0.0.1:{port} sndbuf=16k;
+    listen 127.0.0.1:{port} sndbuf={send_buffer_kilobytes}k;
+    send_timeout 1h;  # a client that trains meanwhile
     location /slow/ {{ alias "{folder}/"; limit_rate {kilobytes_per_s}k; }}
     location /fast/ {{ alias "{folder}/"; }}
   }}
@@ -36,12 +38,20 @@ http {{
 _PIECES_PER_S = 50
 
 
-def serve_with_nginx(program: str, folder: Path, port: int, kilobytes_per_s: int) -> None:
+def serve_with_nginx(
+    program: str, folder: Path, port: int, kilobytes_per_s: int, send_buffer_kilobytes: int
+) -> None:
     """Until it is interrupted; 1 kilobyte is 1,024 bytes, as nginx has it."""
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "nginx.conf"
         config.write_text(
-            _CONFIG.format(temporary=temporary, folder=folder, port=port, kilobytes_per_s=kilobytes_per_s)
+            _CONFIG.format(
+                temporary=temporary,
+                folder=folder,
+                port=port,
+                kilobytes_per_s=kilobytes_per_s,
+                send_buffer_kilobytes=send_buffer_kilobytes,
+            )
         )
         error_log = str(Path(temporary) / "error.log")
         command = [program, "-p", temporary, "-e", error_log, "-c", str(config), "-g", "master_process off;"]
@@ -96,6 +106,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what to serve")
     parser.add_argument("--kilobytes-per-s", type=int, default=500, help="of each slow connection (500)")
     parser.add_argument("--port", type=int, default=8765, help="on 127.0.0.1 (8765)")
+    parser.add_argument("--send-buffer-kilobytes", type=int, default=16, help="of nginx (16)")
     parser.add_argument("--without-nginx", action="store_true", help="serve with our own server")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -117,7 +128,9 @@ def main() -> None:
     )
     try:
         if program is not None:
-            serve_with_nginx(program, folder, options.port, options.kilobytes_per_s)
+            serve_with_nginx(
+                program, folder, options.port, options.kilobytes_per_s, options.send_buffer_kilobytes
+            )
         else:
             make_server(folder, options.port, options.kilobytes_per_s).serve_forever()
     except KeyboardInterrupt:
