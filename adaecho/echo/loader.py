@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adaecho.echo import state as saved
-from adaecho.echo.auto import AutoFactor
 from adaecho.echo.batch.batches import Position, Ready
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.data_loader import Taken, absent, check_iterable, check_sampler, check_source
 from adaecho.echo.gauges import Gauges
+from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
 from adaecho.echo.read.sources import IterableSource, as_source
 from adaecho.echo.settings import (
@@ -222,7 +222,9 @@ class EchoLoader(Gauges):
     def _next(self) -> Any:
         if not self._look_ahead():
             raise StopIteration
-        ready = self._ahead.popleft()
+        # An interrupt (Ctrl-C) may fall after any call. The batch stays at hand until the last of them, and
+        # what is done here may be done again for it.
+        ready = self._ahead[0]
         self._position.take(ready)
         for stage in self._stages.all:
             stage.consumed(ready)
@@ -230,6 +232,7 @@ class EchoLoader(Gauges):
         if self._auto is not None and self._auto.due():
             self._auto.follow(self.agree_on_R(self._clocks.ratio), self._stages.factor)
         self._device.received(ready.batch)
+        del self._ahead[0]
         return ready.batch
 
     def _look_ahead(self) -> bool:
@@ -255,6 +258,8 @@ class EchoLoader(Gauges):
         start = time.perf_counter()
         try:
             ready = self._pipeline.next()
+            if ready is not None:
+                self._ahead.append(ready)
         except Interrupted:
             does = "closed it" if self._closed else "called stop(): asking again goes on"
             raise RuntimeError(f"while this EchoLoader made its next batch, another thread {does}") from None
@@ -266,8 +271,6 @@ class EchoLoader(Gauges):
         self._clocks.waited(start)
         if ready is None:
             self._position.end(self._stages.queue.index, whole=self._stages.made.whole)
-        else:
-            self._ahead.append(ready)
         return ready is not None
 
     def __len__(self) -> int:

@@ -59,12 +59,6 @@ class TrialId:
     def __str__(self) -> str:
         return f"{self.arm}/{self.repeat}/{self.index}"
 
-    @classmethod
-    def parse(cls, text: str) -> "TrialId":
-        """The inverse of ``str``."""
-        arm, repeat, index = text.rsplit("/", 2)
-        return cls(arm, int(repeat), int(index))
-
 
 @dataclass(frozen=True)
 class Design:

@@ -8,18 +8,24 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Peer:
-    """Runs ``python -m <module>``, which says "ready" and then answers each line with a number.
+    """Runs a module, or a script by its path, which says "ready" and then answers each line with a number.
+
+    Args:
+        python: the interpreter.
+        module: ``package.module``, or a path that ends in ``.py``.
+        arguments: of it.
+        path: where its imports come from.
 
     Attributes:
         found: whether it started; False where its library is absent.
     """
 
-    def __init__(self, python: str, module: str, *arguments: str) -> None:
+    def __init__(self, python: str, module: str, *arguments: str, path: str = str(CHECKOUT)) -> None:
         environment = {
-            **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CHECKOUT)
+            **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path
         }  # fmt: skip
         self._process = subprocess.Popen(
-            [python, "-m", module, *arguments],
+            [python, *([] if module.endswith(".py") else ["-m"]), module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=environment,
         )  # fmt: skip

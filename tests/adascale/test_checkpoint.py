@@ -1,7 +1,6 @@
 """Checkpoints: ours, FairScale's, and what they must not disconnect."""
 
 import copy
-import io
 import pickle
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from adaecho.adascale import AdaScale
 from tests.adascale.helpers import assert_identical, batches, mlp, train, weights
+from tests.helpers import through_torch_save
 
 KINDS = {
     "accumulation": {"num_gradients_to_accumulate": 3},
@@ -33,13 +33,6 @@ def build(kind, model):
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
 
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_at_every_step_is_bit_identical(kind):
     steps = list(batches(6, KINDS[kind].get("num_gradients_to_accumulate", 1), dtype=torch.float32))
@@ -50,7 +43,7 @@ def test_resume_at_every_step_is_bit_identical(kind):
         first = mlp(torch.float32)
         before, before_scheduler = build(kind, first)
         head = train(first, before, steps[:cut], before_scheduler)
-        state = through_a_file([first.state_dict(), before.state_dict(), before_scheduler.state_dict()])
+        state = through_torch_save([first.state_dict(), before.state_dict(), before_scheduler.state_dict()])
         second = mlp(torch.float32)
         second.load_state_dict(state[0])
         after, after_scheduler = build(kind, second)
@@ -69,7 +62,7 @@ def test_a_checkpoint_goes_on_at_another_scale(num_gradients):
     optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=4.0, **arguments)
     train(model, optimizer, batches(10, num_gradients))
     elastic = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=8.0, **arguments)
-    elastic.load_state_dict(through_a_file(optimizer.state_dict()))
+    elastic.load_state_dict(through_torch_save(optimizer.state_dict()))
     variance, square = elastic.grad_var_avg(), elastic.grad_sqr_avg()
     assert (variance, square) == (optimizer.grad_var_avg(), optimizer.grad_sqr_avg())
     assert elastic.gain() == pytest.approx((variance + square) / (variance / 8 + square))

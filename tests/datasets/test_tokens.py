@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from adaecho.datasets.documents import find_documents
 from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
 from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
+from tests.helpers import dying
 
 PACKED = Packing("packed", 16, 400)
 FORKS = multiprocessing.get_context("forkserver")
@@ -103,20 +103,10 @@ def test_a_cache_cut_short_is_made_anew(
     assert "made anew" in capsys.readouterr().err
 
 
-def _dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-
-    return call
-
-
 def _make_until_killed(folder: str, die_at: int) -> None:
     calls = [0]
     for owner, name in ((os, "fsync"), (os, "mkdir"), (tokens_module._Maker, "_add"), (Path, "rename")):
-        setattr(owner, name, _dying(getattr(owner, name), die_at, calls))
+        setattr(owner, name, dying(getattr(owner, name), die_at, calls))
     _make(Path(folder))
 
 

@@ -1,7 +1,8 @@
 """Small sources for the tests, and what the reference must make of them."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"echo": "batch", "factor": 2.5, "batch_shuffle_buffer": 3},
 ]
 IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]
+
+
+def labels(loader: Iterable[Any], batches: int | None = None) -> list[list[int]]:
+    """Of the next batches, or of all."""
+    return [batch["label"].tolist() for batch in islice(loader, batches)]
 
 
 def example(row: int) -> dict[str, Any]:

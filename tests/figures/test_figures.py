@@ -287,8 +287,7 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
 def test_the_report_holds_table_figures_and_command(results):
     main(["--results", str(results)])
     text = (results / "figures" / "report.md").read_text()
-    assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 |" in text
-    assert "| 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
+    assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 | - | 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
     assert "![quickstart, digits: fresh examples to 97 % validation accuracy](quickstart_digits.png)" in text
     assert "python -m adaecho.run -m x=<1>" in text
     page = (results / "figures" / "report.html").read_text()

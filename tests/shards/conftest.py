@@ -1,13 +1,23 @@
 """Small tar shards for several test files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.shards.archives import NUM_EXAMPLES, write_shards
+from tests.shards.nginx import Proxy, nginx
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_shards(tmp_path / "data", 4, NUM_EXAMPLES)
     return tmp_path / "data"
+
+
+@pytest.fixture
+def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The shards behind nginx, and before that a proxy that can break transfers."""
+    monkeypatch.setenv("no_proxy", "*")
+    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
+        yield started

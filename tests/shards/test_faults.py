@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,10 @@ from adaecho.shards.remote import Transfer
 from adaecho.shards.tar import groups
 from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
-from tests.shards.nginx import Proxy, needs_nginx, nginx
+from tests.shards.nginx import Proxy, needs_nginx
 
 KINDS = ["tar", "indexed"]
 PATIENT = Retries(tries=8, delay_s=0.001, timeout_s=1)
-
-
-@pytest.fixture
-def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setenv("no_proxy", "*")
-    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
-        yield started
 
 
 def in_order(kind: str, place: str, retries: Retries = QUICK) -> TarShards | IndexedTarShards:

@@ -1,7 +1,6 @@
 """Tar shards from a real nginx whose connections break."""
 
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,7 @@ from adaecho import EchoLoader, IndexedTarShards, Retries
 from adaecho.shards import TransferError
 from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, write_shard
-from tests.shards.nginx import Proxy, needs_nginx, nginx
-
-
-@pytest.fixture
-def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setenv("no_proxy", "*")
-    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
-        yield started
+from tests.shards.nginx import Proxy, needs_nginx
 
 
 @needs_nginx

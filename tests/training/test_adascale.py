@@ -1,9 +1,7 @@
 """adascale=on in a run: with every echo, logged, resumed, stopped."""
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet
+from tests.helpers import metrics
 
 RUN = ("task=digits", "adascale=on", "max_steps=24", "target.value=null", "evaluate.every_fresh_examples=64")
 ECHOES = {
@@ -34,15 +33,11 @@ ECHOES = {
 }
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("echo", ECHOES)
 def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: str) -> None:
     config = compose_config(*RUN, *ECHOES[echo])
     summary = run_trial(config, tmp_path / "run")
-    last = lines(tmp_path / "run")[-1]
+    last = metrics(tmp_path / "run")[-1]
     scale = config.adascale.scale or config.adascale.num_gradients_to_accumulate
     assert summary["status"] == "budget_spent"
     assert 1 < summary["gain"] <= scale
@@ -74,7 +69,7 @@ def test_the_schedule_is_read_at_the_scale_invariant_steps(compose_config: Compo
     )
     peak = config.optimizer.learning_rate
     run_trial(config, tmp_path / "run")
-    for line in lines(tmp_path / "run"):
+    for line in metrics(tmp_path / "run"):
         tau = math.floor(line["scale_invariant_steps"])
         assert line["learning_rate"] == pytest.approx(peak * (1 - 0.9 * tau / 100))
         assert tau > line["steps"]
@@ -183,11 +178,11 @@ def test_measuring_leaves_the_rate_alone_and_is_logged(compose_config: Compose, 
     overrides = (*overrides, "schedule.shape=linear_decay", "schedule.decay_steps=10", "precision=float32")
     bare = run_trial(compose_config(*overrides), tmp_path / "bare")
     measured = run_trial(compose_config(*overrides, "adascale=measure"), tmp_path / "measured")
-    rates = [[line["learning_rate"] for line in lines(tmp_path / name)] for name in ("bare", "measured")]
+    rates = [[line["learning_rate"] for line in metrics(tmp_path / name)] for name in ("bare", "measured")]
     assert rates[0] == rates[1]
     assert 1 < measured["gain"] <= 2
-    assert all(line["gradient_noise_scale_examples"] is not None for line in lines(tmp_path / "measured"))
-    last, batch_size = lines(tmp_path / "measured")[-1], compose_config(*overrides).batch_size
+    assert all(line["gradient_noise_scale_examples"] is not None for line in metrics(tmp_path / "measured"))
+    last, batch_size = metrics(tmp_path / "measured")[-1], compose_config(*overrides).batch_size
     ratio = last["gradient_variance"] / last["gradient_square"]
     assert last["gradient_noise_scale_examples"] == pytest.approx(ratio * batch_size / 2)
     assert "gain" not in bare

@@ -1,7 +1,6 @@
 """``echo.factor=auto`` in a run: every change of the factor is in its records, once, also after a resume."""
 
 import itertools
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,10 +12,7 @@ from adaecho.echo.threads.timers import Timers
 from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+from tests.helpers import metrics
 
 
 def test_every_change_is_in_the_metrics_once(
@@ -39,11 +35,11 @@ def test_every_change_is_in_the_metrics_once(
     with monkeypatch.context() as patched:
         patched.setattr(trainer.Trainer, "_step", signalled)
         assert run_trial(config, folder)["status"] == "preempted"
-    before = lines(folder)
+    before = metrics(folder)
     summary = run_trial(config, folder)
     assert summary["status"] == "budget_spent"
 
-    after = lines(folder)
+    after = metrics(folder)
     assert after[: len(before)] == before
     recorded = [change for line in after for change in line["echo_factor_changes"]]
     assert len(recorded) > 10
@@ -58,4 +54,4 @@ def test_every_change_is_in_the_metrics_once(
 def test_a_fixed_factor_has_no_changes_to_record(compose_config: Compose) -> None:
     config = compose_config("task=digits", "echo=batch", "echo.factor=2", "max_steps=20", "target.value=null")
     summary = run_trial(config, Path("run"))
-    assert not any("echo_factor_changes" in record for record in (summary, *lines(Path("run"))))
+    assert not any("echo_factor_changes" in record for record in (summary, *metrics(Path("run"))))

@@ -1,6 +1,5 @@
 """What disks, power cuts and hands do to a run folder: it is noticed, said, and costs as little as can be."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,12 @@ import pytest
 from adaecho.errors import FolderError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 
 FOLDER = Path("run")
 RUN = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0", "precision=float32")
 LAST, PREVIOUS = FOLDER / "checkpoint/last.pt", FOLDER / "checkpoint/previous.pt"
 METRICS, CONFIG = FOLDER / "metrics.jsonl", FOLDER / "config.yaml"
-
-
-def _metrics(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.endswith("_s")} for line in lines]
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def go_on(compose_config: Compose) -> Callable[[], str]:
 @pytest.fixture
 def undisturbed(compose_config: Compose) -> list[dict[str, Any]]:
     run_trial(compose_config(*RUN, "max_steps=20"), Path("undisturbed"))
-    return _metrics(Path("undisturbed"))
+    return metrics(Path("undisturbed"))
 
 
 def _flip(path: Path) -> None:
@@ -62,7 +57,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage(LAST)
     was_there = LAST.exists()
     assert go_on() == "budget_spent"
-    assert _metrics() == undisturbed
+    assert metrics(FOLDER) == undisturbed
     warned = capsys.readouterr().err
     assert ("last.pt: damaged" in warned and "continuing from previous.pt" in warned) == was_there
     assert LAST.with_name("last.pt.damaged").exists() == was_there, "set aside, not written over"
@@ -83,7 +78,7 @@ def test_checkpoints_that_are_gone_are_no_new_start(go_on: Callable[[], str]) ->
     PREVIOUS.unlink()
     with pytest.raises(FolderError, match="it is gone"):
         go_on()
-    assert _metrics()
+    assert metrics(FOLDER)
 
 
 def _insert(line: Callable[[list[str]], str]) -> None:
@@ -116,7 +111,7 @@ def test_metrics_that_lost_their_end_continue_from_the_checkpoint_that_fits(
     # The run ended with an evaluation and a checkpoint; the checkpoint before was written without it.
     METRICS.write_bytes(b"".join(METRICS.read_bytes().splitlines(keepends=True)[:-1]))
     assert go_on() == "budget_spent"
-    assert _metrics() == undisturbed
+    assert metrics(FOLDER) == undisturbed
 
 
 @pytest.mark.parametrize("blank", [b"", bytes(700)], ids=["empty", "zeros"])
@@ -125,7 +120,7 @@ def test_an_empty_config_is_written_anew_where_the_checkpoint_is_this_runs(
 ) -> None:
     CONFIG.write_bytes(blank)
     assert go_on() == "budget_spent"
-    assert _metrics() == undisturbed
+    assert metrics(FOLDER) == undisturbed
     assert "variant: none" in CONFIG.read_text()
     assert not Path("run.old-1").exists()
 
@@ -149,7 +144,7 @@ def test_an_empty_config_without_a_fitting_checkpoint_moves_the_folder_aside(
     assert "config.yaml is empty" in (warned := capsys.readouterr().err)
     assert "run.old-1" in warned
     assert (Path("run.old-1") / "metrics.jsonl").read_bytes() == kept
-    assert _metrics() == undisturbed
+    assert metrics(FOLDER) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -160,7 +155,7 @@ def test_the_environment_is_not_needed_to_go_on(
 ) -> None:
     (FOLDER / "environment.json").write_bytes(damage)
     assert go_on() == "budget_spent"
-    assert _metrics() == undisturbed
+    assert metrics(FOLDER) == undisturbed
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: [", b"data: 3\n", b"- a\n"])

@@ -1,6 +1,5 @@
 """A run that slept past its heartbeat and lost its folder to another writes nothing there any more."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -17,6 +16,7 @@ from adaecho.errors import FolderError
 from adaecho.records import lock
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 from tests.needs import needs
 
 FOLDER = Path("run")
@@ -89,9 +89,4 @@ def test_a_woken_run_leaves_its_successor_alone(
     assert set(after.values()) <= set(before.values()), "nothing of the woken run's is there"
     run_trial(compose_config(*other, "max_steps=12"), FOLDER)
     run_trial(compose_config(*other, "max_steps=12"), Path("undisturbed"))
-    assert _metrics(FOLDER) == _metrics(Path("undisturbed"))
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.endswith("_s")} for line in lines]
+    assert metrics(FOLDER) == metrics(Path("undisturbed"))

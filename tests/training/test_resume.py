@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,12 @@ import pytest
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import dying, metrics
 
-CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 # The forkserver imports torch and this module once and forks a clean process for each piece of a run.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith(CLOCKS)} for line in lines]
-
-
-def _dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
-    """``function``, killing the process at call ``die_at`` of all functions that share ``calls``."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-
-    return call
 
 
 def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
@@ -44,8 +26,8 @@ def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
 
     calls = [0]
     for name in ("replace", "fsync", "rename", "write"):
-        setattr(os, name, _dying(getattr(os, name), die_at, calls))
-    trainer.Trainer._step = _dying(trainer.Trainer._step, die_at, calls)  # type: ignore[method-assign]
+        setattr(os, name, dying(getattr(os, name), die_at, calls))
+    trainer.Trainer._step = dying(trainer.Trainer._step, die_at, calls)  # type: ignore[method-assign]
     run_trial(from_plain(plain), Path(folder))
 
 
@@ -67,7 +49,7 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_killed_anywhere_it_continues_to_the_same_metrics(
+def test_killed_anywhere_it_continues_to_the_samemetrics(
     compose_config: Compose, echo: tuple[str, ...]
 ) -> None:
     config = compose_config(*RUN, *echo)
@@ -80,8 +62,8 @@ def test_killed_anywhere_it_continues_to_the_same_metrics(
         kills += _piece(config, folder, die_at) == -signal.SIGKILL
     assert kills >= 5
     assert json.loads((folder / "summary.json").read_text())["status"] == "budget_spent"
-    assert _metrics(folder) == _metrics(undisturbed)
-    assert len(_metrics(folder)) > 3
+    assert metrics(folder) == metrics(undisturbed)
+    assert len(metrics(folder)) > 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
@@ -105,4 +87,4 @@ def test_a_signal_ends_the_step_and_leaves_a_checkpoint(
         summary = run_trial(config, folder)
     assert (summary["status"], summary["steps"]) == ("preempted", 20)
     assert run_trial(config, folder)["status"] == "budget_spent"
-    assert _metrics(folder) == _metrics(undisturbed)
+    assert metrics(folder) == metrics(undisturbed)

@@ -1,5 +1,6 @@
 """How a run ends, and what it leaves behind."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -16,17 +17,14 @@ from adaecho.training import checkpoint
 from adaecho.training import trainer as trainer_module
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 
 FOLDER = Path("run")
 
 
-def _lines(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: Compose) -> None:
     summary = run_trial(compose_config("target.value=0.8"), FOLDER)
-    lines = _lines()
+    lines = metrics(FOLDER, clocks=True)
     assert summary["status"] == "reached"
     assert [line["accuracy"] >= 0.8 for line in lines] == [False] * (len(lines) - 1) + [True]
     assert summary["to_target"]["fresh_examples"] == lines[-1]["fresh_examples"] == summary["fresh_examples"]
@@ -41,7 +39,7 @@ def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: 
 def test_evaluations_fall_on_the_same_grid_for_every_arm(compose_config: Compose, echo: str) -> None:
     every = 160
     run_trial(compose_config(f"echo={echo}", "max_fresh_examples=1600", "target.value=null"), FOLDER)
-    lines = _lines()
+    lines = metrics(FOLDER, clocks=True)
     cells = [math.ceil(line["fresh_examples"] / every) for line in lines]
     assert cells == sorted(set(cells)), "one evaluation for each multiple"
     assert cells[-1] == 1600 // every
@@ -57,7 +55,9 @@ def test_batch_echoing_takes_every_repeat_before_an_evaluation(compose_config: C
     )
     summary = run_trial(config, FOLDER)
     # A buffer of one holds one example more than was trained on.
-    assert all(line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in _lines())
+    assert all(
+        line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in metrics(FOLDER, clocks=True)
+    )
     assert summary["steps"] == 3 * ((1600 - 1) // 32)
 
 
@@ -100,12 +100,8 @@ def test_a_larger_budget_continues_and_equals_the_undisturbed_run(compose_config
         run_trial(compose_config(f"max_steps={steps}", "target.value=null"), FOLDER)
     whole = Path("whole")
     run_trial(compose_config("max_steps=60", "target.value=null"), whole)
-    clocks = {"train_time_s", "eval_time_s", "wait_time_s"}
-    strip = [
-        [{k: v for k, v in line.items() if k not in clocks} for line in _lines(f)] for f in (FOLDER, whole)
-    ]
-    assert strip[0] == strip[1]
-    assert len(strip[0]) > 2
+    assert metrics(FOLDER) == metrics(whole)
+    assert len(metrics(FOLDER)) > 2
 
 
 def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +161,9 @@ def _change_checkpoint(config: Config, change: Any) -> None:
     run = RunFolder(FOLDER)
     with run.lock():
         run.start(to_plain(config))
-        state = change(checkpoint.load(run, run.checkpoint_dir / "last.pt"))
-        checkpoint.save(run, state)
+        state = io.BytesIO()
+        torch.save(change(checkpoint.load(run, run.checkpoint_dir / "last.pt")), state)
+        run.save_checkpoint(state.getbuffer())
         (run.checkpoint_dir / "previous.pt").unlink()
 
 
@@ -187,8 +184,9 @@ def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> 
             **state,
             "ranks": [{**state["ranks"][0], "loader": {**state["ranks"][0]["loader"], "version": -1}}],
         },
+        lambda state: [state],
     ],
-    ids=["no training state", "another model", "another loader"],
+    ids=["no training state", "another model", "another loader", "no dict"],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, change: Any) -> None:
     config = compose_config("max_steps=5")

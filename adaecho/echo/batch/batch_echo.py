@@ -96,7 +96,7 @@ class EchoedBatches:
     ) -> None:
         self.factor = Factor(seed, factor, world=world)
         self.recent = recent
-        self.emitted = 0
+        self.emitted = self._consumed = 0  # outputs, and those of them that the consumer has taken
         self._made, self._thread_pool = made, thread_pool
         self._inline: InlineMap[Ready, Ready] = InlineMap(partial(self.claim, by_pool_thread=False), _same)
         self._inline.upstream = batches.map
@@ -234,10 +234,13 @@ class EchoedBatches:
         self._plan.forget(ready.batch_output)
         if self.recent is not None:
             self.recent.forget(ready.batch_output)
-        fresh = self._fresh[ready.number]
-        fresh.to_consume -= 1
-        if not fresh.to_consume:
-            del self._fresh[ready.number]
+        if ready.batch_output > self._consumed:
+            # No call from here on: an interrupt could fall after one, and this repeat would count twice.
+            self._consumed = ready.batch_output
+            fresh = self._fresh[ready.number]
+            fresh.to_consume -= 1
+            if not fresh.to_consume:
+                del self._fresh[ready.number]
 
     def num_batches(self, first_number: int, batches: int) -> int:
         """How often consecutive fresh batches leave, together."""

@@ -136,7 +136,10 @@ class Stage(Protocol):
         """Start an iteration with nothing held."""
 
     def consumed(self, ready: Ready) -> None:
-        """The consumer has taken a batch: states before it won't be asked for any more. Never waits."""
+        """The consumer has taken a batch: states before it won't be asked for any more. Never waits.
+
+        After an interrupt it may be told again of the same one.
+        """
 
     def items_at(self, position: Position) -> list[keyed.Items]:
         """The items of which it holds a repeat."""
@@ -221,13 +224,13 @@ class ExampleBatches:
     def work(self, claim: tuple[list[tuple[Outputs, Examples]], int]) -> list[Ready]:
         """Make the batches."""
         parts, skipped = claim
-        items = np.concatenate([taken.items for taken, _ in parts])
+        items = np.concatenate([taken.items for taken, _ in parts])  # [n], n up to group * batch_size
         next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
         examples = self.augmented(items, joined([examples for _, examples in parts]))
         first = parts[0][0].start
         made = []
         short = len(items) % self._batch_size if self._drop_last else 0
-        for start in range(0, len(items) - short, self._batch_size):
+        for start in range(0, len(items) - short, self._batch_size):  # slices of one stack: nothing is copied
             end = min(start + self._batch_size, len(items))
             batch = self.collated(
                 items[start:end], examples if end - start == len(items) else examples[start:end]

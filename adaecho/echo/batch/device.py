@@ -1,11 +1,12 @@
 """Batches on their device: copied beside the training step, each fresh batch once."""
 
-import copy
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from adaecho.echo.memory.tree import children, with_children
 
 
 class ToDevice:
@@ -69,16 +70,9 @@ def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
     """
     if isinstance(batch, torch.Tensor):
         return call(batch)
-    if type(batch) is dict:
-        return {name: on_tensors(part, call) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [on_tensors(part, call) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if isinstance(batch, dict | UserDict):  # an OrderedDict, say, or the BatchEncoding of Hugging Face
-        moved = copy.copy(batch)
-        for name, part in batch.items():
-            moved[name] = on_tensors(part, call)
-        return moved
+    # A UserDict is, e.g., the BatchEncoding of Hugging Face.
+    if isinstance(batch, dict | UserDict | list | tuple):
+        return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
     if isinstance(batch, Mapping):
         raise ValueError(
             f"device=: a batch that is a {type(batch).__name__} can't be made again from its fields; "

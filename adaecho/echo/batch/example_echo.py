@@ -14,7 +14,7 @@ from adaecho.echo.memory.pool import ColumnsPool, ExamplePool, Examples, ListPoo
 from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Outputs, Tail, TakeFresh, no_tail
+from adaecho.echo.order.items import Fresh, Outputs, Tail, no_tail
 from adaecho.echo.order.plan import Plan, pending, state
 from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
 
@@ -23,7 +23,8 @@ class EchoStage:
     """Repeat, then shuffle.
 
     Args:
-        upstream: gives fresh things in serial order.
+        upstream: gives fresh things in serial order, up to so many positions further (fewer things where some
+            were bad); None at the end of a pass.
         seed: of the draws of this stage.
         factor: repeats of each fresh thing on average, at least 1.
         buffer: slots; 0 passes everything on in order.
@@ -40,7 +41,7 @@ class EchoStage:
 
     def __init__(
         self,
-        upstream: TakeFresh,
+        upstream: Callable[[int], Fresh | None],
         *,
         seed: int,
         factor: float,
@@ -145,13 +146,9 @@ class EchoStage:
     def _expand(self, fresh: Fresh) -> Tail:
         counts = self.factor.repeats(fresh.serials)
         rows = self._insert(fresh.things, counts)
-        bases = fresh.serials << keyed.ECHO_BITS
         if self.factor.value == 1:
-            return self._tail_of(bases, rows)
-        ends = np.cumsum(counts)
-        echoes = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        items = np.repeat(bases, counts) + echoes
-        return self._tail_of(items, np.repeat(rows, counts))
+            return self._tail_of(fresh.serials << keyed.ECHO_BITS, rows)
+        return self._tail_of(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _tail_of(self, items: keyed.Items, rows: NDArray[np.int64]) -> Tail:
         return Tail(items, rows, self._buffer.slots(items))
@@ -197,7 +194,7 @@ class EchoStage:
     def held(self, serials: NDArray[np.int64]) -> Examples:
         """The things behind serials that lie in the buffer or are about to enter it; not counted as a use."""
         items, rows = self._buffer.held()
-        known = np.concatenate([items, self._tail.items]) >> keyed.ECHO_BITS
+        known = np.concatenate([items, self._tail.items]) >> keyed.ECHO_BITS  # [held]
         rows = np.concatenate([rows, self._tail.rows])
         _, places, found = np.intersect1d(known, serials, return_indices=True)
         if len(found) < len(serials):
@@ -216,6 +213,7 @@ class EchoStage:
         held = np.concatenate([at["buffer"], pending(at)])
         if not len(held):
             return
+        # Each example goes into the pool once, with the repeats that are left: serials [n], inverse [held].
         serials, inverse, counts = np.unique(held >> keyed.ECHO_BITS, return_inverse=True, return_counts=True)
         rows = self._insert(reread(serials), counts)[inverse]
         self._buffer.load(held[:size], rows[:size], at["draining"])

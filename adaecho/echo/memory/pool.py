@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.tree import Columns, Rows, concatenate, duplicate, same_layout
+from adaecho.echo.order import keyed
 
 Examples = Columns | list[Any]
 
@@ -62,6 +63,8 @@ class FreeRows:
         return self._free
 
     def grow(self, capacity: int) -> None:
+        # Below what is free already, and falling: the lowest of the new rows leave first, and pages of the
+        # highest may never be touched.
         added = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.int32)
         stack = np.empty(capacity, dtype=np.int32)
         stack[: len(added)] = added
@@ -107,17 +110,18 @@ class ColumnsPool:
         return rows
 
     def take(self, rows: Rows) -> Columns:
-        taken = Columns(self._form, self._arrays).take(rows)
+        taken = Columns(self._form, self._arrays).take(rows)  # [n, ...] for each leaf
         np.subtract.at(self._repeats, rows, 1)  # rows [n] may hold one several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
-            self._free.push(np.unique(spent))
+            self._free.push(keyed.distinct(spent))  # each once, or it would be handed out twice
         return taken
 
     def peek(self, rows: Rows) -> Columns:
         return Columns(self._form, [array.take(rows, axis=0) for array in self._arrays])
 
     def _grow(self, needed: int) -> None:
+        # By a quarter at least: to copy all rows for each block would take a time quadratic in the buffer.
         capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
         for index, array in enumerate(self._arrays):
             grown = np.empty((capacity, *array.shape[1:]), array.dtype)

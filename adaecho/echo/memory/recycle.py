@@ -23,7 +23,7 @@ class _Lease:
 
     def __init__(self, block: NDArray[np.uint8], spare: deque[NDArray[np.uint8]]) -> None:
         self._block, self._spare = block, spare
-        self.__array_interface__ = block.__array_interface__
+        self.__array_interface__ = block.__array_interface__  # how np.asarray looks at it without a copy
 
     def __del__(self) -> None:
         self._spare.append(self._block)

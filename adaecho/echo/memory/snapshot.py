@@ -59,12 +59,14 @@ class Recent:
         parts: list[Examples] = []
         waiting = [(items >> keyed.ECHO_BITS, things) for items, things in stage.waiting]
         for known, things in [*((known, things) for _, known, things in self._outputs), *waiting]:
+            # Of a serial that left several times one copy will do: all repeats are of one example.
             here, _, places = np.intersect1d(left, known, return_indices=True)
             found_serials.append(here)
             parts.append(_select(things, places))
             left = np.setdiff1d(left, here)
         found_serials.append(left)
         parts.append(stage.held(left))
+        # Found in the order of leaving; a state lists them by serial, rising.
         return _select(joined(parts), np.argsort(np.concatenate(found_serials)))
 
 

@@ -25,6 +25,35 @@ _NUMBERS = (bool, int, float)
 _ARRAYS = (np.ndarray, np.memmap)
 
 
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """The parts of a mapping, list or tuple, of subclasses too, with their keys or places; none of a leaf."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+
+
+def with_children(value: Any, parts: Sequence[Any]) -> Any:
+    """A container of the class of another, which stays as it is, with other parts in the place of its own.
+
+    Raises:
+        TypeError: its class takes no such parts.
+    """
+    kind = type(value)
+    if kind is dict:
+        return dict(zip(value, parts, strict=True))
+    if kind in (list, tuple):
+        return kind(parts)
+    if isinstance(value, tuple):
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    keys = list(value) if isinstance(value, Mapping) else range(len(value))
+    if isinstance(value, MutableMapping | MutableSequence):
+        filled: Any = copy.copy(value)  # with what it holds besides its parts
+        for key, part in zip(keys, parts, strict=True):
+            filled[key] = part
+        return filled
+    return kind(dict(zip(keys, parts, strict=True)) if isinstance(value, Mapping) else parts)
+
+
 @dataclass(frozen=True)
 class TreeSpec:
     """How an example nests its fields: one leaf, or named or numbered parts."""
@@ -58,15 +87,12 @@ def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
 
 def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
     kind = type(value)
-    if kind is dict:
-        parts = [_flatten(part, leaves) for part in value.values()]
-        return None if None in parts else TreeSpec("dict", tuple(value), tuple(parts))  # type: ignore[arg-type]
-    if kind is tuple or kind is list or _is_named_tuple(kind):
-        parts = [_flatten(part, leaves) for part in value]
+    if _is_plain(kind):
+        parts = [_flatten(part, leaves) for _, part in children(value)]
         if None in parts:
             return None
-        named = None if kind in (tuple, list) else kind
-        return TreeSpec("list" if kind is list else "tuple", (), tuple(parts), named)  # type: ignore[arg-type]
+        names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
+        return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)  # type: ignore[arg-type]
     if kind is torch.Tensor:
         if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
             return None
@@ -86,6 +112,11 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
     return None
 
 
+def _is_plain(kind: type) -> bool:
+    """Whether a class is a container that holds its parts and nothing else."""
+    return kind in (dict, list, tuple) or _is_named_tuple(kind)
+
+
 def _is_named_tuple(kind: type) -> bool:
     """Whether a class adds names to a tuple and nothing else: a subclass of such a class may hold more."""
     return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and hasattr(kind, "_make")
@@ -96,12 +127,7 @@ def obstacle(example: Any, name: str = "") -> str | None:
     kind = type(example)
     if flatten(example) is not None:
         return None
-    parts: list[tuple[Any, Any]] = []
-    if kind is dict:
-        parts = list(example.items())
-    elif kind in (tuple, list) or _is_named_tuple(kind):
-        parts = list(enumerate(example))
-    for key, part in parts:
+    for key, part in children(example) if _is_plain(kind) else ():
         inner = obstacle(part, f"{name}[{key!r}]")
         if inner is not None:
             return inner
@@ -220,11 +246,7 @@ def num_bytes(value: Any) -> int:
         return int(value.nbytes)
     if isinstance(value, bytes | bytearray | str):
         return len(value)
-    if isinstance(value, dict):
-        return sum(map(num_bytes, value.values()))
-    if isinstance(value, tuple | list):
-        return sum(map(num_bytes, value))
-    return sum(map(num_bytes, value.values())) if isinstance(value, Mapping) else 0
+    return sum(num_bytes(part) for _, part in children(value))
 
 
 def duplicate(value: Any) -> Any:
@@ -237,10 +259,8 @@ def duplicate(value: Any) -> Any:
         return np.array(value)
     if kind in (str, bytes, int, float, bool) or value is None:
         return value
-    if kind is dict:
-        return {key: duplicate(part) for key, part in value.items()}
-    if kind in (list, tuple):
-        return kind(duplicate(part) for part in value)
+    if kind in (dict, list, tuple):
+        return with_children(value, [duplicate(part) for _, part in children(value)])
     if _is_picture(kind):  # a tenth of the time that a deep copy takes
         copied = value.copy()
         copied.format = value.format
@@ -270,17 +290,8 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
-    if kind is dict:
-        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
-    if kind in (list, tuple):
-        return kind(isolated(part, pictures=pictures) for part in value)
-    if _is_named_tuple(kind):
-        return kind._make(isolated(part, pictures=pictures) for part in value)
-    if isinstance(value, dict | list):
-        filled: Any = copy.copy(value)
-        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            filled[key] = isolated(part, pictures=pictures)
-        return filled
+    if _is_plain(kind) or isinstance(value, dict | list):
+        return with_children(value, [isolated(part, pictures=pictures) for _, part in children(value)])
     if isinstance(value, bytearray) or (pictures and _is_picture(kind)):
         return duplicate(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -332,11 +343,11 @@ def collate(examples: list[Any]) -> Any:
         return stacked.batch()
     first = examples[0]
     if isinstance(first, Mapping):
-        return _refilled(first, {key: collate([example[key] for example in examples]) for key in first})
+        return _same_kind(first, [collate([example[key] for example in examples]) for key in first])
     if isinstance(first, Sequence) and not isinstance(first, str | bytes):
         if any(len(example) != len(first) for example in examples):
             raise ValueError("examples of one batch have different lengths; give collate= to pad them")
-        return _resequenced(first, [collate(list(column)) for column in zip(*examples, strict=True)])
+        return _same_kind(first, [collate(list(column)) for column in zip(*examples, strict=True)])
     if isinstance(first, np.ndarray | torch.Tensor):
         shapes = sorted({tuple(example.shape) for example in examples})
         if len(shapes) > 1:
@@ -351,33 +362,14 @@ def collate(examples: list[Any]) -> Any:
         raise
 
 
-def _refilled(first: Mapping[Any, Any], collated: dict[Any, Any]) -> Any:
-    """Collated fields in a mapping of the class of an example, where it can be made."""
-    if type(first) is dict:
-        return collated
+def _same_kind(first: Mapping[Any, Any] | Sequence[Any], parts: list[Any]) -> Any:
+    """Collated parts in a container of the class of an example; a plain one where that can't be made."""
+    if isinstance(first, tuple) and not hasattr(first, "_fields"):
+        return tuple(parts)
     try:
-        if isinstance(first, MutableMapping):
-            filled = copy.copy(first)
-            filled.update(collated)
-            return filled
-        return type(first)(collated)  # type: ignore[call-arg]
+        return with_children(first, parts)
     except TypeError:
-        return collated
-
-
-def _resequenced(first: Sequence[Any], parts: list[Any]) -> Any:
-    """Collated parts in a sequence of the class of an example, where it can be made."""
-    if isinstance(first, tuple):
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    try:
-        if isinstance(first, MutableSequence):
-            filled = copy.copy(first)
-            for place, part in enumerate(parts):
-                filled[place] = part
-            return filled
-        return type(first)(parts)  # type: ignore[call-arg]
-    except TypeError:
-        return parts
+        return dict(zip(first, parts, strict=True)) if isinstance(first, Mapping) else parts
 
 
 def remedy(value: Any) -> str:
@@ -392,11 +384,7 @@ def remedy(value: Any) -> str:
 
 
 def _holds_picture(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_picture, value.values()))
-    if isinstance(value, tuple | list):
-        return any(map(_holds_picture, value))
-    return _is_picture(type(value))
+    return _is_picture(type(value)) or any(_holds_picture(part) for _, part in children(value))
 
 
 def _is_picture(kind: type) -> bool:

@@ -1,4 +1,4 @@
-"""How often each fresh thing leaves an echo stage."""
+"""How often each fresh thing leaves an echo stage: a number, or what follows the measured R."""
 
 import math
 import sys
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from adaecho.echo.order import keyed
 
 REPEATS = keyed.STAGE_PURPOSES
+
+_EVERY_STEPS = 20
+_LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the factor
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
@@ -88,3 +91,28 @@ class Factor:
         """Go back to a history of changes."""
         self.changes, self._asked_for = changes, None
         self.value = changes[-1][1] if changes else self._first
+
+
+class AutoFactor:
+    """``factor="auto"``: sets e = R, the largest whose repeats are free (paper, section 2, after equation 1).
+
+    Args:
+        max_factor: bound from above; from below it is 1.
+    """
+
+    def __init__(self, max_factor: float) -> None:
+        self._max_factor = max_factor
+        self._steps = 0
+
+    def due(self) -> bool:
+        """Called at each step: whether it is time to look at the ratio."""
+        self._steps += 1
+        return not self._steps % _EVERY_STEPS
+
+    def follow(self, ratio: float | None, factor: Factor) -> None:
+        """Set the factor to the ratio; None where that isn't known yet."""
+        if ratio is None:
+            return
+        wanted = round(min(max(ratio, 1.0), self._max_factor), 2)
+        if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:
+            factor.change(wanted)

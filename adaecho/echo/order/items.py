@@ -1,7 +1,7 @@
 """What flows through an echo stage: fresh things in, items on their way, items out."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +56,6 @@ class Fresh:
                 self.world,
             ),
         )
-
-
-class TakeFresh(Protocol):
-    """Upstream of a stage: the next fresh things."""
-
-    def __call__(self, count: int) -> Fresh | None:
-        """Up to ``count`` positions further (fewer things where some were bad); None at the end of a pass."""
 
 
 @dataclass

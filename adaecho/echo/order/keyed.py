@@ -44,6 +44,22 @@ def _hash(values: Keys) -> Keys:
     return values
 
 
+def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
+    """Every use of some fresh things, one thing after another.
+
+    Args:
+        serials: shape [n].
+        counts: how often each is used, shape [n].
+
+    Returns:
+        Items, shape [sum of counts].
+    """
+    firsts = np.cumsum(counts) - counts  # [n], the place of each one's first use
+    items: Items = np.repeat((serials << ECHO_BITS) - firsts, counts)
+    items += np.arange(len(items))  # the place less that of the first use is the echo index
+    return items
+
+
 def serials_of(items: Items) -> NDArray[np.int64]:
     """The fresh things behind items, each once, rising."""
     return distinct(items >> ECHO_BITS)
@@ -52,7 +68,8 @@ def serials_of(items: Items) -> NDArray[np.int64]:
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Each number once, rising.
 
-    Sorted here: ``np.unique`` of NumPy 2.4 hashes whole numbers, which takes far longer for a million.
+    Sorted here: ``np.unique`` of NumPy 2.4 hashes whole numbers, which takes far longer for a million, and
+    imports ``numpy.ma`` when first called, in which an interrupt would fall in the middle of a block.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
     new = np.ones(len(rising), dtype=bool)
@@ -89,16 +106,24 @@ def bits(keys: Keys, purpose: int) -> Keys:
 
 def uniform(keys: Keys, purpose: int) -> NDArray[np.float64]:
     """One number in [0, 1) per key, with 53 random bits."""
-    drawn: NDArray[np.float64] = (bits(keys, purpose) >> np.uint64(11)).astype(np.float64)
-    return drawn * 2.0**-53
+    return _scaled(keys, purpose, 1)
 
 
 def integers(keys: Keys, purpose: int, low: int, high: int) -> NDArray[np.int64]:
     """One integer in [low, high) per key; the bias is below (high - low) * 2**-53."""
     if high <= low:
         raise ValueError(f"integers: no integer lies in [{low}, {high})")
-    drawn: NDArray[np.int64] = (uniform(keys, purpose) * (high - low)).astype(np.int64)
+    drawn: NDArray[np.int64] = _scaled(keys, purpose, high - low).astype(np.int64)
     return drawn + low if low else drawn
+
+
+def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
+    """One number in [0, size) per key. To multiply by a power of two is exact: one rounding, not two."""
+    drawn = bits(keys, purpose)  # [n]
+    drawn >>= np.uint64(11)
+    scaled: NDArray[np.float64] = drawn.astype(np.float64)
+    scaled *= size * 2.0**-53
+    return scaled
 
 
 def generator(key: Any) -> np.random.Generator:

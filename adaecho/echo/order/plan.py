@@ -5,7 +5,6 @@ changes of the factor and n. A stage works ahead of its consumer; nothing it has
 state at the consumer's position: a plan is played forward to it.
 """
 
-import math
 from bisect import bisect_left
 from collections import deque
 from typing import Any
@@ -72,8 +71,9 @@ class Plan:
     def __init__(self, seed: int, size: int, factor: Factor, *, rank: int, world: int) -> None:
         self._seed, self._size, self._factor = seed, size, factor
         self._rank, self._world = rank, world
-        # Copying a large buffer for a mark must not cost more than a few numbers for each output between two.
-        self._apart = max(_LEAST_APART, size // 16)
+        # Copying a large buffer for a mark must not cost more than a few numbers for each output between two;
+        # a state must not have to play more outputs than a fraction of what it copies.
+        self._apart = max(_LEAST_APART, size // 32)
         self._spare: keyed.Items | None = None  # of an earlier mark: fresh memory costs a fault for each page
         self.begin(0, state(0, keyed.NO_ITEMS))
 
@@ -129,10 +129,13 @@ class Plan:
     def forget(self, output: int) -> None:
         """Go to the last mark before an output: no state before it will be asked for."""
         while self._marks and self._marks[0][0] <= output:
-            self._spare = self._buffer
-            self._output, self._buffer, last_item = self._marks.popleft()
+            # The mark goes last: where an interrupt (Ctrl-C) falls in between, all of this is done again.
+            self._output, buffer, last_item = self._marks[0]
+            if buffer is not self._buffer:
+                self._spare, self._buffer = self._buffer, buffer
             self._filled = self._size
             self._set_entered(last_item)
+            self._marks.popleft()
 
     def state(self) -> dict[str, Any]:
         """The state where the plan stands."""
@@ -179,20 +182,19 @@ class Plan:
         if not len(serials):
             return keyed.NO_ITEMS
         repeated = self._factor.repeats(serials, factor)
-        ends = np.cumsum(repeated)
-        needed = int(np.searchsorted(ends, count)) + 1  # the fewest whose repeats make that many
-        serials, repeated, ends = serials[:needed], repeated[:needed], ends[:needed]
-        echoes = np.arange(ends[-1]) - np.repeat(ends - repeated, repeated)
-        items: keyed.Items = (np.repeat(serials << keyed.ECHO_BITS, repeated) + echoes)[:count]
+        # The fewest whose repeats make that many.
+        needed = int(np.searchsorted(np.cumsum(repeated), count)) + 1
+        repeated = repeated[:needed]
+        items = keyed.uses(serials[:needed], repeated)[:count]
         self._set_entered(int(items[-1]), int(repeated[-1]))
         return items
 
     def _next_serials(self, count: int) -> tuple[NDArray[np.int64], float]:
-        """Serials of the next good things under one factor, enough for so many items or up to its end."""
+        """Serials of the next good things under one factor, about enough for so many items."""
         start = self._next_index
         while True:
             factor, until = self._factor.span(start)
-            stop = min(start + count // math.floor(factor) + 1, until)
+            stop = min(start + int(count / factor) + 1, until)
             if self._end is not None:
                 stop = min(stop, self._end)
             indices = np.arange(start, stop, dtype=np.int64)

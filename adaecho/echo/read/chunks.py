@@ -5,7 +5,7 @@ be read next; ``work`` may run in many threads at once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +52,10 @@ class Preparation:
     stacked: bool = True
     length: Callable[[Any], int] | None = None
 
+    def own(self, example: Any) -> Any:
+        """An example as the loader may keep it and write into it; whole batches are copied as they leave."""
+        return isolated(example) if self.stacked else example
+
     def examples_in(self, read: Any) -> int:
         """Examples in one thing as it is read."""
         if self.length is None:
@@ -71,50 +75,44 @@ class Preparation:
             return examples
         return stack(examples) or examples
 
-    def decode_all(
+    def fresh(
         self,
         serials: Serials,
+        end: int,
         fetch: Callable[[int], Any],
         origin: Callable[[int], str],
         world: int,
         rows: Sequence[int] | None = None,
-    ) -> "Decoded":
-        """Examples by position in ``serials``, the bad ones apart.
+    ) -> Fresh:
+        """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
 
         The source's own objects, which it may keep, or overwrite with its next example, are copied at once:
         what ``decode`` and ``augment`` write into is the loader's. What ``decode`` returns isn't copied.
 
         Args:
-            serials: of the examples.
+            serials: of the examples, shape [n].
+            end: local number of the first one after them.
             fetch: reads the one at a position.
             origin: names the one at a position.
             world: number of ranks.
             rows: which examples of the source they are, where that can be told.
         """
-        decoded = Decoded()
+        good, positions, bad = [], [], []
         for position, serial in enumerate(serials.tolist()):
             try:
                 example = fetch(position)
                 if self.stacked:
                     example = isolated(example, pictures=self.decode is None)
-                decoded.examples.append(example if self.decode is None else self.decode(example))
-                decoded.positions.append(position)
+                good.append(example if self.decode is None else self.decode(example))
+                positions.append(position)
             except Exception as error:
                 if is_of_machine(error):
                     error.add_note(f"while reading {origin(position)}")
                     raise
                 row = None if rows is None else int(rows[position])
-                decoded.bad.append(Bad(serial // world, origin(position), error, row))
-        return decoded
-
-
-@dataclass
-class Decoded:
-    """Good examples with their positions, and the bad ones."""
-
-    examples: list[Any] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+                bad.append(Bad(serial // world, origin(position), error, row))
+        serials = serials[positions]
+        return Fresh(serials, self.finish(serials, good), end, bad, world)
 
 
 def all_again(again: Fresh, needed: Serials) -> Any:

@@ -59,15 +59,17 @@ class RandomReader:
             self._source.begin(self._num_workers, self._echo)
         self._index, self._limit = 0, sys.maxsize
         if passes is not None:
-            of_each = self._permutation.iteration_length // self._world
-            self._index, self._limit = (iteration - 1) * of_each, iteration * of_each
+            self._index, self._limit = self._span(iteration)
         return self._index
+
+    def _span(self, iteration: int) -> tuple[int, int]:
+        """Local numbers between which an iteration lies."""
+        of_each = self._permutation.iteration_length // self._world
+        return (iteration - 1) * of_each, iteration * of_each
 
     def serials_of(self, iteration: int) -> Serials:
         """All serials of this rank in one iteration."""
-        of_each = self._permutation.iteration_length // self._world
-        numbers = np.arange((iteration - 1) * of_each, iteration * of_each, dtype=np.int64)
-        return numbers * self._world + self._rank
+        return np.arange(*self._span(iteration), dtype=np.int64) * self._world + self._rank
 
     def claim(self, count: int) -> tuple[Serials, Any, int] | None:
         end = min(self._index + count, self._limit)
@@ -87,14 +89,15 @@ class RandomReader:
                 serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
             )
         fetched, failed = self._fetch(serials, rows)
-        decoded = self._preparation.decode_all(
-            serials, fetched, lambda position: self._source.origin(int(rows[position])), self._world, rows
-        )
-        if failed is not None and not decoded.bad:
+
+        def origin(position: int) -> str:
+            return self._source.origin(int(rows[position]))
+
+        fresh = self._preparation.fresh(serials, end, fetched, origin, self._world, rows)
+        if failed is not None and not fresh.bad:
             failed.add_note("each of them can be read alone: __getitems__ is at fault")
             raise failed
-        good = serials[decoded.positions]
-        return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
+        return fresh
 
     def _fetch(
         self, serials: Serials, rows: NDArray[np.int64]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.memory.tree import isolated
 from adaecho.echo.order.items import Fresh
 from adaecho.echo.read.chunks import Preparation, Serials, all_again
 from adaecho.echo.read.marks import Mark, Marks
@@ -115,7 +114,7 @@ class SequentialReader:
                     break
                 if found[0] % self._every == self._kept:
                     # Before the source goes on, which may put its next example into the same memory.
-                    example = isolated(found[1]) if self._preparation.stacked else found[1]
+                    example = self._preparation.own(found[1])
                     self._claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
             claimed, self._claimed = self._claimed, []
         if not claimed:
@@ -125,17 +124,15 @@ class SequentialReader:
 
     def work(self, claim: SequentialClaim) -> Fresh:
         serials, raw, places = claim
-        decoded = self._preparation.decode_all(
+        return self._preparation.fresh(
             serials,
+            int(serials[-1]) // self._world + 1,
             raw.__getitem__,
             lambda position: self._source.origin(int(serials[position])),
             self._world,
             # Passes that may differ in their order don't tell which example it is.
             None if self._source.reordered else places,
         )
-        good = serials[decoded.positions]
-        end = int(serials[-1]) // self._world + 1
-        return Fresh(good, self._preparation.finish(good, decoded.examples), end, decoded.bad, self._world)
 
     def restore(
         self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
@@ -170,7 +167,7 @@ class SequentialReader:
                     )
                 reread += self._preparation.examples_in(found[1])
                 if found[0] in wanted:
-                    kept.append(isolated(found[1]) if self._preparation.stacked else found[1])
+                    kept.append(self._preparation.own(found[1]))
             if self._pass[0] < opened[-1].number:
                 self._open(opened[-1].number)
         return (all_again(self.work((needed, kept, counts)), needed) if len(needed) else []), reread

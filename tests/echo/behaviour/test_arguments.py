@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.behaviour.test_restore import through_torch_save
 from tests.echo.sources import Dataset, arrays
+from tests.helpers import through_torch_save
 
 
 def test_numpy_scalars_are_plain_numbers() -> None:

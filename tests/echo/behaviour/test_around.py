@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo.auto import AutoFactor
 from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.variants import MAX_FACTOR
 from tests.echo.sources import Dataset, arrays
 

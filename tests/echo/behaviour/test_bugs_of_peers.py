@@ -1,34 +1,22 @@
 """Seven bugs of other loaders' resumes, each as a test: docs/from-dataloader.md has them in a table."""
 
-import io
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import Dataset, Stream
+from tests.echo.sources import Dataset, Stream, labels
+from tests.helpers import through_torch_save
 
 LENGTH, BATCH_SIZE = 41, 4
 Make = Callable[[], EchoLoader]
 
 
-def through_a_file(state: dict[str, Any]) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def labels(iterable: Any, batches: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(iterable, batches)]
-
-
 def resumed(make: Make, state: dict[str, Any]) -> EchoLoader:
     loader = make()
-    loader.load_state_dict(through_a_file(state))
+    loader.load_state_dict(through_torch_save(state))
     return loader
 
 
@@ -94,7 +82,7 @@ def a_load_after_iter_is_ignored(make: Make) -> None:
             iterator = iter(other)
             labels(iterator, ahead)
             other.next_fresh_examples()
-            other.load_state_dict(through_a_file(state))
+            other.load_state_dict(through_torch_save(state))
             assert labels(iterator) == expected
 
 

@@ -18,12 +18,7 @@ from torch.utils.data import (
 
 from adaecho import EchoLoader
 from tests.echo.sources import Dataset as Rows
-from tests.echo.sources import Stream, arrays
-
-
-def labels(loader: Any, batches: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(loader, batches)]
-
+from tests.echo.sources import Stream, arrays, labels
 
 # An argument of DataLoader: values that are taken, and one that is refused.
 ANSWERS: dict[str, tuple[list[Any], Any, str]] = {

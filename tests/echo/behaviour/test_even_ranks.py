@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,7 @@ import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays
-
-
-def labels(loader: EchoLoader, batches: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(loader, batches)]
+from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays, labels
 
 
 def ranks(

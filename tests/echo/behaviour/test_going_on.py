@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,13 +9,9 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.state import VERSION
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
+from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, labels
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-def labels(loader: Any, batches: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(loader, batches)]
 
 
 class Failing(Dataset):

@@ -15,6 +15,7 @@ from adaecho import EchoLoader
 from adaecho.echo.batch import batch_echo
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.memory.tree import collate
+from adaecho.echo.order import plan
 from adaecho.echo.order.permutation import Permutation
 from tests.echo.sources import Dataset, Stream, add_noise, example
 
@@ -106,6 +107,30 @@ def test_an_interrupt_of_the_loaders_own_work_loses_nothing(monkeypatch: pytest.
             interrupting = Interrupting(getattr(place, name), 1, 3, 4, after=True)
             patch.setattr(place, name, lambda *arguments, call=interrupting: call(*arguments))
             assert taken(make(), 12) == (expected, 3)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("where", ["take", "consumed", "step", "received"])
+@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "batch"])
+def test_an_interrupt_while_a_batch_is_handed_over_loses_and_doubles_nothing(
+    echo: str, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_LEAST_APART", 16)  # so that marks are passed meanwhile
+    common: dict[str, Any] = {"echo": echo, "factor": 1 if echo == "none" else 2, "shuffle_buffer": 9}
+    common |= {"batch_shuffle_buffer": 3} if echo == "batch" else {}
+    expected, interrupted = (EchoLoader(Dataset(50), 4, augment=add_noise, **common) for _ in range(2))
+    stages = interrupted._stages.all
+    owners = {"take": [interrupted._position], "step": [interrupted._clocks], "consumed": stages}
+    for owner in owners.get(where, [interrupted._device]):
+        call = Interrupting(getattr(owner, where), *range(1, 60, 4), after=after)
+        monkeypatch.setattr(owner, where, call)
+    seen, interrupts = taken(interrupted, 40)
+    assert interrupts >= 10
+    assert seen == taken(expected, 40)[0]
+    states = [loader.state_dict() for loader in (interrupted, expected)]
+    for state in states:
+        del state["clocks"]
+    assert str(states[0]) == str(states[1])
 
 
 @pytest.mark.parametrize("restore", ["replay", "snapshot"])

@@ -10,14 +10,7 @@ import torch
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, arrays
-
-
-def through_torch_save(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
+from tests.helpers import through_torch_save
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays
+from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, labels
 
 LENGTH = 23
 SAMPLERS: dict[str, Any] = {
@@ -27,10 +27,6 @@ SAMPLERS: dict[str, Any] = {
     "list": lambda: [5, 3, 3, 1],
     "distributed": lambda: DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
 }
-
-
-def labels(loader: EchoLoader, batches: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(loader, batches)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -12,8 +12,9 @@ import torch
 from adaecho import EchoLoader, TarShards
 from adaecho.echo.memory.packing import pack, unpack
 from adaecho.echo.memory.tree import Columns, TreeSpec
-from tests.echo.behaviour.test_restore import assert_same_position, through_torch_save
+from tests.echo.behaviour.test_restore import assert_same_position
 from tests.echo.sources import IDS, VARIANTS, AddNoise, Stream, add_noise, ragged
+from tests.helpers import through_torch_save
 from tests.shards.archives import write_shards
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from adaecho import EchoLoader, TarShards
-from tests.echo.behaviour.test_restore import through_torch_save
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream
+from tests.helpers import through_torch_save
 from tests.shards.archives import write_shards
 
 

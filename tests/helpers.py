@@ -1,0 +1,41 @@
+"""What tests of several rooms do alike."""
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CLOCKS = ("_s", "_s_per_batch", "_s_per_step")  # endings of all that need not repeat
+
+
+def through_torch_save(state: Any) -> Any:
+    """A state as a checkpoint gives it back: without pickled code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def metrics(folder: Path, *, clocks: bool = False) -> list[dict[str, Any]]:
+    """The evaluations of a run, with or without what depends on a clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if clocks or not key.endswith(CLOCKS)} for line in lines
+    ]
+
+
+def dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
+    """``function``, killing the process at call ``die_at`` of all functions that share ``calls``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    return call
