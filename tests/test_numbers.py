@@ -46,6 +46,15 @@ def test_the_claims_in_the_texts_are_what_the_records_decide() -> None:
             assert f"| {one.verdict} |" in _claim_row(one)
 
 
+def test_the_claims_of_fig4_are_in_the_texts() -> None:
+    tables = sorted((ROOT / "results").glob("*/cifar10/trials.json"))
+    found = [claim_cells([one])[0] for one in decisions(tables) if one.claim.experiment == "fig4"]
+    assert len(found) == 2
+    for says, _, _, verdict, effect, interval, p, *_ in found:
+        for page in ("README.md", "experiments/fig4/README.md"):
+            assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
+
+
 def test_the_winners_table_is_their_records() -> None:
     read = {
         name: json.loads((ROOT / "results" / name / "digits" / "outcome.json").read_text())

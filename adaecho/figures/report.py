@@ -5,7 +5,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaecho.figures.claims import ABSENT, Decision
+from adaecho.figures.claims import ABSENT, OPEN, Decision
 from adaecho.records.outcome import EDGE, Row
 from adaecho.records.statistics import Ratio
 from adaecho.records.table import end_of_sweep, summarize
@@ -137,7 +137,8 @@ def _claim_row(one: Decision) -> Cells:
         _interval(one.effect, form),
         *("-" if p is None else f"{p:.2g}" for p in (one.p, one.permutation_p)),
         reached,
-        "; ".join(one.turns_in) or (f"none of {one.readings}" if one.readings else "-"),
+        "; ".join(one.turns_in)
+        or (f"none of {one.readings}" if one.readings and one.verdict != OPEN else "-"),
         "-" if one.rerun is None else f"{one.rerun.value:.2f} ({_interval(one.rerun, '.2f')})",
     )
 
