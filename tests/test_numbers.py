@@ -55,6 +55,18 @@ def test_the_claims_of_fig4_are_in_the_texts() -> None:
             assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
 
 
+def test_the_table_of_fig5_is_its_records() -> None:
+    outcome = json.loads((ROOT / "results" / "fig5" / "digits" / "outcome.json").read_text())
+    arms = {arm["arm"]: arm for arm in outcome}
+    page = (ROOT / "experiments" / "fig5" / "README.md").read_text()
+    for factor in (2, 4, 8, 16):
+        cells = [str(factor)]
+        for arm in (arms[f"e{factor}"], arms[f"e{factor}_batch128"]):
+            cells += [f"{arm['fresh_examples']['mean']:,.0f}", f"{arm['ratio_to_baseline']:.2f}"]
+            cells += [f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"]
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def test_the_winners_table_is_their_records() -> None:
     read = {
         name: json.loads((ROOT / "results" / name / "digits" / "outcome.json").read_text())
