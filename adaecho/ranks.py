@@ -5,7 +5,11 @@ gradients and statistics go by the device's own backend. Every method is collect
 same order. With one rank nothing is sent.
 """
 
+import os
+import signal
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,13 +21,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from adaecho.config.launched import launched_ranks
+from adaecho.config.launched import launched_ranks, started_by_torchrun
 from adaecho.errors import UserError
 
 _T = TypeVar("_T")
 _REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-3  # between looks for a message
-_LOOK_S = 0.5  # between looks for a rank that failed
+_LOOK_S = 0.5  # between looks for a rank that failed, and whether the launcher lives
+_PAUSE_S = 0.05  # between looks for the others at the start
+_GRACE_S = 30.0  # as long as torchrun gives
 
 
 class RankError(UserError):
@@ -213,6 +219,50 @@ def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
+def _end_with(launcher: int) -> None:
+    """End this rank when its launcher is killed: it would go on unseen, and hold the run's folder.
+
+    As at a scheduler's signal: the step ends and a checkpoint is written, unless that takes too long.
+    """
+    while os.getppid() == launcher:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _of_this_attempt(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
+    """The part of the store that only the ranks alive now use.
+
+    After a restart torchrun's store may still hold the addresses of processes that are gone, and gloo would
+    call them. Rank 0 asks a new question; each rank answers the last one asked with a name of its own; whom
+    rank 0 has heard, it lists under the question.
+
+    Raises:
+        RuntimeError: some do not answer in time.
+    """
+    mine, until = uuid.uuid4().hex, time.monotonic() + timeout_s
+    question = mine
+    if rank == 0:
+        store.set("question", question)
+    names: list[str] = []
+    while mine not in names:
+        if rank > 0:
+            question = store.get("question").decode()
+        store.set(f"answer/{rank}", f"{question} {mine}")
+        if rank == 0:
+            answers = [store.get(f"answer/{other}").decode().split() for other in range(world_size)]
+            if all(asked == question for asked, _ in answers):
+                store.set(question, " ".join(name for _, name in answers))
+        if store.check([question]):
+            names = store.get(question).decode().split()
+        if time.monotonic() > until:
+            raise RuntimeError(f"not all of {world_size} ranks came within {timeout_s:g} s")
+        if mine not in names:
+            time.sleep(_PAUSE_S)
+    return PrefixStore(question, store)
+
+
 @contextmanager
 def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
     """This process among the ranks that torchrun's environment names, inside the block; alone without any.
@@ -231,10 +281,13 @@ def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
     timeout = timedelta(seconds=timeout_s)
     try:
         store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+        store = _of_this_attempt(store, rank, world_size, timeout_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (dist.DistError, ValueError, RuntimeError) as error:
         raise RankError(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
     ranks = Ranks(rank, world_size, PrefixStore("adaecho", store))
+    if started_by_torchrun():
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         yield ranks
     except BaseException:

@@ -28,6 +28,11 @@ def local_rank() -> int:
     return _number("LOCAL_RANK", 0)
 
 
+def started_by_torchrun() -> bool:
+    """Whether torchrun is this process's parent."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def was_restarted() -> bool:
     """Whether torchrun started this process again after a failure (``--max-restarts``)."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0

@@ -192,6 +192,43 @@ class Campaign:
         outcome["same" if same and trials else "different" if code == 0 else "crashed"] += 1
         return outcome
 
+    def ranks(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """Two ranks under torchrun: one, both or the launcher is killed, until they come to an end."""
+        outcome = Counter(stories=1)
+        reference = self.root / f"undisturbed-ranks-{arm}"
+        if not reference.exists():
+            assert _launch_ranks(arm, reference).wait() == 0
+        for _ in range(choose.randrange(1, 4)):
+            launcher = _launch_ranks(arm, folder)
+            with_checkpoint = time.monotonic() + 120
+            while not (folder / "checkpoint/last.pt").exists() and time.monotonic() < with_checkpoint:
+                time.sleep(0.05)
+            time.sleep(choose.uniform(0, 8))
+            ranks = _children(launcher.pid) if launcher.poll() is None else []
+            whom = choose.choice(("one_rank", "all_ranks", "launcher"))
+            victims = {"one_rank": [choose.choice(ranks or [0])], "all_ranks": ranks}.get(
+                whom, [launcher.pid]
+            )
+            if ranks:
+                for pid in victims:
+                    _signal(pid)
+                outcome["faults"] += 1
+                outcome[f"{whom}_killed"] += 1
+            launcher.wait()
+            while any(_state(pid) not in "XZ" for pid in ranks):
+                time.sleep(0.1)
+        code = _launch_ranks(arm, folder).wait()
+        same = code == 0 and fingerprint(reference) == fingerprint(folder)
+        outcome["same" if same else "different" if code == 0 else "crashed"] += 1
+        return outcome
+
+
+def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    overrides = [*RUN, *ARMS[arm], "max_steps=1500", "checkpoint_every_s=0.1", f"hydra.run.dir={folder}"]
+    null = subprocess.DEVNULL
+    return subprocess.Popen([*start, "-m", "adaecho.run", *overrides], stdout=null, stderr=null)
+
 
 def _launch(folder: Path) -> "subprocess.Popen[bytes]":
     overrides = [
@@ -256,6 +293,7 @@ def main() -> None:
         ("full-disks", 200),
         ("power-cuts", 60),
         ("sweeps", 40),
+        ("rank-kills", 40),
     ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
@@ -267,7 +305,7 @@ def main() -> None:
         campaign = Campaign(Path(root), given.seed)
         kinds = {
             "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
-            "power_cuts": campaign.cut, "sweeps": campaign.sweep,
+            "power_cuts": campaign.cut, "sweeps": campaign.sweep, "rank_kills": campaign.ranks,
         }  # fmt: skip
         begun = time.monotonic()
         for round_ in range(1, ROUNDS + 1):

@@ -1,0 +1,94 @@
+"""The command under torchrun itself: what it prints, its restarts, and what a killed launcher leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.several_ranks import metrics, summary
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch is built without gloo",
+)
+
+RUN = (
+    "task=digits_mlp", "tracking=none", "precision=float32", "device=cpu", "target.value=null",
+    "evaluate.every_fresh_examples=512", "max_steps=1200", "checkpoint_every_s=0.2",
+    "echo=batch", "echo.factor=2",
+)  # fmt: skip
+END_S = 240
+
+
+def torchrun(folder: str, *more: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Two ranks on this machine, with a port of their own."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    return subprocess.Popen(
+        [*start, "-m", "adaecho.run", *RUN, f"hydra.run.dir={folder}", *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that it started, in order."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+    return [int(pid) for pid in children.read_text().split()] if children.exists() else []
+
+
+def wait_for_steps(folder: str, launcher: subprocess.Popen[str]) -> None:
+    """Until the run has written a checkpoint."""
+    end = time.monotonic() + END_S
+    while not (Path(folder) / "checkpoint/last.pt").exists():
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of the same run undisturbed, and what torchrun printed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    launcher = torchrun(str(folder))
+    out, errors = launcher.communicate(timeout=END_S)
+    assert launcher.returncode == 0, errors
+    assert out.splitlines()[0] == f"{folder}: digits, echo=batch factor=2, no target, 2 ranks"
+    for what in ("budget_spent:", "final weights:", "best weights:"):
+        assert out.count(what) == 1
+    assert "Warning" not in errors
+    assert summary(folder)["ranks"] == 2
+    return metrics(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> None:
+    launcher = torchrun("run", options=("--max-restarts", "2"))
+    wait_for_steps("run", launcher)
+    os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
+    out, errors = launcher.communicate(timeout=END_S)
+    assert launcher.returncode == 0, errors
+    assert "budget_spent:" in out
+    assert metrics("run") == whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
+    launcher = torchrun("run")
+    wait_for_steps("run", launcher)
+    ranks = ranks_of(launcher.pid)
+    launcher.kill()
+    launcher.communicate(timeout=END_S)
+    end = time.monotonic() + END_S
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert summary("run")["status"] == "preempted"
+    again = torchrun("run")
+    _, errors = again.communicate(timeout=END_S)
+    assert again.returncode == 0, errors
+    assert metrics("run") == whole
