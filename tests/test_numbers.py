@@ -110,6 +110,18 @@ def test_the_table_of_wall_time_is_its_records() -> None:
     assert f"{sum(row['train_time_s'] for row in rows):.0f} s of training" in page
 
 
+def test_the_table_of_depth_8_is_its_records() -> None:
+    arms = json.loads((ROOT / "results" / "cifar10_depth8" / "cifar10" / "outcome.json").read_text())
+    page = (ROOT / "experiments" / "cifar10_depth8" / "README.md").read_text()
+    for arm in arms:
+        low, high = arm["ratio_low"], arm["ratio_high"]
+        interval = "-" if low is None else f"{low:.2f} to {high:.2f}"
+        assert (
+            f"| `{arm['arm']}` | {arm['fresh_examples']['mean']:,.0f} | {arm['ratio_to_baseline']:.2f} | "
+            f"{interval} | {arm['steps']['mean']:.0f} | {arm['reached']} of {arm['searches']} |"
+        ) in page
+
+
 @pytest.mark.parametrize("experiment", ["quickstart_text", "text_imdb"])
 def test_the_tables_of_text_are_their_records(experiment: str) -> None:
     trials = read_rows(ROOT / "results" / experiment / "small_text" / "trials.json")
