@@ -3,10 +3,11 @@
 Both read the same shards from one server on this machine, shuffle them and their examples, and decode.
 WebDataset has 2 worker processes in its WebLoader, which start curl for each shard and give tensors (faster
 than batches of arrays). Ours are threads: 2 for photographs; 1 for small images, where nearly all work
-holds the interpreter's lock and a second thread is in the way. Small images: 32x32 PNG to uint8 batches of 128
-by the same decoding function. Photographs: JPEG to uint8 batches of 64 after random resized crop to 224 and
-flip, antialiased; ours with OpenCV, theirs as their users write it, with Pillow and torchvision. The sides take
-turns in short rounds; a ratio is the median over the rounds and per training example, so echoing's gain counts.
+holds the interpreter's lock and a second thread is in the way. Small images: 32x32 PNG to uint8 batches of
+128 by the same decoding function. Photographs: JPEG to uint8 batches of 64 after random resized crop to 224
+and flip, antialiased; ours with OpenCV, theirs as their users write it, with Pillow and torchvision. The
+sides take turns in short rounds; a ratio is the median over the rounds and per training example, so
+echoing's gain counts.
 
     pip install webdataset
     python -m benchmarks.shards_http

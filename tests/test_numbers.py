@@ -87,7 +87,7 @@ def _claim_row(one: Decision) -> str:
 def test_the_table_of_wall_time_is_its_records() -> None:
     folder = ROOT / "results" / "fig4" / "cifar10"
     arms = json.loads((folder / "outcome.json").read_text())
-    page, front = ((ROOT / name).read_text() for name in ("experiments/fig4/README.md", "README.md"))
+    page = (ROOT / "experiments" / "fig4" / "README.md").read_text()
     fresh, seconds = ([arm[key]["mean"] for arm in arms] for key in ("fresh_examples", "train_time_s"))
     for arm, one, time_s in zip(arms, fresh, seconds, strict=True):
         e, of_fresh, of_time = arm["echo_factor"], one / fresh[0], time_s / seconds[0]
@@ -96,13 +96,6 @@ def test_the_table_of_wall_time_is_its_records() -> None:
             f"| {e} | {one:,.0f} | {of_fresh:.2f} | {1 / e:.2f} | {time_s:.1f} | {of_time:.2f} | "
             f"{of_time / of_fresh:.3f} |"
         ) in page
-    for one in decisions([folder / "trials.json"]):
-        if one.effect:
-            says, _, _, verdict, effect, interval, p, *_ = claim_cells([one])[0]
-            row = f"| {says} | {effect} | {interval} | {p} | {verdict} |"
-            assert row in page
-            assert row in front
-    assert f"at e = 5 that is\n{seconds[0] / seconds[-1]:.1f} times less" in front
     rows = read_rows(folder / "trials.json")
     ratios = [row["R"] for row in rows]
     assert f"R was {min(ratios):.1f} to {max(ratios):.1f}" in page
