@@ -10,6 +10,8 @@ import pytest
 from adaecho.figures.__main__ import decisions
 from adaecho.figures.claims import Decision
 from adaecho.figures.report import claim_cells
+from adaecho.records.ends import best_of_searches
+from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
 from adaecho.records.trials import read_rows
 
@@ -64,6 +66,19 @@ def test_the_table_of_fig5_is_its_records() -> None:
         for arm in (arms[f"e{factor}"], arms[f"e{factor}_batch128"]):
             cells += [f"{arm['fresh_examples']['mean']:,.0f}", f"{arm['ratio_to_baseline']:.2f}"]
             cells += [f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"]
+        assert f"| {' | '.join(cells)} |" in page
+
+
+def test_the_table_of_controls_is_its_records() -> None:
+    best: dict[str, list[float]] = {}
+    for row in best_of_searches(read_rows(ROOT / "results" / "controls" / "digits" / "trials.json")):
+        best.setdefault(row["arm"], []).append(row["best_value"])
+    page = (ROOT / "experiments" / "controls" / "README.md").read_text()
+    for factor in (2, 4):
+        cells = [str(factor)]
+        for other in (f"once_e{factor}", f"spaced_e{factor}", "new"):
+            ratio = cost_ratio(best[f"echoed_e{factor}"], best[other])
+            cells.append(f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})")
         assert f"| {' | '.join(cells)} |" in page
 
 
