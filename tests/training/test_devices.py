@@ -1,0 +1,60 @@
+"""Compiled models, fused optimizers, and steps that leave a GPU alone."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adaecho.errors import ConfigError
+from adaecho.training import trainer
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.training.several_ranks import metrics
+
+RUN = (
+    "task=digits_mlp", "precision=float32", "max_steps=20", "target.value=null",
+    "evaluate.every_fresh_examples=128",
+)  # fmt: skip
+
+
+def losses(folder: str) -> list[float]:
+    return [line["cross_entropy"] for line in metrics(folder)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_takes_the_same_steps(compose_config: Compose) -> None:
+    run_trial(compose_config(*RUN, "device=cpu"), Path("eager"))
+    run_trial(compose_config(*RUN, "device=cpu", "compile=default"), Path("compiled"))
+    assert losses("compiled") == pytest.approx(losses("eager"), rel=1e-4)
+
+
+@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
+def test_a_fused_optimizer_takes_the_same_steps(compose_config: Compose, more: tuple[str, ...]) -> None:
+    run_trial(compose_config(*RUN, "device=cpu", *more), Path("plain"))
+    run_trial(compose_config(*RUN, "device=cpu", *more, "optimizer.fused=true"), Path("fused"))
+    assert losses("fused") == pytest.approx(losses("plain"), rel=1e-4)
+
+
+def test_an_unknown_way_to_compile_is_refused(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match="compile=fast: must be one of off, default, reduce-overhead"):
+        compose_config("compile=fast")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
+def test_a_step_never_waits_for_the_gpu(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    step = trainer.Trainer._step
+
+    def watched(self: trainer.Trainer, batch: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.progress.steps > 2 else "default")
+        try:
+            step(self, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(trainer.Trainer, "_step", watched)
+    run_trial(compose_config(*RUN, "device=cuda", "optimizer.fused=true", *more), Path("run"))
