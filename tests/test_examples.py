@@ -15,7 +15,9 @@ SAYS = {
     "slow_store": "examples read for 60 batches",
     "detection": "40 images read, 80 trained on",
     "lightning_loop": "32 steps from 512 examples read",
+    "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def test_every_example_is_tried() -> None:
@@ -27,7 +29,7 @@ def test_an_example_runs(tmp_path: Path, name: str) -> None:
     if name == "lightning_loop" and find_spec("lightning") is None:
         pytest.skip("lightning is not installed: pip install lightning")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        [sys.executable, *(TORCHRUN if name == "ddp_loop" else []), str(ROOT / "examples" / f"{name}.py")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

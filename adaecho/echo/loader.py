@@ -22,8 +22,10 @@ from adaecho.echo.read.sources import IterableSource, as_source
 from adaecho.echo.settings import (
     Settings,
     check_place,
+    check_still_alone,
     check_whole_batches,
     check_workers,
+    is_distributed,
     one_of,
     share,
     whole,
@@ -97,6 +99,8 @@ class EchoLoader(Gauges):
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
         batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
+        state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
+            checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
         arguments_of_data_loader: other arguments that a DataLoader has. ``shuffle``, ``collate_fn`` and
             ``prefetch_factor`` are taken for ``order``, ``collate`` and ``prefetch``, others refused with
             what replaces them (docs/from-dataloader.md).
@@ -137,8 +141,14 @@ class EchoLoader(Gauges):
         max_factor: float = 16,
         device: str | torch.device | None = None,
         batch_length: Callable[[Any], int] | None = None,
+        state_of_all_ranks: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
+        self._state_of_all_ranks = state_of_all_ranks
+        # Neither given a part nor told one by torch.distributed. Whole batches are shared out already.
+        self._made_alone = (
+            (rank, world_size) == (None, None) and batch_size is not None and not is_distributed()
+        )
         rank, world_size = share(rank, world_size)
         self._num_workers = num_workers = check_workers(num_workers)
         self._dataset, self._sampler = source, sampler
@@ -199,7 +209,7 @@ class EchoLoader(Gauges):
         if self.settings.epochs is not None and not (position.restored and position.in_pass):
             self._begin()
         elif self._failed is not None:
-            self.load_state_dict(self.state_dict())  # what threads read ahead of the error is gone
+            self.load_state_dict(self._own_state())  # what threads read ahead of the error is gone
         self._position.restored, self._next_iteration = False, None
         self._iterators_made += 1
         self._iterating = True
@@ -279,6 +289,8 @@ class EchoLoader(Gauges):
         Raises:
             TypeError: it is endless, or not known.
         """
+        if self._made_alone:
+            check_still_alone()
         position = self._position
         if position.in_pass and (self._iterating or position.restored):
             first = position.first_index, position.first_number
@@ -316,6 +328,10 @@ class EchoLoader(Gauges):
             ``restore="snapshot"`` of contents too: what ``torch.load(weights_only=True)`` accepts.
         """
         self._check_process()
+        state = self._own_state()
+        return saved.of_all_ranks(state) if self._state_of_all_ranks else state
+
+    def _own_state(self) -> dict[str, Any]:
         if not self._stages.snapshots:
             return saved.save(self.settings, self._stages, self._position, self._clocks)
         with self.paused():
@@ -323,6 +339,8 @@ class EchoLoader(Gauges):
             return {**state, "place": self._place}
 
     def _check_process(self) -> None:
+        if self._made_alone:
+            check_still_alone()
         if self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
 
@@ -333,6 +351,7 @@ class EchoLoader(Gauges):
             ValueError: the state is another loader's; the message names the argument that differs.
         """
         self._check_process()
+        state = saved.of_this_rank(state)
         saved.check(state, self.settings, self._stages)
         if "contents" in state and state.get("place", self._place) != self._place:
             raise ValueError(

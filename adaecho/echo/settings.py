@@ -124,11 +124,17 @@ class Settings:
     def check_same(self, saved: dict[str, Any]) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others."""
         for name, value in self.plain().items():
-            if name != "max_bad_examples" and saved.get(name) != value:
-                raise ValueError(
-                    f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; "
-                    "give the loader the arguments it was saved with"
+            if name == "max_bad_examples" or saved.get(name) == value:
+                continue
+            remedy = "give the loader the arguments it was saved with"
+            if name in ("rank", "world_size"):
+                remedy = (
+                    "each rank goes on from a state of its own, among as many ranks: save one for each, or "
+                    "give state_of_all_ranks=True where one checkpoint is written for all"
                 )
+            raise ValueError(
+                f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; {remedy}"
+            )
 
 
 def check_workers(num_workers: Any) -> int:
@@ -182,15 +188,29 @@ def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
     Raises:
         ValueError: there is no such rank.
     """
-    distributed = torch.distributed
-    ready = distributed.is_available() and distributed.is_initialized()
     if world_size is None:
-        world_size = distributed.get_world_size() if ready else 1
+        world_size = torch.distributed.get_world_size() if is_distributed() else 1
     if rank is None:
-        rank = distributed.get_rank() if ready else 0
+        rank = torch.distributed.get_rank() if is_distributed() else 0
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: must lie in [0, world_size={world_size})")
     return rank, world_size
+
+
+def is_distributed() -> bool:
+    """Whether torch.distributed has been initialised."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def check_still_alone() -> None:
+    """Raises RuntimeError where there are several ranks by now, each with a loader that reads everything."""
+    if is_distributed() and torch.distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f"torch.distributed was initialised, with {torch.distributed.get_world_size()} ranks, after this "
+            "EchoLoader had been made, so that each of them would read every example; make it after "
+            "init_process_group, Accelerator() or fabric.launch(), with Lightning's Trainer in "
+            "train_dataloader(), or give rank=0, world_size=1 where each rank is to read everything"
+        )
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from adaecho.echo.batch.batch_echo import EchoedBatches, NotEchoed
 from adaecho.echo.batch.batches import Again, ExampleBatches, Position, Stage, WholeBatches
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Reader
-from adaecho.echo.settings import Settings
+from adaecho.echo.settings import Settings, is_distributed, share
 from adaecho.echo.threads.timers import Timers
 
 VERSION = 3  # raised whenever a state of before would continue differently, or can't be read
@@ -92,6 +93,33 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Timers)
         oldest = min([oldest, *(int(serials.min()) for serials in needed if len(serials))])
     state["progress"] = stages.reader.progress(oldest, position.next_index)
     return state
+
+
+def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
+    """The states of all ranks of torch.distributed in one; all of them call this together."""
+    states: list[Any] = [state]
+    if is_distributed():
+        states *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(states, state)
+    return {"ranks": states}
+
+
+def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
+    """This rank's part of what ``of_all_ranks`` made; any other state as it is.
+
+    Raises:
+        ValueError: it was saved by another number of ranks.
+    """
+    if not isinstance(state, Mapping) or "ranks" not in state:
+        return state
+    states = state["ranks"]
+    rank, world_size = share(None, None)
+    if len(states) != world_size:
+        raise ValueError(
+            f"load_state_dict: the state is that of {len(states)} ranks, and there are {world_size} now; "
+            f"start {len(states)}, since each goes on from a position of its own"
+        )
+    return dict(states[rank])
 
 
 def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:

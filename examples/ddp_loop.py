@@ -1,0 +1,49 @@
+"""DDP with one checkpoint for all ranks: ``torchrun --nproc-per-node 2 examples/ddp_loop.py``.
+
+Called again it goes on from ddp_loop.pt.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from adaecho import EchoLoader
+
+CHECKPOINT = Path("ddp_loop.pt")
+
+
+def main() -> None:
+    torch.distributed.init_process_group("gloo")  # nccl on GPUs; before the loader, which shares out by it
+    rank = torch.distributed.get_rank()
+    generator = np.random.default_rng(0)
+    arrays = {
+        "x": generator.normal(size=(256, 8)).astype(np.float32),
+        "label": generator.integers(2, size=256),
+    }
+    loader = EchoLoader(  # batches of 32 on each rank
+        arrays, 32, echo="batch", factor=2, shuffle_buffer=64, epochs=1, state_of_all_ranks=True
+    )
+    model = DistributedDataParallel(torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = 0
+    if CHECKPOINT.exists():
+        state = torch.load(CHECKPOINT)
+        model.load_state_dict(state["model"])
+        loader.load_state_dict(state["loader"])
+        first = state["epoch"] + 1
+    for epoch in range(first, first + 2):
+        for batch in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"]).backward()
+            optimizer.step()
+        state = {"model": model.state_dict(), "loader": loader.state_dict(), "epoch": epoch}  # on every rank
+        if rank == 0:
+            torch.save(state, CHECKPOINT)
+    print(f"rank {rank}: {len(loader)} steps an epoch, {loader.fresh_examples} examples, {epoch + 1} epochs")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""One rank of a training under DDP, Fabric, Accelerate or Lightning, as their users write it.
+
+``python -m tests.echo.loops_of_trainers NAME FOLDER`` in each of two processes, with torchrun's variables.
+It writes what this rank saw to FOLDER/rank.json, for test_with_trainers.py.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from adaecho import EchoLoader
+
+ROWS = 64
+EPOCHS = 3
+SAVED_IN_EPOCH, SAVED_AFTER = 1, 3  # a state is taken after so many batches of that epoch
+dataset = TensorDataset(torch.arange(ROWS * 3.0).reshape(ROWS, 3) / ROWS, torch.arange(ROWS))
+
+
+def make(**more: Any) -> EchoLoader:
+    return EchoLoader(
+        dataset,
+        batch_size=8,
+        epochs=1,
+        echo="example_before_augmentation",
+        factor=2,
+        shuffle_buffer=16,
+        num_workers=1,
+        state_of_all_ranks=True,
+        **more,
+    )
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, ROWS)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def error_of(function: Any) -> str:
+    try:
+        function()
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def rest_of(loader: EchoLoader) -> list[list[list[int]]]:
+    """What is left of the epoch that a state was taken in, and the next epoch."""
+    return [[labels.tolist() for _, labels in loader] for _ in range(2)]
+
+
+def ddp(folder: Path) -> dict[str, Any]:
+    early = make()
+    torch.distributed.init_process_group("gloo")
+    loader = make()
+    model, optimizer = parts()
+    model = DistributedDataParallel(model)
+    seen: list[list[list[int]]] = []
+    lengths = []
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        lengths.append(len(loader))
+        seen.append([])
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            seen[-1].append(labels.tolist())
+            if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
+                state = {"loader": loader.state_dict()}  # on every rank
+                if torch.distributed.get_rank() == 0:
+                    torch.save(state, folder / "checkpoint.pt")
+    torch.distributed.barrier()
+    resumed = make()
+    resumed.load_state_dict(torch.load(folder / "checkpoint.pt")["loader"])
+    rest = rest_of(resumed)
+
+    fresh = loader.fresh_examples
+    loader.set_epoch(1)
+    sampler = DistributedSampler(dataset)
+    by_sampler = make(sampler=sampler, rank=0, world_size=1)
+    return {
+        "seen": seen,
+        "lengths": lengths,
+        "rest": rest,
+        "again": [labels.tolist() for _, labels in loader],
+        "early": [error_of(lambda: iter(early)), error_of(lambda: len(early)), error_of(early.state_dict)],
+        "sampler": error_of(lambda: make(sampler=sampler)),
+        "its_set_epoch": error_of(lambda: loader.sampler.set_epoch(1)),  # type: ignore[attr-defined]
+        "by_sampler": [labels.tolist() for _, labels in by_sampler],
+        "fresh": fresh,
+        "weight": model.module.weight.tolist(),
+    }
+
+
+def fabric(folder: Path) -> dict[str, Any]:
+    from lightning.fabric import Fabric
+
+    early = make()
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    model, optimizer = fabric.setup(*parts())
+    loader = make(device=fabric.device)
+    seen: list[list[list[int]]] = []
+    lengths = []
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        lengths.append(len(loader))
+        seen.append([])
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            fabric.backward(cross_entropy(model(inputs), labels))
+            optimizer.step()
+            seen[-1].append(labels.tolist())
+            if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
+                fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
+    resumed = make(device=fabric.device)
+    fabric.load(folder / "checkpoint.pt", {"model": model, "loader": resumed})
+    return {
+        "seen": seen,
+        "lengths": lengths,
+        "rest": rest_of(resumed),
+        "early": [error_of(lambda: iter(early))],
+        "setup_dataloaders": error_of(lambda: fabric.setup_dataloaders(loader)),
+        "fresh": loader.fresh_examples,
+        "weight": model.module.weight.tolist(),
+    }
+
+
+def accelerate(folder: Path) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    early = make()
+    accelerator = Accelerator(cpu=True)
+    made = make(device=accelerator.device)
+    model, optimizer = parts()
+    scheduler = torch.optim.lr_scheduler.LinearLR(
+        optimizer, total_iters=EPOCHS * len(made) * accelerator.num_processes
+    )
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, made)
+    accelerator.register_for_checkpointing(loader)
+    seen: list[list[list[int]]] = []
+    lengths = []
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        lengths.append(len(loader))
+        seen.append([])
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            accelerator.backward(cross_entropy(model(inputs), labels))
+            optimizer.step()
+            scheduler.step()
+            seen[-1].append(labels.tolist())
+            if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
+                accelerator.save_state(folder / "checkpoint")
+    fresh, weight = loader.fresh_examples, model.module.weight.tolist()
+    scheduled = scheduler.scheduler.last_epoch
+    accelerator.wait_for_everyone()
+    accelerator.load_state(folder / "checkpoint")
+    return {
+        "seen": seen,
+        "lengths": lengths,
+        "rest": rest_of(loader),
+        "early": [error_of(lambda: iter(early))],
+        "unchanged": loader is made,
+        "scheduled": scheduled,
+        "skip_first_batches": error_of(lambda: accelerator.skip_first_batches(loader, 2)),
+        "fresh": fresh,
+        "weight": weight,
+    }
+
+
+def lightning(folder: Path) -> dict[str, Any]:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, ROWS)
+            self.seen: dict[int, list[list[int]]] = {}
+
+        def train_dataloader(self) -> EchoLoader:
+            self.loader = make()
+            return self.loader
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            inputs, labels = batch
+            self.seen.setdefault(self.current_epoch, []).append(labels.tolist())
+            return cross_entropy(self.linear(inputs), labels)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def trainer() -> Any:
+        every = SAVED_IN_EPOCH * 2 * ROWS // 2 // 8 + SAVED_AFTER
+        saves = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=every)
+        return lightning.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=EPOCHS,
+            logger=False,
+            callbacks=[saves],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+    early = make()
+    model = Model()
+    trainer().fit(model)
+    resumed = Model()
+    (checkpoint,) = (path for path in folder.glob("*.ckpt") if "=11." in path.name)
+    trainer().fit(resumed, ckpt_path=checkpoint, weights_only=False)
+    return {
+        "seen": list(model.seen.values()),
+        "lengths": [len(model.loader)] * EPOCHS,
+        "rest": list(resumed.seen.values()),
+        "early": [error_of(lambda: iter(early))],
+        "fresh": model.loader.fresh_examples,
+        "weight": model.linear.weight.tolist(),
+        "resumed_weight": resumed.linear.weight.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    torch.manual_seed(0)
+    saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(saw))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
