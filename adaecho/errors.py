@@ -19,6 +19,10 @@ class DataError(UserError):
     """Data that is missing, empty, of the wrong schema or corrupt: names the path and the record."""
 
 
+class RankError(UserError):
+    """Another rank failed, is gone, or sees something else; names it."""
+
+
 class FolderError(UserError):
     """A run folder that can't be used: written by another process or config, read-only, or full."""
 

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from adaecho.config.launched import launched_ranks, started_by_torchrun
-from adaecho.errors import UserError
+from adaecho.errors import RankError
 
 _T = TypeVar("_T")
 _REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
@@ -30,10 +30,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-3  # between looks for a message
 _LOOK_S = 0.5  # between looks for a rank that failed, and whether the launcher lives
 _PAUSE_S = 0.05  # between looks for the others at the start
 _GRACE_S = 30.0  # as long as torchrun gives
-
-
-class RankError(UserError):
-    """Another rank failed, is gone, or sees something else; names it."""
 
 
 @dataclass

@@ -22,9 +22,10 @@ from adaecho.search.design import TrialId
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_refusal, record_failure
-from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Worker
+from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
+LAST_TASKS_S = 60  # for a job's other tasks to end after the first has
 
 
 class SlurmError(UserError):
@@ -39,6 +40,8 @@ class SlurmSettings:
     account: str | None
     qos: str | None
     timeout_min: int
+    nodes: int
+    tasks_per_node: int
     cpus_per_task: int
     mem_gb: float
     gpus_per_node: int | None
@@ -51,7 +54,10 @@ class SlurmSettings:
     wait: bool
 
     def __post_init__(self) -> None:
-        for name in ("timeout_min", "cpus_per_task", "trials_per_job", "array_parallelism"):
+        positive = (
+            "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job", "array_parallelism",
+        )  # fmt: skip
+        for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must be at least 1")
         for name in ("max_num_timeout", "signal_delay_s"):
@@ -59,6 +65,16 @@ class SlurmSettings:
                 raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must not be negative")
         if not self.mem_gb > 0:
             raise ConfigError(f"hydra.launcher.mem_gb={self.mem_gb}: must be positive")
+        if self.gpus_per_node and self.tasks_per_node > self.gpus_per_node:
+            raise ConfigError(
+                f"hydra.launcher.tasks_per_node={self.tasks_per_node}: every rank takes a GPU of its own, "
+                f"and gpus_per_node={self.gpus_per_node}; ask for as many of both"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many tasks a job has, which train each of its trials together."""
+        return self.nodes * self.tasks_per_node
 
 
 class SlurmWorkers:
@@ -85,6 +101,7 @@ class SlurmWorkers:
             group=str(state.folder),
             code=None if allow_changed_code else code_digest(),
             runner=runner,
+            ranks=settings.ranks,
         )
         self._in_vain, self._left = 0, -1
 
@@ -131,7 +148,12 @@ class SlurmWorkers:
     def _still_to_run(self) -> list[TrialId]:
         """What is missing; without what this launch has tried as often as is worth while."""
         begun = self._left >= 0
-        return [x for x in self._state.missing() if not (begun and self._state.status(x) == "failed")]
+        return [x for x in self._state.missing() if not (begun and self._has_failed(x))]
+
+    def _has_failed(self, trial: TrialId) -> bool:
+        """Whether it was tried as often as is worth while; where a rank died, less often till now."""
+        attempts = Attempts(self._state.trial_folder(trial), self._worker.launch)
+        return self._state.status(trial) == "failed" and not 0 < attempts.count() < MAX_ATTEMPTS
 
     def _give_up(self) -> None:
         """Record why trials are missing whose jobs ended without a word, e.g. for want of memory."""
@@ -169,6 +191,8 @@ class SlurmWorkers:
             "gpus_per_node": settings.gpus_per_node,
             "slurm_setup": list(settings.setup) or None,
         }
+        if settings.ranks > 1:
+            optional |= _several_tasks(settings)
         executor.update_parameters(
             name=self._name,
             timeout_min=settings.timeout_min,
@@ -180,6 +204,22 @@ class SlurmWorkers:
             **{key: value for key, value in optional.items() if value is not None},
         )
         return executor
+
+
+def _several_tasks(settings: SlurmSettings) -> dict[str, Any]:
+    """What submitit is told of a job whose tasks are ranks.
+
+    A task that ends may not take the others along at once, as some clusters have it: the first one may still
+    have to ask for the requeue. One that hangs is ended ``LAST_TASKS_S`` after the first that ended. Since
+    Slurm 22.05 srun does not take the CPUs per task over from sbatch.
+    """
+    return {
+        "nodes": settings.nodes,
+        "tasks_per_node": settings.tasks_per_node,
+        "slurm_srun_args": [
+            "--kill-on-bad-exit=0", f"--wait={LAST_TASKS_S}", f"--cpus-per-task={settings.cpus_per_task}",
+        ],
+    }  # fmt: skip
 
 
 def job_name(folder: Path) -> str:

@@ -17,24 +17,21 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.schema import from_plain
-from adaecho.errors import ConfigError, FolderError, UserError, told
+from adaecho.errors import ConfigError, FolderError, RankError, UserError, told
 from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
 from adaecho.records.outcome import FINISHED
 from adaecho.search.design import TrialId
-from adaecho.search.pruning import Pruner
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import REFUSAL, move_aside, read_design, record_failure
+from adaecho.search.team import Order, PreemptedError, Team, load_runner, ranks_of_job
 
 RUN_TRIAL = "adaecho.training.trial:run_trial"
 MAX_ATTEMPTS = 3  # a failed trial is tried again twice
@@ -57,6 +54,8 @@ class Worker:
         group: the tracker's name for the sweep; by default its folder.
         code: digest of the code at submission; None runs with whatever is there.
         runner: ``module:function`` that runs a trial.
+        ranks: how many tasks of its job train each trial together; all are such a worker, and the first one
+            chooses the trials.
     """
 
     folder: str
@@ -66,21 +65,27 @@ class Worker:
     group: str | None = None
     code: str | None = None
     runner: str = RUN_TRIAL
+    ranks: int = 1
 
     def __call__(self) -> None:
         """Work until nothing is missing that this launch could still run.
 
         Raises:
             ConfigError: the code changed since submission.
+            RankError: another rank failed; it counts as an attempt, and the next submission goes on.
             UserError: a trial met what only the user can mend; it is also in the sweep's ``refusal.json``.
         """
         try:
             self._check_code()
-            self._work(SweepState(read_design(Path(self.folder)), Path(self.folder)))
+            preempted = self._work_together()
+        except RankError:
+            raise  # the rank that failed tells the user, if there is something to mend
         except UserError as error:
             with suppress(FolderError):  # e.g. of the full disk that is being reported
                 write_json(Path(self.folder) / REFUSAL, {"launch": self.launch, "error": str(error)})
             raise
+        if preempted is not None:
+            _leave(preempted.signal)
 
     def checkpoint(self) -> Any:
         """What submitit submits again at a time-out or preemption: the same worker."""
@@ -96,18 +101,35 @@ class Worker:
                 "it and submit again, or submit with search.allow_changed_code=true"
             )
 
-    def _work(self, state: SweepState) -> None:
+    def _work_together(self) -> PreemptedError | None:
+        """Work with all ranks; why it ended, where that was a signal."""
+        folder = Path(self.folder)
+        design = read_design(folder)
+        configs = [design.trial_config(arm, 0, 0) for arm in design.arms] if self.ranks > 1 else []
+        with ranks_of_job(self.ranks, configs) as ranks:
+            team = Team(self.runner, self.group or self.folder, ranks)
+            try:
+                if team.is_first:
+                    self._work(SweepState(design, folder), team)
+                    team.end()
+                else:
+                    team.follow()
+            except PreemptedError as preempted:  # all ranks part in peace before the job asks to be requeued
+                return preempted
+        return None
+
+    def _work(self, state: SweepState, team: Team) -> None:
         given_up: set[TrialId] = set()
         idle_since: float | None = None
         while left := [trial for trial in self._in_my_order(state) if trial not in given_up]:
-            if any(self._take(state, trial, given_up) for trial in left):
+            if any(self._take(state, trial, given_up, team) for trial in left):
                 idle_since = None
                 continue
             # All that is left is in other hands. It may yet diverge and call for more, or be abandoned.
             idle_s = time.monotonic() - (idle_since := idle_since or time.monotonic())
             if idle_s > _PATIENCE_S:
                 return
-            time.sleep(self._pause_s(idle_s))
+            team.pause(self._pause_s(idle_s))
 
     def _pause_s(self, idle_s: float) -> float:
         """Until the next look: few workers notice soon that all is done, hundreds do not crowd the folder."""
@@ -124,7 +146,7 @@ class Worker:
 
         return sorted(state.missing(), key=distance)
 
-    def _take(self, state: SweepState, trial: TrialId, given_up: set[TrialId]) -> bool:
+    def _take(self, state: SweepState, trial: TrialId, given_up: set[TrialId], team: Team) -> bool:
         """Run a trial unless another worker is at it; whether the state has changed."""
         folder = state.trial_folder(trial)
         if is_held(folder):
@@ -134,7 +156,7 @@ class Worker:
         attempts = Attempts(folder, self.launch)
         try:
             if attempts.count() < MAX_ATTEMPTS:
-                self._run(state, trial, attempts)
+                self._run(state, trial, attempts, team)
             if attempts.count() >= MAX_ATTEMPTS:
                 given_up.add(trial)
                 logs = state.folder / ("slurm" if "SLURM_JOB_ID" in os.environ else "workers")
@@ -144,38 +166,37 @@ class Worker:
         state.reread(trial)
         return True
 
-    def _run(self, state: SweepState, trial: TrialId, attempts: "Attempts") -> None:
+    def _run(self, state: SweepState, trial: TrialId, attempts: "Attempts", team: Team) -> None:
         arm = next(arm for arm in state.design.arms if arm.name == trial.arm)
         folder = state.trial_folder(trial)
         _set_damaged_aside(folder)
-        config = from_plain(state.design.trial_config(arm, trial.repeat, trial.index))
+        config = state.design.trial_config(arm, trial.repeat, trial.index)
         overrides = state.design.trial_overrides(arm, trial.repeat, trial.index)
-        pruner = Pruner(folder) if config.search.prune else None
         attempts.begin()
         if attempts.count() > MAX_ATTEMPTS:  # another worker has begun its last one at the same moment
             attempts.take_back()
             return
         print(f"{trial}{BEGUN}", flush=True)
         try:
-            summary = load_runner(self.runner)(
-                config, folder, overrides, group=self.group or self.folder, prune=pruner
-            )
+            summary = team.train(Order(str(trial), config, folder, overrides))
         except FolderInUseError:
             attempts.take_back()
             print(f"{trial}: another worker was faster", flush=True)
             raise
-        except UserError as error:
-            attempts.take_back()
-            raise UserError(f"trial {trial}: {error}") from error
         except Exception as error:
-            traceback.print_exc()
+            if isinstance(error, UserError) and not isinstance(error, RankError):
+                attempts.take_back()
+                raise UserError(f"trial {trial}: {error}") from error
             if attempts.count() >= MAX_ATTEMPTS:
                 record_failure(state, trial, f"{type(error).__name__}: {error}")
+            if team.ends_at_failure:
+                raise
+            traceback.print_exc()
             return
         attempts.forget()
         print(f"{trial}: {summary['status']}", flush=True)
         if summary["status"] == "preempted":
-            _leave(summary.get("signal"))
+            raise PreemptedError(summary.get("signal"))
 
 
 class Attempts:
@@ -206,12 +227,6 @@ class Attempts:
     def forget(self) -> None:
         """The trial has ended, or goes on later."""
         self._path.unlink(missing_ok=True)
-
-
-def load_runner(runner: str) -> Callable[..., dict[str, Any]]:
-    """The function that ``module:function`` names."""
-    module, _, function = runner.partition(":")
-    return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
 def _set_damaged_aside(folder: Path) -> None:

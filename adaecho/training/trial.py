@@ -17,6 +17,7 @@ from adaecho.errors import FolderError, UserError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
+from adaecho.records.lock import FolderInUseError
 from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
@@ -57,23 +58,47 @@ def run_trial(
     """
     run = RunFolder(folder)
     try:
-        with run.lock() if ranks.is_first else nullcontext():
-            finished = ranks.from_first(lambda: _open(run, config, overrides, display))
-            if finished is not None:
-                return finished
-            if ranks.is_first:
-                export(config.tracking, folder, group=group)
-            try:
-                return _Trial(config, run, display, prune, ranks).run()
-            except (Exception, KeyboardInterrupt) as error:
-                reason = ranks.explain(error)
-                if ranks.is_first:
-                    _record_failure(run, config, reason)
-                if reason is not error:
-                    raise reason from error
-                raise
+        with ExitStack() as stack:
+            in_use = ranks.from_first(lambda: _lock(run, stack))
+            if in_use is None:
+                return _run_locked(run, config, overrides, group, display, prune, ranks)
     except UserError as error:
         ranks.explain(error)  # to the others, where this rank could not even begin
+        raise
+    raise in_use  # on all ranks, which can go on with something else
+
+
+def _lock(run: RunFolder, stack: ExitStack) -> FolderInUseError | None:
+    """Take the folder's lock; the error where another process has it."""
+    try:
+        stack.enter_context(run.lock())
+    except FolderInUseError as error:
+        return error
+    return None
+
+
+def _run_locked(
+    run: RunFolder,
+    config: Config,
+    overrides: Sequence[str],
+    group: str | None,
+    display: Display | None,
+    prune: Callable[[int], bool] | None,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    finished = ranks.from_first(lambda: _open(run, config, overrides, display))
+    if finished is not None:
+        return finished
+    if ranks.is_first:
+        export(config.tracking, run.path, group=group)
+    try:
+        return _Trial(config, run, display, prune, ranks).run()
+    except (Exception, KeyboardInterrupt) as error:
+        reason = ranks.explain(error)
+        if ranks.is_first:
+            _record_failure(run, config, reason)
+        if reason is not error:
+            raise reason from error
         raise
 
 

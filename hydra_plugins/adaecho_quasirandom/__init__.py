@@ -33,8 +33,10 @@ class SlurmConf:
     account: str | None = None
     qos: str | None = None
     timeout_min: int = 60  # of a job; a trial that is cut short goes on in the next
+    nodes: int = 1  # nodes x tasks_per_node ranks train each trial of a job together
+    tasks_per_node: int = 1
     cpus_per_task: int = 1
-    mem_gb: float = 2.0
+    mem_gb: float = 2.0  # per node
     gpus_per_node: int | None = None
     trials_per_job: int = 1  # one job is submitted for so many: packs short trials
     array_parallelism: int = 256  # jobs at most

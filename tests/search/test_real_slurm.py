@@ -10,18 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adaecho.config.schema import from_plain
 from adaecho.records.files import read_json
 from adaecho.records.lock import is_held
 from adaecho.search import sweeper
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
+from adaecho.search.sweep import read_design
 from tests.needs import needs
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
+from tests.training.several_ranks import metrics, run_on, summary
 
 STATE = Path("/var/lib/adaecho-slurm")  # of scripts/local_slurm.sh
 ON_SLURM = ("hydra/launcher=slurm",)
@@ -51,14 +55,24 @@ SWEEP = (
 )
 
 
+# Two trials, each by a job of two ranks.
+ON_TWO_RANKS = (
+    "echo=batch",
+    *SWEEP[1:2],
+    "search.trials=2",
+    *SWEEP[3:-1],
+    "hydra.launcher.tasks_per_node=2",
+)
+
+
 @pytest.fixture
 def _no_jobs_left() -> Iterator[None]:
     yield
     subprocess.run(["scancel", f"--user={getpass.getuser()}", "--quiet"], check=False)
 
 
-def _command(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "adaecho.run", "-m", *SWEEP, f"hydra.sweep.dir={folder}"]
+def _command(folder: Path, sweep: tuple[str, ...] = SWEEP) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "adaecho.run", "-m", *sweep, f"hydra.sweep.dir={folder}"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -191,6 +205,69 @@ def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
     assert {name: trial["metrics"] for name, trial in _outcomes(folder).items()} == {
         name: trial["metrics"] for name, trial in undisturbed.items()
     }
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep on two ranks without disturbance."""
+    folder = tmp_path_factory.mktemp("ranks") / "sweep"
+    _finish(_command(folder, ON_TWO_RANKS))
+    return folder
+
+
+@on_slurm
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.usefixtures("_no_jobs_left")
+def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_path: Path) -> None:
+    design = read_design(on_two_ranks)
+    (arm,) = design.arms
+    for index in (0, 1):
+        folder = on_two_ranks / arm.name / "0" / str(index)
+        assert summary(folder)["ranks"] == 2
+        here = tmp_path / str(index)
+        assert run_on(2, from_plain(design.trial_config(arm, 0, index)), here) == [(0, "budget_spent")] * 2
+        assert metrics(folder) == metrics(here)
+
+
+@on_slurm
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.usefixtures("_no_jobs_left")
+def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_submitted_again_when_one_dies(
+    on_two_ranks: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sweep"
+    launcher = _command(folder, ON_TWO_RANKS)
+
+    job = _wait_until(lambda: _at_work(folder, but=None))
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    _wait_until(lambda: "PENDING" in _state_of(job))
+    found = [json.loads(path.read_text()) for path in folder.glob("*/*/*/summary.json")]
+    assert ("preempted", "SIGUSR2") in [(each["status"], each.get("signal")) for each in found]
+    _start_again(job)
+
+    job = _wait_until(lambda: _at_work(folder, but=None))
+    os.kill(_process_of(job, rank=1), signal.SIGKILL)
+    _wait_until(lambda: not _state_of(job))
+    assert list(folder.glob("*/*/*/attempts.log"))
+    _finish(launcher)
+    ended, undisturbed = _outcomes(folder), _outcomes(on_two_ranks)
+    assert {trial["summary"]["status"] for trial in ended.values()} == {"budget_spent"}
+    assert {name: trial["metrics"] for name, trial in ended.items()} == {
+        name: trial["metrics"] for name, trial in undisturbed.items()
+    }
+
+
+def _process_of(job: str, rank: int) -> int:
+    """Process number of a job's task."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            content = environment.read_bytes().split(b"\0")
+            variables = dict(line.decode(errors="replace").partition("=")[::2] for line in content)
+            task = f"{variables.get('SLURM_ARRAY_JOB_ID')}_{variables.get('SLURM_ARRAY_TASK_ID')}"
+            is_task = job in (task, variables.get("SLURM_JOB_ID")) and "RANK" not in variables
+            if is_task and variables.get("SLURM_PROCID") == str(rank):
+                return int(environment.parent.name)
+    raise AssertionError(f"{job} has no task {rank}")
 
 
 @on_slurm

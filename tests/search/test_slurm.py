@@ -142,6 +142,7 @@ def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, su
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, flags=re.MULTILINE))
     assert asked.keys().isdisjoint({"partition", "account", "qos", "gres", "gpus-per-node", "constraint"})
     assert (asked["cpus-per-task"], asked["mem"], asked["time"]) == ("1", "2GB", "60")
+    assert "ntasks-per-node" not in asked
     assert asked["signal"] == "USR2@120"
     assert "requeue" in asked
 
@@ -158,6 +159,26 @@ def test_what_is_asked_for_is_passed_on(stand_in: Path, submit: Command) -> None
     for line in ("--partition=gpu", "--gpus-per-node=1", "--reservation=friday"):
         assert f"#SBATCH {line}" in text
     assert "\nmodule load cuda\n" in text
+
+
+def test_tasks_of_several_nodes_are_asked_for(stand_in: Path, submit: Command) -> None:
+    submit(
+        "search.trials=2",
+        *(f"hydra.launcher.{key}" for key in ("nodes=2", "tasks_per_node=4", "cpus_per_task=3")),
+        "hydra.launcher.gpus_per_node=4",
+    )
+    (text,) = _given(stand_in)
+    for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=3", "--gpus-per-node=4"):
+        assert f"#SBATCH {line}\n" in text
+    assert re.search(r"^srun .*--kill-on-bad-exit=0 --wait=60 --cpus-per-task=3 ", text, flags=re.MULTILINE)
+    assert "--array=0-1%" in text
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_ranks_without_a_gpu_each_are_refused(submit: Command) -> None:
+    settings = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=1")
+    with pytest.raises(ConfigError, match=r"tasks_per_node=2: every rank takes a GPU .* gpus_per_node=1"):
+        submit("search.trials=1", *settings)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -197,7 +218,12 @@ def test_jobs_that_end_without_a_word_are_failures(
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("setting", ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0",
+    ],
+)  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_name(submit: Command, setting: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"hydra.launcher.{setting.partition('=')[0]}")):
         submit("search.trials=1", f"hydra.launcher.{setting}")

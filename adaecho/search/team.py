@@ -1,0 +1,165 @@
+"""The processes that run a worker's trials: one, or the tasks of a Slurm job, each a rank of every trial."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adaecho.config.schema import from_plain
+from adaecho.errors import ConfigError, RankError, UserError
+from adaecho.records.lock import FolderInUseError
+from adaecho.search.pruning import Pruner
+
+if TYPE_CHECKING:
+    from adaecho.ranks import Ranks  # imports torch, which a worker's launcher need not wait for
+
+# Below the ports that systems give to outgoing connections (Linux: from 32768), for so many jobs of one host.
+_FIRST_PORT, _NUM_PORTS = 20_000, 12_000
+
+
+class PreemptedError(Exception):
+    """A signal ended the trial, which has written a checkpoint; ``signal`` names it."""
+
+    def __init__(self, signal: str | None) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 tells the others to train."""
+
+    name: str
+    config: dict[str, Any]
+    folder: Path
+    overrides: Sequence[str]
+
+
+class Team:
+    """One worker's processes; every method but ``follow`` is rank 0's, or that of the only process.
+
+    Args:
+        runner: ``module:function`` that runs a trial.
+        group: the tracker's name for the sweep.
+        ranks: None for one process.
+    """
+
+    def __init__(self, runner: str, group: str, ranks: "Ranks | None" = None) -> None:
+        self._runner, self._group, self._ranks = runner, group, ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process chooses the trials."""
+        return self._ranks is None or self._ranks.is_first
+
+    @property
+    def ends_at_failure(self) -> bool:
+        """Whether a crash of one process leaves the others where they can't go on together."""
+        return self._ranks is not None
+
+    def train(self, order: Order) -> dict[str, Any]:
+        """Run a trial with all ranks; its summary. Errors are those of ``run_trial``."""
+        self._tell(order)
+        return self._run(order)
+
+    def pause(self, pause_s: float) -> None:
+        """Sleep, all ranks at once: one that waited for another would call it gone at ``rank_timeout_s``."""
+        self._tell(pause_s)
+        time.sleep(pause_s)
+
+    def end(self) -> None:
+        """There are no more trials."""
+        self._tell(None)
+
+    def follow(self) -> None:
+        """Do what rank 0 says until it is over.
+
+        Raises:
+            PreemptedError: a signal ended a trial.
+            RankError: another rank failed.
+            UserError: the trial met what only the user can mend, on this rank.
+        """
+        assert self._ranks is not None
+        while (order := self._ranks.from_first(_nothing)) is not None:
+            if isinstance(order, float):
+                time.sleep(order)
+                continue
+            with suppress(FolderInUseError):  # all ranks hear of it, and go on
+                self._follow(order)
+
+    def _follow(self, order: Order) -> None:
+        try:
+            summary = self._run(order)
+        except (FolderInUseError, RankError):
+            raise
+        except UserError as error:
+            raise UserError(f"trial {order.name}: {error}") from error
+        if summary["status"] == "preempted":
+            raise PreemptedError(summary.get("signal"))
+
+    def _tell(self, what: Order | float | None) -> None:
+        if self._ranks is not None:
+            self._ranks.from_first(lambda: what)
+
+    def _run(self, order: Order) -> dict[str, Any]:
+        config = from_plain(order.config)
+        pruner = Pruner(order.folder) if config.search.prune else None
+        more = {} if self._ranks is None else {"ranks": self._ranks}
+        return load_runner(self._runner)(
+            config, order.folder, order.overrides, group=self._group, prune=pruner, **more
+        )
+
+
+def _nothing() -> Order | float | None:
+    return None
+
+
+@contextmanager
+def ranks_of_job(num_ranks: int, configs: Sequence[dict[str, Any]]) -> Iterator["Ranks | None"]:
+    """The tasks of this Slurm job, joined inside the block; None where each worker is one process.
+
+    Args:
+        num_ranks: how many tasks the job has.
+        configs: of the sweep's trials: ``device`` and ``rank_timeout_s`` count.
+
+    Raises:
+        ConfigError: the job has other tasks, or a host too few GPUs.
+        RankError: the others do not come.
+    """
+    if num_ranks == 1:
+        yield None
+        return
+    _export_ranks(num_ranks)
+    from adaecho.ranks import joined
+    from adaecho.training.device import choose_device
+
+    trials = [from_plain(config) for config in configs]
+    device = max(map(choose_device, trials), key=lambda device: device.type != "cpu")
+    with joined(device, max(trial.rank_timeout_s for trial in trials)) as ranks:
+        yield ranks
+
+
+def _export_ranks(num_ranks: int) -> None:
+    """Put into the environment what torchrun would: ranks are Slurm's tasks, and they meet on the first host.
+
+    The port follows from the job's number, which is another one for each job of an array.
+    """
+    from submitit.helpers import TorchDistributedEnvironment
+
+    os.environ["MASTER_PORT"] = str(_FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % _NUM_PORTS)
+    found = TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    if found.world_size != num_ranks:
+        raise ConfigError(
+            f"hydra.launcher.nodes x tasks_per_node is {num_ranks}, and the job has {found.world_size} "
+            "tasks; leave the number of tasks out of hydra.launcher.additional_parameters"
+        )
+
+
+def load_runner(runner: str) -> Callable[..., dict[str, Any]]:
+    """The function that ``module:function`` names."""
+    module, _, function = runner.partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
