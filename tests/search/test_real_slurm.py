@@ -232,7 +232,7 @@ def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_pa
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.usefixtures("_no_jobs_left")
-def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_submitted_again_when_one_dies(
+def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_its_trial_survives_a_rank_that_dies(
     on_two_ranks: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "sweep"
