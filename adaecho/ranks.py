@@ -65,9 +65,9 @@ class Ranks:
         if self.is_alone:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.float64)
-        parts = mine.new_empty(self.world_size * len(mine))
-        self._together(lambda: self._wait(dist.all_gather_into_tensor(parts, mine, async_op=True)))
-        return parts.view(self.world_size, -1).tolist()
+        parts = mine.new_empty(self.world_size, len(mine))
+        self._together(lambda: self._wait(dist.all_gather(list(parts), mine, async_op=True)))
+        return parts.tolist()
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """Each number's sum over ranks, in float64 (whole numbers exactly); as they are with one rank."""
