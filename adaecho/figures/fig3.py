@@ -75,10 +75,19 @@ def caption(arms: list[Arm]) -> str:
             f"Bars: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
             f"error bars: {ends}."
         )
+    if _common_baseline(arms) is None:
+        return f"{bars}\nNumbers: ratio to the arm's own baseline."
     return (
         f"{bars}\nDashed: baseline / e, if repeats were as useful as fresh examples. "
         "Numbers: ratio to the baseline."
     )
+
+
+def _common_baseline(arms: list[Arm]) -> float | None:
+    """The mean of the one baseline that all arms have; None where there are several, or it wasn't reached."""
+    names = {arm["baseline"] for arm in arms}
+    plain = [arm for arm in arms if arm["arm"] in names and arm["fresh_examples"]]
+    return plain[0]["fresh_examples"]["mean"] if len(plain) == 1 else None
 
 
 def _range(numbers: list[int]) -> str:
@@ -126,11 +135,9 @@ def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
 
 def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
     """A dashed line over each echoed group at the baseline's mean over its factor."""
-    names = {arm["baseline"] for arm in ordered}
-    plain = [arm for arm in ordered if arm["arm"] in names and arm["fresh_examples"]]
-    if len(plain) != 1:
+    baseline = _common_baseline(ordered)
+    if baseline is None:
         return
-    baseline = plain[0]["fresh_examples"]["mean"]
     for factor in sorted({_factor(arm) for arm in ordered} - {1.0, float("inf")}):
         group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
         ends = (min(group) - _BAR / 2 - 0.08, max(group) + _BAR / 2 + 0.08)
