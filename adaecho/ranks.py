@@ -29,6 +29,7 @@ _REPORT_S = 3.0  # for the others to say why they left, before a rank is called 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-3  # between looks for a message
 _LOOK_S = 0.5  # between looks for a rank that failed, and whether the launcher lives
 _PAUSE_S = 0.05  # between looks for the others at the start
+_PARENT = os.getppid()  # as early as possible: of a launcher that has gone nothing tells
 _GRACE_S = 30.0  # as long as torchrun gives
 
 
@@ -144,7 +145,10 @@ class Ranks:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if time.monotonic() - looked > _LOOK_S:
                 looked = time.monotonic()
-                if (failure := self._failure()) is not None:
+                failure = None
+                with suppress(RuntimeError):  # the store went with the launcher; a signal will end the wait
+                    failure = self._failure()
+                if failure is not None:
                     raise failure
         work.wait()
 
@@ -175,7 +179,7 @@ class Ranks:
             names = ", ".join(map(str, silent))
             word = "rank" if len(silent) == 1 else "ranks"
             return RankError(f"no word from {word} {names}: killed, hanging, or waiting for one that is")
-        return RankError("rank 0 is gone, and with it what the ranks tell one another")
+        return RankError("the launcher or rank 0 is gone, and with it what the ranks tell one another")
 
     def _failure(self) -> RankError | None:
         """What a rank that failed has told, if one has."""
@@ -270,6 +274,8 @@ def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
     Raises:
         RankError: the others do not come.
     """
+    if started_by_torchrun():
+        threading.Thread(target=_end_with, args=(_PARENT,), daemon=True).start()
     if launched_ranks() == 1:
         yield ALONE
         return
@@ -282,8 +288,6 @@ def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
     except (dist.DistError, ValueError, RuntimeError) as error:
         raise RankError(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
     ranks = Ranks(rank, world_size, PrefixStore("adaecho", store))
-    if started_by_torchrun():
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         yield ranks
     except BaseException:

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
-
-from adaecho.ranks import ALONE, Ranks
 
 Batch = Any
 """A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
@@ -40,14 +38,6 @@ class Picture:
     predicted: list[Box] | None = None
 
 
-class Evaluate(Protocol):
-    """Metrics of a model on one whole split, of which each of the ranks may look at a share."""
-
-    def __call__(
-        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]: ...
-
-
 @dataclass(frozen=True)
 class Task:
     """One workload, ready to train.
@@ -61,8 +51,10 @@ class Task:
         build_model: a freshly initialised model; torch's global generator is seeded by the caller.
         loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
             so the mean over several micro-batches is exact, however unevenly they are filled.
-        evaluate: metrics of a model (already in eval mode, on ``device``) on a whole split, which it may hold
-            in memory or read anew. Of several ranks the first one's metrics count.
+        evaluate: ``evaluate(model, split, device=...)``, metrics of a model (already in eval mode, on that
+            device) on a whole split, which it may hold in memory or read anew. One that also takes ``ranks=``
+            (see ``adaecho.ranks``) may look at this rank's share alone; else every rank looks at all of it.
+            The first rank's metrics count.
         has_test_split: whether there is one beside the validation split; it is read once, when a run ends.
         weight: the weight that ``loss`` will return, told from the batch alone. Without it the graphs of all
             micro-batches are kept until the weights are known. A plain number is of the batch's size alone,
@@ -83,7 +75,7 @@ class Task:
     collate: Callable[[list[Any]], Any] | None
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], LossAndWeight]
-    evaluate: Evaluate
+    evaluate: Callable[..., dict[str, float]]
     has_test_split: bool = False
     weight: Callable[[Batch], torch.Tensor | float] | None = None
     num_examples: int | None = None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -396,7 +397,8 @@ class Trainer:
             average_statistics(self.model, self.ranks)
             self.model.eval()
             with autocast(self.device, self.precision), torch.inference_mode():
-                metrics = self.task.evaluate(self.model, split, device=self.device, ranks=self.ranks)
+                shared = {"ranks": self.ranks} if "ranks" in signature(self.task.evaluate).parameters else {}
+                metrics = self.task.evaluate(self.model, split, device=self.device, **shared)
             self.model.train()
             return self.ranks.from_first(lambda: metrics)
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.ranks import Ranks
 from adaecho.tasks import build_task
-from adaecho.training import trainer
+from adaecho.training import trainer, trial
 from adaecho.training.loader import make_loader
-from adaecho.training.parallel import share_of
+from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
 from tests.training.several_ranks import metrics, run_on, summary
 
@@ -273,6 +274,47 @@ def test_ranks_that_see_other_things_are_named(compose_config: Compose) -> None:
         assert code == 2
         assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
         assert "same command, code and data" in said
+
+
+class _Torn:
+    """Examples of tensors, whose pickled bytes differ between processes; the first can't be read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        if row == 0:
+            raise ValueError("torn")
+        return {"x": torch.full((3,), float(row))}
+
+
+def test_what_ranks_see_is_told_by_content(compose_config: Compose) -> None:
+    config = compose_config(*RUN)
+    task = replace(build_task(config), source=_Torn(), fingerprint={})
+    seen = [what_is_seen(config, task) for _ in range(2)]
+    assert seen[0] == seen[1]
+    other = replace(task, source=[{"x": torch.zeros(3)}] * 8)
+    assert what_is_seen(config, other)["data"] != seen[0]["data"]
+
+
+def _evaluates_without_ranks(_: int) -> None:
+    built = trial.build_task
+
+    def build(config: Config) -> Any:
+        task = built(config)
+        return replace(
+            task, evaluate=lambda model, split, *, device: task.evaluate(model, split, device=device)
+        )
+
+    trial.build_task = build
+
+
+def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none")
+    assert run_on(2, config, "whole", _evaluates_without_ranks) == [(0, "budget_spent")] * 2
+    assert run_on(2, config, "shares") == [(0, "budget_spent")] * 2
+    for whole, shares in zip(metrics("whole"), metrics("shares"), strict=True):
+        assert whole["accuracy"] == shares["accuracy"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
