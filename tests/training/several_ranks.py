@@ -21,7 +21,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__, "adaecho.tasks.digits"])
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
-END_S = 60  # for a rank to end once another has
+END_S = 120  # for a rank to end once another has
 
 Before = Callable[[int], None]
 
