@@ -32,7 +32,7 @@ def share_of(config: Config, world_size: int) -> Config:
     """
     if world_size == 1:
         return config
-    passes = config.adascale.num_gradients_to_accumulate if config.adascale.enabled else 1
+    passes = num_passes(config)
     if config.batch_size % (world_size * passes):
         parts = f" times {passes} micro-batches each" if passes > 1 else ""
         raise ConfigError(
@@ -41,6 +41,11 @@ def share_of(config: Config, world_size: int) -> Config:
         )
     echo = replace(config.echo, shuffle_buffer=-(-config.echo.shuffle_buffer // world_size))
     return replace(config, batch_size=config.batch_size // world_size, echo=echo)
+
+
+def num_passes(config: Config) -> int:
+    """Micro-batches of one rank's part of a step."""
+    return config.adascale.num_gradients_to_accumulate if config.adascale.enabled else 1
 
 
 def synchronised(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:

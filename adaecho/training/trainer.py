@@ -19,7 +19,7 @@ from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
 from adaecho.training.optimizer import clip, deal, make_optimizer, set_rate
-from adaecho.training.parallel import average_statistics, share_of, synchronised, undone
+from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
 from adaecho.training.schedule import Schedule
 
@@ -105,9 +105,10 @@ class Trainer:
         self.loader = make_loader(share_of(config, ranks.world_size), task, self.device, ranks)
         if not ranks.is_alone:  # weights are drawn alike, dropout is not
             torch.manual_seed(config.seed + ranks.rank * _RANK_SEEDS)
-        if task.weight is None and self._num_passes > 1 and not ranks.is_alone:
+        passes = num_passes(config)
+        if task.weight is None and passes > 1 and not ranks.is_alone:
             raise ConfigError(
-                f"adascale.num_gradients_to_accumulate={self._num_passes}: task {task.name} tells its weight "
+                f"adascale.num_gradients_to_accumulate={passes}: task {task.name} tells its weight "
                 "only with its loss, and on several ranks it is needed before; use 1"
             )
         epoch = task.num_examples or (len(task.source) if hasattr(task.source, "__len__") else None)
@@ -161,7 +162,7 @@ class Trainer:
         with self.clocks.uncounted(self.device), undone(self.model, self.device):
             for _ in range(2):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._backward(deal(batch, self._num_passes)[:1])
+                self._backward(deal(batch, num_passes(self.config))[:1])
             self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
@@ -238,15 +239,10 @@ class Trainer:
         self._between_steps(self, bool(outlook.checkpoint_due))
         return None
 
-    @property
-    def _num_passes(self) -> int:
-        """Micro-batches of this rank's part of a step."""
-        return self.config.adascale.num_gradients_to_accumulate if self.adascale is not None else 1
-
     def _step(self, batch: Batch) -> None:
         set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(deal(batch, self._num_passes))
+        loss = self._backward(deal(batch, num_passes(self.config)))
         clip(self.model, self.config.optimizer.clip_norm)
         self._update()
         self._loss_sum += loss

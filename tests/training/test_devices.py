@@ -11,6 +11,7 @@ from adaecho.errors import ConfigError
 from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.needs import needs
 from tests.training.several_ranks import metrics
 
 RUN = (
@@ -23,7 +24,7 @@ def losses(folder: str) -> list[float]:
     return [line["cross_entropy"] for line in metrics(folder)]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@needs("g++", present=shutil.which("g++") is not None, remedy="torch.compile needs it: apt-get install g++")
 def test_a_compiled_model_takes_the_same_steps(compose_config: Compose) -> None:
     run_trial(compose_config(*RUN, "device=cpu"), Path("eager"))
     run_trial(compose_config(*RUN, "device=cpu", "compile=default"), Path("compiled"))
@@ -42,7 +43,7 @@ def test_an_unknown_way_to_compile_is_refused(compose_config: Compose) -> None:
         compose_config("compile=fast")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="watches a GPU for waits; there is none here")
 @pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
 def test_a_step_never_waits_for_the_gpu(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]

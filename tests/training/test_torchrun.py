@@ -15,7 +15,7 @@ from tests.training.several_ranks import metrics, summary
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch is built without gloo",
+    reason="torch is built without gloo, by which ranks talk to one another on a CPU",
 )
 
 RUN = (

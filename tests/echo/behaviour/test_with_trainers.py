@@ -21,7 +21,7 @@ WORLD = 2
 
 def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     if name != "ddp" and find_spec("accelerate" if name == "accelerate" else "lightning") is None:
-        pytest.skip(f"{name} is not installed: pip install 'adaecho[trainers]'")
+        pytest.skip(f"{name} is not installed, with which the loop trains: pip install 'adaecho[trainers]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
