@@ -248,8 +248,12 @@ class _Trial:
                     f"{path}: begun with {key}={state[key]}, here it would go on with {now}; continue on the "
                     f"same kind of machine or set {key}={state[key]}"
                 )
-        number = len(state.get("ranks", ()))
-        if number not in (0, self.ranks.world_size):
+        if "ranks" not in state:
+            raise FolderError(
+                f"{path}: written by an earlier version of adaecho, which this one can't continue"
+            )
+        number = len(state["ranks"])
+        if number != self.ranks.world_size:
             how = "without torchrun" if number == 1 else f"with torchrun and {number} processes in all"
             raise FolderError(
                 f"{path}: begun on {number} rank{'s' if number > 1 else ''}, and here there are "
