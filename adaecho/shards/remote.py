@@ -137,6 +137,7 @@ class Transfer:
         self.version = version or Version()
         self._asked_end, self._retries = end, retries
         self._stream: Stream | None = None
+        self._piece, self._at = b"", 0  # what was read last, and how much of it has been given
         self._slow_s, self._slow_bytes = 0.0, 0
 
     @property
@@ -155,39 +156,52 @@ class Transfer:
 
     def read(self, size: int) -> bytes:
         """So many bytes; fewer only at the end."""
-        pieces = []
-        while size:
-            piece = self._read_piece(min(size, _PIECE))
-            if not piece:
-                break
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+        begin, end = self._at, self._at + size
+        if end <= len(self._piece):  # nearly always: headers and small files come many to a piece
+            self._at = end
+            self.offset += size
+            return self._piece[begin:end]
+        parts = []
+        while size and (part := self._some(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def skip(self, count: int) -> None:
         """Pass over so many bytes."""
+        if self._at + count <= len(self._piece):
+            self._at += count
+            self.offset += count
+            return
         if count > (_SKIP_BY_READING if is_remote(self.url) else _PIECE):
             self.close()
             end = self._end
             self.offset = self.offset + count if end is None else min(self.offset + count, end)
             return
-        while count:
-            passed = len(self._read_piece(min(count, _PIECE)))
-            if not passed:
-                return
-            count -= passed
+        while count and (part := self._some(count)):
+            count -= len(part)
 
     def close(self) -> None:
         """Let go of the connection or file; a later read opens it again."""
         stream, self._stream = self._stream, None
+        self._piece, self._at = b"", 0
         if stream is not None:
             stream.close()
 
-    def _read_piece(self, size: int) -> bytes:
+    def _some(self, size: int) -> bytes:
+        """Up to so many bytes, of one piece; none at the end."""
+        if self._at == len(self._piece):
+            self._piece, self._at = self._read_piece(), 0
+        begin, self._at = self._at, min(self._at + size, len(self._piece))
+        self.offset += self._at - begin
+        return self._piece[begin : self._at]
+
+    def _read_piece(self) -> bytes:
+        """What comes next, once all that was read before has been given; nothing at the end."""
         failures = 0
         while True:
             try:
-                return self._try_piece(size)
+                return self._try_piece()
             except Exception as error:
                 self.close()
                 failures += 1
@@ -197,15 +211,13 @@ class Transfer:
                     raise self._given_up(error, failures) from error
                 self._retries.wait(failures)
 
-    def _try_piece(self, size: int) -> bytes:
+    def _try_piece(self) -> bytes:
         if self._end is not None and self.offset >= self._end:
             return b""
         if self._stream is None:
             self._stream = self._open()
-        if self._end is not None:
-            size = min(size, self._end - self.offset)
+        size = _PIECE if self._end is None else min(_PIECE, self._end - self.offset)
         piece = self._read_once(self._stream, size) if size > 0 else b""
-        self.offset += len(piece)
         if not piece and self._end is not None and self.offset < self._end:
             raise _EndedError(f"it ended {self._end - self.offset} bytes early")
         return piece
@@ -301,7 +313,7 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
         raise
     if response.status != 206:
         whole = int(response.headers.get("Content-Length", -1))
-        return _ReadAhead(response), _http_version(whole, response.headers), 0
+        return response, _http_version(whole, response.headers), 0
     # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
     span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
@@ -309,23 +321,7 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
         response.close()
         raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
     version = _http_version(int(length) if length.isdigit() else -1, response.headers)
-    return _ReadAhead(response), version, start
-
-
-class _ReadAhead:
-    """An answer in pieces of what has arrived: a header of tar alone is not worth asking the system for."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._response, self._piece, self._at = response, b"", 0
-        self.close = response.close
-
-    def read1(self, size: int, /) -> bytes:
-        """Up to so many bytes; none at the end."""
-        if self._at == len(self._piece):
-            self._piece, self._at = self._response.read1(_PIECE), 0
-        begin = self._at
-        self._at = min(begin + size, len(self._piece))
-        return self._piece[begin : self._at]
+    return response, version, start
 
 
 def _http_version(length: int, headers: Message) -> Version:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer
 from adaecho.shards.tar import _plain_header, groups
 from tests.shards.archives import number_of, write_shard
@@ -42,6 +43,21 @@ def test_every_example_can_be_begun_at(tmp_path: Path, format: int) -> None:
         examples = read(tmp_path / "a.tar", group.start)
         assert [number_of(example) for example in examples] == list(range(number, 8))
         assert number == 7 or group.end == found[number + 1].start
+
+
+@pytest.mark.parametrize("piece", [1, 7, 511, 513, 5000])
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
+def test_pieces_may_end_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: int, piece: int
+) -> None:
+    write_shard(tmp_path / "a.tar", list(range(8)), format=format, prefix="name/" * 60 if format else "")
+    whole = read(tmp_path / "a.tar")
+    monkeypatch.setattr(remote, "_PIECE", piece)
+    assert read(tmp_path / "a.tar") == whole
+    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
+    starts = [group.start for group in groups(transfer, read=False)]
+    transfer.close()
+    assert [read(tmp_path / "a.tar", start) for start in starts] == [whole[n:] for n in range(8)]
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE) -> None:

@@ -21,6 +21,7 @@ Rows = NDArray[np.int64]
 
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
 _NUMBERS = (bool, int, float)
+_UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 # A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
 _ARRAYS = (np.ndarray, np.memmap)
 
@@ -78,6 +79,9 @@ class TreeSpec:
         return tuple(built) if self.cls is None else self.cls._make(built)  # type: ignore[attr-defined]
 
 
+_TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", "scalar"))
+
+
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
     """TreeSpec and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
     leaves: list[NDArray[Any]] = []
@@ -100,15 +104,15 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
             leaves.append(value.detach().numpy())
         except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
             return None
-        return TreeSpec("tensor")
+        return _TENSOR
     if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
         array = np.asarray(value)
         if array.dtype.kind not in _STACKABLE:
             return None
         leaves.append(array)
         if kind in _ARRAYS:
-            return TreeSpec("array")
-        return TreeSpec("number" if kind in _NUMBERS else "scalar")
+            return _ARRAY
+        return _NUMBER if kind in _NUMBERS else _SCALAR
     return None
 
 
@@ -257,7 +261,7 @@ def duplicate(value: Any) -> Any:
         return value.detach().clone() if value.requires_grad else value.clone()
     if kind in _ARRAYS and value.dtype != object:
         return np.array(value)
-    if kind in (str, bytes, int, float, bool) or value is None:
+    if kind in _UNCHANGEABLE:
         return value
     if kind in (dict, list, tuple):
         return with_children(value, [duplicate(part) for _, part in children(value)])
@@ -288,6 +292,10 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
         pictures: whether PIL's images are copied, too, which decodes them; not before ``decode``.
     """
     kind = type(value)
+    if kind in _UNCHANGEABLE:
+        return value
+    if kind is dict:  # both first: an example of a tar shard is a dict of byte strings
+        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
     if _is_plain(kind) or isinstance(value, dict | list):
