@@ -49,8 +49,8 @@ def draw_curves(
     panels = _panels(curves, sweep)
     keys = line_keys(curves, sweep.lines)
     looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
-    columns = min(_PANELS, len(panels))
-    rows = math.ceil(len(panels) / columns)
+    rows = math.ceil(len(panels) / _PANELS)
+    columns = math.ceil(len(panels) / rows)  # four panels are two rows of two
     with figure(1.3 + 2.1 * rows, path) as drawing:
         axes = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
         for unused in axes[len(panels) :]:
