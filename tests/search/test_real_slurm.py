@@ -1,9 +1,9 @@
 """Sweeps on a real Slurm: undisturbed, disturbed, out of time, and many jobs at once."""
 
 import functools
-import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +23,7 @@ from adaecho.search import sweeper
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
 from adaecho.search.sweep import read_design
 from tests.needs import needs
+from tests.search import paced
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
 from tests.training.several_ranks import metrics, run_on, summary
@@ -39,8 +40,10 @@ def _slurm_runs() -> bool:
 
 
 on_slurm = needs("slurm", present=_slurm_runs(), remedy="as root: scripts/local_slurm.sh up")
-# Four arms x four trials of a second or two; nothing stops early, so that all can be compared.
+# Four arms x four trials of a second or two, while no gate is closed; nothing stops early, so that all can be
+# compared.
 SWEEP = (
+    f"task.name={paced.NAME}",
     "echo=none,batch,example_before_augmentation,example_after_augmentation",
     "optimizer.learning_rate=tag(log,interval(0.01,0.1))",
     "search.trials=4",
@@ -58,36 +61,82 @@ SWEEP = (
 # Two trials, each by a job of two ranks.
 ON_TWO_RANKS = (
     "echo=batch",
-    *SWEEP[1:2],
+    *(each for each in SWEEP if not each.startswith(("echo=", "search.trials=", "hydra.launcher."))),
     "search.trials=2",
-    *SWEEP[3:-1],
     "hydra.launcher.tasks_per_node=2",
 )
 
 
+Begin = Callable[..., subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def _no_jobs_left() -> Iterator[None]:
-    yield
-    subprocess.run(["scancel", f"--user={getpass.getuser()}", "--quiet"], check=False)
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """``begin(sweep, gate)`` starts a sweep in ``./sweep``; nothing of it outlasts the test."""
+    launchers = []
+
+    def start(sweep: tuple[str, ...] = SWEEP, gate: Path | None = None) -> subprocess.Popen[bytes]:
+        launchers.append(_command(tmp_path / "sweep", sweep, gate))
+        return launchers[-1]
+
+    yield start
+    for launcher in launchers:
+        with launcher:
+            launcher.kill()
+    _cancel_jobs(tmp_path / "sweep")
 
 
-def _command(folder: Path, sweep: tuple[str, ...] = SWEEP) -> subprocess.Popen[bytes]:
+def _cancel_jobs(folder: Path) -> None:
+    """Those of one sweep: other tests may use the same Slurm."""
+    subprocess.run(["scancel", f"--name={job_name(folder)}", "--quiet"], check=False)
+
+
+def _command(
+    folder: Path, sweep: tuple[str, ...] = SWEEP, gate: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """A sweep; with a gate its trials can't end until that file is there."""
     command = [sys.executable, "-m", "adaecho.run", "-m", *sweep, f"hydra.sweep.dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    environment = os.environ if gate is None else {**os.environ, paced.GATE: str(gate)}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
 def _finish(launcher: "subprocess.Popen[bytes]") -> None:
-    _, errors = launcher.communicate(timeout=TIMEOUT_S)
+    with launcher:
+        try:
+            _, errors = launcher.communicate(timeout=TIMEOUT_S)
+        finally:
+            launcher.kill()
     assert launcher.returncode == 0, errors.decode()
 
 
-def _wait_until(what: Callable[[], Any], timeout_s: float = 300.0) -> Any:
+def _wait_until(what: Callable[[], Any], folder: Path, timeout_s: float = 300.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if found := what():
             return found
         time.sleep(0.1)
-    raise AssertionError(f"waited {timeout_s} s in vain")
+    raise AssertionError(f"waited {timeout_s} s in vain\n{_what_is_seen(folder)}")
+
+
+def _what_is_seen(folder: Path) -> str:
+    """Slurm's jobs and nodes, a sweep's trials, and the ends of its jobs' logs."""
+    said = [
+        _output("squeue", "--format=%i %T %r %R start=%S"),
+        _output("scontrol", "--oneliner", "show", "job"),
+        _output("sinfo", "--Node", "--long"),
+    ]
+    for path in sorted(folder.glob("*/*/*/summary.json")):
+        trial, slurm = read_json(path), read_json(path.parent / "environment.json")["slurm"]
+        known = {key: trial.get(key) for key in ("status", "steps", "signal", "error")}
+        said.append(f"{path.parent.relative_to(folder)}: {known} held={is_held(path.parent)} {slurm}")
+    for path in sorted([*(folder / "slurm").glob("*.out"), *(folder / "slurm").glob("*.err")]):
+        said.append(f"{path.name}:\n{path.read_text()[-1500:]}")
+    said += [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(STATE.glob("*.log"))]
+    return "\n".join(said)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
@@ -115,13 +164,15 @@ def _outcomes(folder: Path) -> dict[str, Any]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcomes of a sweep without disturbance."""
     folder = tmp_path_factory.mktemp("slurm") / "sweep"
-    _finish(_command(folder))
+    try:
+        _finish(_command(folder))
+    finally:
+        _cancel_jobs(folder)
     return _outcomes(folder)
 
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
 def test_a_sweep_runs_on_slurm(undisturbed: dict[str, Any]) -> None:
     arms = {name.partition("/")[0] for name in undisturbed}
     assert len(arms) == 4
@@ -131,24 +182,26 @@ def test_a_sweep_runs_on_slurm(undisturbed: dict[str, Any]) -> None:
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
-def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    launcher = _command(folder)
+def test_a_disturbed_sweep_computes_the_same(
+    undisturbed: dict[str, Any], begin: Begin, tmp_path: Path
+) -> None:
+    folder, gate = tmp_path / "sweep", tmp_path / "gate"
+    launcher = begin(gate=gate)
 
-    _wait_until(lambda: live_jobs(job_name(folder)) == 4)
+    _wait_until(lambda: live_jobs(job_name(folder)) == 4, folder)
     launcher.kill()
     launcher.communicate()
-    requeued = _wait_until(lambda: _at_work(folder, but=None))
+    requeued = _wait_until(lambda: _at_work(folder), folder)
     subprocess.run(["scontrol", "requeue", requeued], check=True)
-    cancelled = _wait_until(lambda: _at_work(folder, but=requeued))
+    cancelled = _wait_until(lambda: _at_work(folder, but=requeued), folder)
     subprocess.run(["scancel", cancelled], check=True)
     if (STATE / "slurmd.pid").exists():
         os.kill(int((STATE / "slurmd.pid").read_text()), signal.SIGTERM)
-        _wait_until(lambda: not (STATE / "slurmd.pid").exists())
+        _wait_until(lambda: not (STATE / "slurmd.pid").exists(), folder)
         subprocess.run(["slurmd"], check=True)
-    _start_again(requeued)
-    _finish(_command(folder))
+    _start_again(requeued, folder)
+    gate.touch()
+    _finish(begin())
     assert _outcomes(folder) == undisturbed
     rows = json.loads((folder / "trials.json").read_text())
     assert len({(row["arm"], row["repeat"], row["index"]) for row in rows}) == len(rows) == len(undisturbed)
@@ -156,51 +209,58 @@ def test_a_disturbed_sweep_computes_the_same(undisturbed: dict[str, Any], tmp_pa
     assert len(submitted) <= 5, "no more than the cancelled job was submitted again"
 
 
-def _at_work(folder: Path, but: str | None) -> str | None:
+def _at_work(folder: Path, but: str | None = None) -> str | None:
     """A job, other than ``but``, in the middle of a trial that has been checkpointed."""
+    return next((job for job in _jobs_at_work(folder) if job != but), None)
+
+
+def _jobs_at_work(folder: Path) -> Iterator[str]:
     for path in folder.glob("*/*/*/summary.json"):
         summary, where = read_json(path), read_json(path.parent / "environment.json")["slurm"]
-        job = f"{where['array_job_id']}_{where['array_task_id']}"
-        if job != but and summary["status"] == "running" and summary["steps"] > 0 and is_held(path.parent):
-            return job
-    return None
+        if summary["status"] == "running" and summary["steps"] > 0 and is_held(path.parent):
+            yield f"{where['array_job_id']}_{where['array_task_id']}"
 
 
-def _start_again(job: str) -> None:
+def _start_again(job: str, folder: Path) -> None:
     """Start a requeued job, which Slurm would hold back for two minutes.
 
     It has a reason: it revokes a job's credentials up to the second of the requeue, and whatever starts
     within that second is killed as not startable.
     """
-    _wait_until(lambda: "PENDING" in _state_of(job))
+    _wait_until(lambda: _restarts(job) > 0 and _state_of(job).strip() in ("PENDING", "RUNNING"), folder)
     time.sleep(3)
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    # In vain where the two minutes were over before this was asked.
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
 def _state_of(job: str) -> str:
-    command = ["squeue", "--noheader", f"--job={job}", "--format=%T"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return _output("squeue", "--noheader", f"--job={job}", "--format=%T")
+
+
+def _restarts(job: str) -> int:
+    found = re.search(r"Restarts=(\d+)", _output("scontrol", "show", "job", job))
+    return int(found[1]) if found else 0
 
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
 def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
-    undisturbed: dict[str, Any], tmp_path: Path
+    undisturbed: dict[str, Any], begin: Begin, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "sweep"
-    launcher = _command(folder)
+    folder, gate = tmp_path / "sweep", tmp_path / "gate"
+    launcher = begin(gate=gate)
 
-    job = _wait_until(lambda: _at_work(folder, but=None))
+    job = _wait_until(lambda: _at_work(folder), folder)
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    _wait_until(lambda: "PENDING" in _state_of(job))
+    _wait_until(lambda: _restarts(job), folder)
     preempted = [
         summary
         for path in folder.glob("*/*/*/summary.json")
         if (summary := json.loads(path.read_text()))["status"] == "preempted"
     ]
     assert [summary["signal"] for summary in preempted] == ["SIGUSR2"]
-    _start_again(job)
+    gate.touch()
+    _start_again(job, folder)
     _finish(launcher)
     assert {name: trial["metrics"] for name, trial in _outcomes(folder).items()} == {
         name: trial["metrics"] for name, trial in undisturbed.items()
@@ -211,13 +271,15 @@ def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a sweep on two ranks without disturbance."""
     folder = tmp_path_factory.mktemp("ranks") / "sweep"
-    _finish(_command(folder, ON_TWO_RANKS))
+    try:
+        _finish(_command(folder, ON_TWO_RANKS))
+    finally:
+        _cancel_jobs(folder)
     return folder
 
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
 def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_path: Path) -> None:
     design = read_design(on_two_ranks)
     (arm,) = design.arms
@@ -231,24 +293,24 @@ def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_pa
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
 def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_its_trial_survives_a_rank_that_dies(
-    on_two_ranks: Path, tmp_path: Path
+    on_two_ranks: Path, begin: Begin, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "sweep"
-    launcher = _command(folder, ON_TWO_RANKS)
+    folder, gate = tmp_path / "sweep", tmp_path / "gate"
+    launcher = begin(ON_TWO_RANKS, gate)
 
-    job = _wait_until(lambda: _at_work(folder, but=None))
+    job = _wait_until(lambda: _at_work(folder), folder)
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    _wait_until(lambda: "PENDING" in _state_of(job))
+    _wait_until(lambda: _restarts(job), folder)
     found = [json.loads(path.read_text()) for path in folder.glob("*/*/*/summary.json")]
     assert ("preempted", "SIGUSR2") in [(each["status"], each.get("signal")) for each in found]
-    _start_again(job)
+    _start_again(job, folder)
 
-    job = _wait_until(lambda: _at_work(folder, but=None))
+    _wait_until(lambda: job in _jobs_at_work(folder), folder)
     os.kill(_process_of(job, rank=1), signal.SIGKILL)
-    _wait_until(lambda: not _state_of(job))
+    _wait_until(lambda: not _state_of(job), folder)
     assert list(folder.glob("*/*/*/attempts.log"))
+    gate.touch()
     _finish(launcher)
     ended, undisturbed = _outcomes(folder), _outcomes(on_two_ranks)
     assert {trial["summary"]["status"] for trial in ended.values()} == {"budget_spent"}
@@ -272,10 +334,12 @@ def _process_of(job: str, rank: int) -> int:
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.usefixtures("_no_jobs_left")
 def test_32_jobs_at_once_on_one_study(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "SlurmWorkers", functools.partial(SlurmWorkers, runner=RUNNER))
-    folder = run_sweep(*ON_SLURM, "search.trials=32")
+    try:
+        folder = run_sweep(*ON_SLURM, "search.trials=32")
+    finally:
+        _cancel_jobs(Path("sweep"))
     begun = {
         str(path.parent.relative_to(folder)): len(path.read_text().splitlines())
         for path in folder.glob("*/*/*/begun.log")
