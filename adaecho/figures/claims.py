@@ -8,12 +8,13 @@ costs ends below one more than the excess. A verdict that another reading of the
 (``figures.readings``) is fragile.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaecho.figures.readings import AS_SEARCHED, OTHERS, Costs, Curve, Reading, costs_of_best, searched_costs
+from adaecho.figures.readings import AS_SEARCHED, OTHERS, Costs, Curve, Reading, costs_of_best
 from adaecho.records.outcome import Row
 from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm, welch
 
@@ -233,10 +234,21 @@ def _adjusted(found: Decision, adjusted: Mapping[str, float]) -> Decision:
 
 
 def _rerun(claim: Claim, records: Records) -> Ratio | None:
-    """From the experiment of the same name with ``_winners``: each arm's winner on new seeds."""
-    sides = [records.of_arm(f"{claim.experiment}_winners", name)[0] for name in (claim.arm, claim.other)]
-    ours, theirs = ([cost for cost in searched_costs(rows, (), True) if cost is not None] for rows in sides)
+    """The ratio of the winners' costs on new seeds, from the experiment of that name with ``_winners``."""
+    ours, theirs = (_winners_costs(records, claim.experiment, name) for name in (claim.arm, claim.other))
     return cost_ratio(ours, theirs) if ours and theirs and not claim.no_harm else None
+
+
+def _winners_costs(records: Records, experiment: str, arm: str) -> list[float]:
+    """For the winner of each search (``<arm>_search0``, ...) the geometric mean over its seeds; of one winner
+    alone (``<arm>``) its seeds. A seed that missed the target counts with what it read."""
+    found: dict[str, list[float]] = {}
+    for row in records.rows.get(f"{experiment}_winners", ()):
+        if re.fullmatch(rf"{re.escape(arm)}(_search\d+)?", row["arm"]):
+            cost = row["to_target_fresh_examples"] or row["fresh_examples"]
+            found.setdefault(row["arm"], []).append(cost)
+    of_seeds = list(found.values())
+    return of_seeds[0] if len(of_seeds) == 1 else [float(np.exp(np.log(one).mean())) for one in of_seeds]
 
 
 def _welch_p(ours: list[float], theirs: list[float]) -> float:

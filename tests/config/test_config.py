@@ -19,7 +19,8 @@ def _options(group: str) -> list[str]:
 @pytest.mark.parametrize("task", _options("task"))
 def test_every_task_composes_with_every_echo(compose_config: Compose, task: str, echo: str) -> None:
     config = compose_config(f"task={task}", f"echo={echo}")
-    assert (config.task.name, config.echo.variant) == (task.removesuffix("_mlp"), echo)
+    assert task.startswith(config.task.name)
+    assert config.echo.variant == echo
     assert schema.from_plain(schema.to_plain(config)) == config
 
 

@@ -164,6 +164,26 @@ def test_winners_on_new_seeds_stand_beside_the_verdict() -> None:
     assert found.rerun.value == pytest.approx((900 * 1100 / 800 / 1000) ** 0.5)
 
 
+def test_winners_of_several_searches_count_once_each_and_a_missed_seed_with_what_it_read() -> None:
+    def winners(arm: str, *costs: list[float | None]) -> list[dict[str, Any]]:
+        found = [rows(f"{arm}_search{number}", one) for number, one in enumerate(costs)]
+        return [row | {"fresh_examples": 1600.0} for table in found for row in table]
+
+    records = Records(
+        {
+            "fig3": BASELINE + rows("batch_e2", [500.0, 550.0, 475.0, 525.0, 510.0]),
+            "fig3_winners": winners("baseline", [400.0, 900.0], [500.0, 500.0, 500.0])
+            + winners("batch_e2", [200.0, 800.0], [400.0, None]),
+        }
+    )
+    (found,) = [one for one in decide(records, "digits") if one.verdict != ABSENT]
+    assert found.rerun is not None
+    # Geometric means of the seeds: 600 and 500 against 400 and 800.
+    assert found.rerun.value == pytest.approx((400 * 800 / 600 / 500) ** 0.5)
+    assert found.rerun.low is not None
+    assert found.rerun.low < 1 < (found.rerun.high or 0)
+
+
 def timed(arm: str, fresh: list[float], seconds: list[float]) -> list[dict[str, Any]]:
     costs = zip(rows(arm, [*fresh]), seconds, strict=True)
     return [row | {"to_target_train_time_s": one} for row, one in costs]
