@@ -118,9 +118,13 @@ def test_the_table_of_wall_time_is_its_records() -> None:
     assert f"{sum(row['train_time_s'] for row in rows):.0f} s of training" in page
 
 
-def test_the_table_of_depth_8_is_its_records() -> None:
-    arms = json.loads((ROOT / "results" / "cifar10_depth8" / "cifar10" / "outcome.json").read_text())
-    page = (ROOT / "experiments" / "cifar10_depth8" / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("record", "experiment"),
+    [("cifar10_depth8/cifar10", "cifar10_depth8"), ("quickstart_boxes/scenes", "scenes")],
+)
+def test_a_table_with_intervals_is_its_records(record: str, experiment: str) -> None:
+    arms = json.loads((ROOT / "results" / record / "outcome.json").read_text())
+    page = (ROOT / "experiments" / experiment / "README.md").read_text()
     for arm in arms:
         low, high = arm["ratio_low"], arm["ratio_high"]
         interval = "-" if low is None else f"{low:.2f} to {high:.2f}"
