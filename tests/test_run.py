@@ -1,6 +1,7 @@
 """The command as typed: what it prints, how it exits, and what bad input gets."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -169,14 +170,18 @@ def _start(*overrides: str) -> subprocess.Popen[str]:
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not (path.exists() and path.stat().st_size):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(command: Command) -> None:
+def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adaecho.training import trainer
+
     endless = ("target.value=null", "max_fresh_examples=null", "data.num_workers=0")
     process = _start(*endless)
     try:
@@ -196,9 +201,16 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(command: C
     assert "the same command continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
-    a_little_more = f"max_train_time_s={stopped['train_time_s'] + 0.3}"
-    assert command("tracking=none", "hydra.run.dir=run", *endless, a_little_more)[0] == 0
-    assert json.loads(Path("run/summary.json").read_text())["steps"] > stopped["steps"]
+    step = trainer.Trainer._step
+
+    def signalled(self: trainer.Trainer, batch: object) -> None:
+        step(self, batch)
+        if self.progress.steps == stopped["steps"] + 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(trainer.Trainer, "_step", signalled)
+    assert command("tracking=none", "hydra.run.dir=run", *endless)[0] == 130
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == stopped["steps"] + 5
 
 
 def test_a_crash_exits_with_1_and_shows_its_traceback(

@@ -34,9 +34,10 @@ def run_trial(
         summary = run.read_summary()
         if summary is not None and summary["status"] in FINISHED:
             return summary
+        control = _control(folder)  # before a test can see that the trial has begun, and change it
         with (folder / "begun.log").open("a") as log:
             log.write(f"{os.getpid()} {group}\n")
-        disk_is_full = _misbehave(folder)
+        disk_is_full = _misbehave(folder, control)
         summary = _summary(config)
         run.append_metrics({"fresh_examples": summary["fresh_examples"], config.target.metric: 0.98})
         with _full_disk() if disk_is_full else nullcontext():
@@ -58,12 +59,14 @@ def _full_disk() -> Iterator[None]:
         os.fsync = real
 
 
-def _misbehave(folder: Path) -> bool:
-    """Do what the sweep's ``control.json`` says of this trial; whether its disk is full."""
+def _control(folder: Path) -> dict[str, Any]:
+    """How the sweep's trials misbehave."""
     path = folder.parents[2] / "control.json"
-    if not path.exists():
-        return False
-    control = json.loads(path.read_text())
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _misbehave(folder: Path, control: dict[str, Any]) -> bool:
+    """Do what the sweep's ``control.json`` says of this trial; whether its disk is full."""
     name = "/".join(folder.parts[-3:])
     time.sleep(control.get("sleep_s", 0))
     if name in control.get("users_error", ()):

@@ -22,8 +22,8 @@ from adaecho.records.lock import is_held
 from adaecho.search import sweeper
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
 from adaecho.search.sweep import read_design
+from tests import paced
 from tests.needs import needs
-from tests.search import paced
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
 from tests.training.several_ranks import metrics, run_on, summary

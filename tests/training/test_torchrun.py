@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import paced
 from tests.training.several_ranks import metrics, summary
 
 pytestmark = pytest.mark.skipif(
@@ -20,18 +21,22 @@ pytestmark = pytest.mark.skipif(
 
 RUN = (
     "task=digits_mlp", "tracking=none", "precision=float32", "device=cpu", "target.value=null",
-    "evaluate.every_fresh_examples=512", "max_steps=1200", "checkpoint_every_s=0.2",
+    "evaluate.every_fresh_examples=512", "max_steps=240", "checkpoint_every_s=0.2",
     "echo=batch", "echo.factor=2",
 )  # fmt: skip
+PACED = f"task.name={paced.NAME}"  # it can't end before it was seen
 END_S = 240
 
 
-def torchrun(folder: str, *more: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Two ranks on this machine, with a port of their own."""
+def torchrun(
+    folder: str, *more: str, options: tuple[str, ...] = (), gate: str | None = None
+) -> subprocess.Popen[str]:
+    """Two ranks on this machine, with a port of their own; paced until that file is there."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     return subprocess.Popen(
         [*start, "-m", "adaecho.run", *RUN, f"hydra.run.dir={folder}", *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ if gate is None else {**os.environ, paced.GATE: str(Path(gate).absolute())},
     )  # fmt: skip
 
 
@@ -67,9 +72,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> None:
-    launcher = torchrun("run", options=("--max-restarts", "2"))
+    launcher = torchrun("run", PACED, options=("--max-restarts", "2"), gate="gate")
     wait_for_steps("run", launcher)
     os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
+    Path("gate").touch()
     out, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 0, errors
     assert "budget_spent:" in out
@@ -78,7 +84,7 @@ def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
-    launcher = torchrun("run")
+    launcher = torchrun("run", PACED, gate="gate")
     wait_for_steps("run", launcher)
     ranks = ranks_of(launcher.pid)
     launcher.kill()
@@ -88,7 +94,7 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
         assert time.monotonic() < end
         time.sleep(0.1)
     assert summary("run")["status"] == "preempted"
-    again = torchrun("run")
+    again = torchrun("run", PACED)
     _, errors = again.communicate(timeout=END_S)
     assert again.returncode == 0, errors
     assert metrics("run") == whole

@@ -20,13 +20,17 @@ RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buf
 
 
 class Dripping:
-    """Rows of arrays; one of them does not come until it is released, and says so by signals."""
+    """Rows of arrays; one of them does not come until it is released, and says so by signals.
+
+    ``heard`` is set once the run has heard the first: a second one that came before would be one with it.
+    """
 
     thread_safe = True
 
     def __init__(self, arrays: dict[str, Any], stuck_at: int, *signals: int) -> None:
         self.arrays, self.stuck_at, self.signals = arrays, stuck_at, signals or (signal.SIGTERM,)
         self.reads = 0
+        self.heard = threading.Event()
         self.released = threading.Event()
 
     def __len__(self) -> int:
@@ -35,9 +39,9 @@ class Dripping:
     def __getitem__(self, row: int) -> dict[str, Any]:
         self.reads += 1
         if self.reads == self.stuck_at:
-            for number in self.signals:
+            for place, number in enumerate(self.signals):
+                assert place == 0 or self.heard.wait(100)
                 os.kill(os.getpid(), number)
-                self.released.wait(0.5)
             while not self.released.wait(0.01):
                 pass
         return {key: np.asarray(value[row]) for key, value in self.arrays.items()}
@@ -99,6 +103,13 @@ def test_a_second_ctrl_c_ends_at_once(
         object.__setattr__(task, "source", sources[-1])
         return task
 
+    ask_to_end = interrupt.Interrupt._ask_to_end
+
+    def hear(self: interrupt.Interrupt, first: signal.Signals) -> None:
+        ask_to_end(self, first)
+        sources[0].heard.set()
+
+    monkeypatch.setattr(interrupt.Interrupt, "_ask_to_end", hear)
     monkeypatch.setattr(trial, "build_task", build)
     for module in (interrupt, trial):
         monkeypatch.setattr(module, "WAIT_S", 300.0)

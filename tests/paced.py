@@ -22,7 +22,7 @@ Options = digits.Options
 
 # The first steps end soon, so that there is a checkpoint; a hundred outlast every test's time limit; and
 # a signal is heard within a step.
-_SLOWER_BY_S, _LONGEST_S = 0.5, 10.0
+_SLOWER_BY_S, _LONGEST_S = 0.2, 10.0
 
 
 def build(config: Config, options: digits.Options) -> Task:
