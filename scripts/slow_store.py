@@ -7,6 +7,7 @@ they hold also below ``/fast/`` and keep it to some megabytes a second.
 """
 
 import argparse
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,10 @@ class _Paced(SimpleHTTPRequestHandler):
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
         """Send a file, a slow one in pieces that end no sooner than the rate allows."""
+        with contextlib.suppress(ConnectionError):  # the client has what it wanted
+            self._send(source, outputfile)
+
+    def _send(self, source: Any, outputfile: Any) -> None:
         if not self.path.startswith("/slow/"):
             super().copyfile(source, outputfile)
             return

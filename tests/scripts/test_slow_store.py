@@ -1,14 +1,16 @@
 """The slow store serves a folder, by nginx or by our own server; how slowly is not a test's to time."""
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.load import SCRIPTS
+from tests.scripts.load import SCRIPTS, load
 from tests.shards.nginx import free_port, needs_nginx, wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
@@ -37,6 +39,26 @@ def test_it_serves_a_folder_until_it_is_ended(
     assert output.decode().startswith("our own server" if flags else "nginx")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/fast/a.tar", timeout=60)
+
+
+def test_a_client_that_goes_away_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.tar").write_bytes(CONTENT * 100)
+    server = load("slow_store", monkeypatch).make_server(tmp_path, 0, 100_000)
+    server.daemon_threads = False  # to be waited for
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        for place in ("slow", "fast"):
+            with socket.create_connection(server.server_address, timeout=60) as client:
+                client.sendall(f"GET /{place}/a.tar HTTP/1.0\r\n\r\n".encode())
+                assert client.recv(100).startswith(b"HTTP/1.0 200")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_missing_folder_is_one_message(tmp_path: Path) -> None:
