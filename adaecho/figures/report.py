@@ -2,8 +2,11 @@
 
 import base64
 import html
+import io
 from collections.abc import Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from adaecho.figures.claims import ABSENT, OPEN, Decision
 from adaecho.records.outcome import EDGE, Row
@@ -39,6 +42,7 @@ _STYLE = (
     "img{max-width:100%}code{background:#f4f4f4}"
     "th{cursor:pointer;vertical-align:bottom}.scroll{overflow-x:auto}"
 )
+_COLOURS = 64
 # A click on a heading sorts by its column: numbers by value, the rest as text.
 _SORT = (
     "document.querySelectorAll('th').forEach(th=>th.onclick=()=>{const t=th.closest('table'),"
@@ -169,7 +173,11 @@ def html_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
 
 
 def _inline(picture: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+    """A figure in a palette, which is a third as large and looks the same."""
+    small = io.BytesIO()
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def _markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:

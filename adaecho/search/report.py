@@ -1,5 +1,6 @@
 """The end of a sweep: its rows, its outcome per arm, the table on the terminal and the figure."""
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -81,7 +82,8 @@ def terminal_table(columns: list[Column], width: int) -> Table:
     shown = [column for column in columns if column.medium <= (NARROW if width < NARROW_WIDTH else TERMINAL)]
     table.add_column(shown[0].heading, overflow="fold", min_width=12)
     for column in shown[1:]:
-        table.add_column(column.heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        heading = re.sub(r" (?!%)", "\n", column.heading)  # a number stays beside its unit
+        table.add_column(heading, justify="right", no_wrap=True)
     for cells in zip(*(column.cells for column in shown), strict=True):
         table.add_row(cells[0], *("-" if cell == "0" else cell.replace(" to ", "-") for cell in cells[1:]))
     return table

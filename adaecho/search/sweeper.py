@@ -1,5 +1,6 @@
 """What ``hydra/sweeper=quasirandom`` does: from overrides to arms, design, trials and outcome."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -72,15 +73,17 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
                 local.watch(progress)
         write_outcome(state, console)
         tracking.export(config.tracking, folder, group=str(folder), name="outcome")
-        for line in next_steps(config, folder):
+        for line in next_steps(config, folder, arguments):
             console.print(line, highlight=False, soft_wrap=True)
         if unfinished(state) or remarks(state):
             sys.exit(1)
 
 
-def next_steps(config: DictConfig, folder: Path) -> list[str]:
+def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
     """What a user may want to do with the sweep's folder."""
-    lines = [f"to commit its tables: python -m adaecho.records.collect {folder} --command '...'"]
+    typed = shlex.join(["python", "-m", "adaecho.run", "-m", *arguments])
+    collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
+    lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
         lines.append(f"to upload to W&B: wandb sync {folder}/wandb/offline-* {folder}/*/*/*/wandb/offline-*")
     return lines

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from adaecho.records.table import end_of_sweep
+from adaecho.records.table import NARROW, Column, end_of_sweep
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
 from adaecho.search.report import edge_warnings, remarks, terminal_table, trial_rows, unfinished
@@ -72,6 +72,16 @@ def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
+
+
+def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
+    columns = [Column("arm", ["a"], NARROW), Column("95 % interval", ["0.50 to 0.60"], NARROW)]
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(terminal_table(columns, console.width))
+    assert isinstance(console.file, io.StringIO)
+    first, second, _ = console.file.getvalue().splitlines()
+    assert first.split() == ["95", "%"]
+    assert second.split() == ["arm", "interval"]
 
 
 @pytest.mark.parametrize("width", [40, 60])
