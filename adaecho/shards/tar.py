@@ -13,6 +13,12 @@ from typing import NamedTuple
 from adaecho.shards.remote import Transfer
 
 _BLOCK = 512
+_STORED_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_NOT_READ = {
+    tarfile.LNKTYPE: ("a hard link", "with --hard-dereference"),
+    tarfile.SYMTYPE: ("a symbolic link", "with --dereference"),
+    tarfile.GNUTYPE_SPARSE: ("a sparse file", "without --sparse"),
+}
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 
 
@@ -61,11 +67,9 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
     """
     group: Group | None = None
     for member in _members(transfer):
-        folder, slash, file = member.name.rpartition("/")
-        stem, dot, extension = file.partition(".")
-        if not dot or not stem:
+        key, extension = _key_and_extension(member.name)
+        if not key:
             continue
-        key = f"{folder}{slash}{stem}"
         if group is None or group.key != key:
             if group is not None:
                 yield group
@@ -77,6 +81,13 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         group.contents[extension] = _exactly(transfer, member.size) if read else b""
     if group is not None:
         yield group
+
+
+def _key_and_extension(name: str) -> tuple[str, str]:
+    """The two parts of a file's name; nothing where it has no extension, or nothing before it."""
+    folder, slash, file = name.rpartition("/")
+    stem, dot, extension = file.partition(".")
+    return (f"{folder}{slash}{stem}", extension) if stem and dot else ("", "")
 
 
 def _members(transfer: Transfer) -> Iterator[Member]:
@@ -99,11 +110,13 @@ def _members(transfer: Transfer) -> Iterator[Member]:
             renamed_by_pax, sized = _pax_name_and_size(_exactly(transfer, found.size), transfer.url, offset)
             renamed = renamed_by_pax or renamed
         else:
-            size = found.size if sized is None else sized
+            name, size = renamed or found.name, found.size if sized is None else sized
             if transfer.length is not None and content + size > transfer.length:
                 raise _ends_within(transfer, transfer.length, content, size)
-            if found.type in tarfile.REGULAR_TYPES:
-                yield Member(renamed or found.name, start, _padded(content + size, offset), size)
+            if found.type in _STORED_TYPES:
+                yield Member(name, start, _padded(content + size, offset), size)
+            elif found.type in _NOT_READ and _key_and_extension(name)[0]:
+                raise _not_read(transfer.url, start, name, found.type)
             elif found.type in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
                 size = 0
             content, renamed, sized = content + size, "", None
@@ -201,6 +214,14 @@ def _exactly(transfer: Transfer, size: int) -> bytes:
     return content
 
 
+def _not_read(url: str, start: int, name: str, kind: bytes) -> ValueError:
+    what, remedy = _NOT_READ[kind]
+    return ValueError(
+        f"{url}: {name} (byte {start}) is {what} without its whole content: an example would lack it, or "
+        f"hold something else. Write the archive again, {remedy}"
+    )
+
+
 def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ValueError:
     return ValueError(
         f"{transfer.url}: the archive ends at {end}, within a file of {size} bytes that begins at {start}"
@@ -219,9 +240,12 @@ def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str, int 
             key, _, value = content[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
             records[_text(key)] = _text(value)
             content = content[length:]
-        return records.get("path", ""), int(records["size"]) if "size" in records else None
+        name, size = records.get("path", ""), int(records["size"]) if "size" in records else None
     except ValueError as error:
         raise ValueError(f"{url}: damaged extended header at byte {offset}: {error}") from error
+    if any(key.startswith("GNU.sparse.") for key in records):
+        raise _not_read(url, offset, records.get("GNU.sparse.name", name), tarfile.GNUTYPE_SPARSE)
+    return name, size
 
 
 def _text(name: bytes) -> str:

@@ -180,7 +180,10 @@ def decode_labelled(
                 f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
             )
         if "cls" not in example:
-            raise ValueError(f"{example['__key__']} has no .cls with its label")
+            raise ValueError(
+                f"{example['__key__']} has no .cls with its label (the files of one example must follow one "
+                "another in the archive: tar --sort=name)"
+            )
         try:
             label = int(example["cls"])
         except ValueError as error:

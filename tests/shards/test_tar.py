@@ -74,13 +74,42 @@ def test_other_members_are_passed_over(tmp_path: Path) -> None:
         add(archive, "README", b"no extension")
         add(archive, "folder/.hidden", b"no name")
         add(archive, "00001.a", b"one")
-        add(archive, "00001.link", kind=tarfile.SYMTYPE)
+        add(archive, "latest", kind=tarfile.SYMTYPE)
         add(archive, "00001.SEG.png", b"two")
         add(archive, "00002.empty")
     assert read(tmp_path / "a.tar") == [
         {"__key__": "00001", "a": b"one", "seg.png": b"two"},
         {"__key__": "00002", "empty": b""},
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (tarfile.LNKTYPE, "a hard link.*--hard-dereference"),
+        (tarfile.SYMTYPE, "a symbolic link.*--dereference"),
+        (tarfile.GNUTYPE_SPARSE, "a sparse file.*without --sparse"),
+    ],
+)
+def test_a_file_that_is_not_stored_as_it_was_is_an_error(tmp_path: Path, kind: bytes, remedy: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "0.jpg", b"one")
+        add(archive, "1.jpg", kind=kind)
+    with pytest.raises(ValueError, match=rf"a\.tar: 1\.jpg \(byte 1024\) is {remedy}"):
+        read(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("version", ["0.0", "0.1", "1.0"])
+def test_a_sparse_file_in_an_extended_header_is_an_error(tmp_path: Path, version: str) -> None:
+    # As GNU tar writes them (its manual, "Storing Sparse Files").
+    headers = {"GNU.sparse.size": "4096"} if version < "1" else {"GNU.sparse.major": "1"}
+    headers |= {} if version == "0.0" else {"GNU.sparse.name": "1.jpg"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("1.jpg" if version == "0.0" else "GNUSparseFile.1/1.jpg")
+        member.pax_headers = headers
+        archive.addfile(member)
+    with pytest.raises(ValueError, match=r"a\.tar: .*\(byte 0\) is a sparse file"):
+        read(tmp_path / "a.tar")
 
 
 def test_a_file_of_a_name_twice_is_an_error(tmp_path: Path) -> None:
