@@ -69,6 +69,39 @@ def test_the_table_of_fig5_is_its_records() -> None:
         assert f"| {' | '.join(cells)} |" in page
 
 
+def _arms(experiment: str) -> dict[str, dict[str, Any]]:
+    found = json.loads((ROOT / "results" / experiment / "digits" / "outcome.json").read_text())
+    return {arm["arm"]: arm for arm in found}
+
+
+def _cells(arm: dict[str, Any]) -> list[str]:
+    return [f"{arm['ratio_to_baseline']:.2f}", f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"]
+
+
+def test_the_table_of_fig6_is_its_records() -> None:
+    arms, page = _arms("fig6"), (ROOT / "experiments" / "fig6" / "README.md").read_text()
+    for size in (16, 32, 64, 128):
+        echoed = [
+            "{} ({})".format(*_cells(arms[f"{arm}_e2_batch{size}"]))
+            for arm in ("batch", "example_after", "example_before")
+        ]
+        baseline = f"{arms[f'baseline_batch{size}']['fresh_examples']['mean']:,.0f}"
+        assert f"| {' | '.join([str(size), baseline, *echoed])} |" in page
+
+
+def test_the_tables_of_fig7_are_their_records() -> None:
+    page = (ROOT / "experiments" / "fig7" / "README.md").read_text()
+    of_batches, of_examples = _arms("fig7a"), _arms("fig7b")
+    for size in (0, 4, 8, 16):
+        arm = of_batches[f"batch_e2_buffer{size}"]
+        cells = [str(size), f"{arm['fresh_examples']['mean']:,.0f}", *_cells(arm)]
+        assert f"| {' | '.join(cells)} |" in page
+    for size in (64, 256, 1024):
+        pair = [of_examples[f"{arm}_buffer{size}"] for arm in ("baseline", "example_after_e2")]
+        means = [f"{arm['fresh_examples']['mean']:,.0f}" for arm in pair]
+        assert f"| {' | '.join([f'{size:,}', *means, *_cells(pair[1])])} |" in page
+
+
 def test_the_table_of_controls_is_its_records() -> None:
     best: dict[str, list[float]] = {}
     for row in best_of_searches(read_rows(ROOT / "results" / "controls" / "digits" / "trials.json")):
