@@ -7,6 +7,7 @@ cells run in the order below; a finished one is collected into ``runs/results/``
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,16 +23,28 @@ from adaecho.search.sweep import read_design
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment on one task, smallest first; none needs data that the packages don't bring."""
+    """One experiment on one task; none needs data that the packages don't bring.
+
+    Attributes:
+        experiment, task: options of their config groups.
+        overrides: of the sweep, e.g. its number of trials.
+        recorded_as: the task's name in records, where it isn't its option's.
+    """
 
     experiment: str
     task: str
+    overrides: tuple[str, ...] = ()
+    recorded_as: str = ""
 
     def arguments(self) -> list[str]:
-        return ["-m", f"experiment={self.experiment}", f"task={self.task}"]
+        return ["-m", f"experiment={self.experiment}", f"task={self.task}", *self.overrides]
 
     def command(self) -> str:
-        return " ".join(["python -m adaecho.run", *self.arguments()])
+        return shlex.join(["python", "-m", "adaecho.run", *self.arguments()])
+
+    def folder(self) -> Path:
+        """Of the sweep among runs, and of its tables among results."""
+        return Path(self.experiment) / (self.recorded_as or self.task)
 
 
 CELLS = (
@@ -45,6 +58,13 @@ CELLS = (
     Cell("fig3_winners", "digits"),
     Cell("controls", "digits"),
     Cell("reuse", "digits"),
+    Cell(
+        "fig3",
+        "small_text_tiny",
+        # Text isn't augmented: echoed before it is echoed after it.
+        ("search.trials=16", "search.repeats=3", "~search.arms.example_before_e2"),
+        recorded_as="small_text",
+    ),
 )
 _STOP_S = 60  # for the checkpoints of an interrupted sweep
 
@@ -81,7 +101,7 @@ def reproduce(cells: tuple[Cell, ...], runs: Path, results: Path, budget_s: floa
     """Run what is missing until all is done or the budget spent, and say how far it came."""
     start = time.monotonic()
     for cell in cells:
-        folder, record = runs / cell.experiment / cell.task, results / cell.experiment / cell.task
+        folder, record = runs / cell.folder(), results / cell.folder()
         if (record / "outcome.json").exists():
             print(f"done: {cell.command()}", flush=True)
             continue

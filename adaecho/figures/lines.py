@@ -79,7 +79,7 @@ def _caption(arms: Sequence[Arm]) -> str:
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
     return (
         "Mean of the best trial of each search; bars: minimum and maximum. Dashed: baseline / e, if repeats "
-        f"were as useful as fresh examples.{missed}"
+        f"were as good as fresh.{missed}"
     )
 
 

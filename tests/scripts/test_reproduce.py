@@ -4,6 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.scripts.load import SCRIPTS, load
 
@@ -36,4 +37,5 @@ def test_every_cell_is_an_experiment_and_a_task(reproduce: ModuleType) -> None:
     conf = SCRIPTS.parent / "conf"
     for cell in reproduce.CELLS:
         assert (conf / "experiment" / f"{cell.experiment}.yaml").exists()
-        assert (conf / "task" / f"{cell.task}.yaml").exists()
+        task = OmegaConf.load(conf / "task" / f"{cell.task}.yaml")
+        assert cell.folder() == Path(cell.experiment) / task.task.name
