@@ -77,9 +77,17 @@ def _row(design: Design, search: Search, index: int) -> Row:
 
 
 def terminal_table(columns: list[Column], width: int) -> Table:
-    """The columns for which a terminal of this width has room."""
+    """The columns for which a terminal of this width has room.
+
+    A count that is 0 in every arm gives its room to the arms' names, unless it is one of the main figures.
+    """
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    shown = [column for column in columns if column.medium <= (NARROW if width < NARROW_WIDTH else TERMINAL)]
+    most = NARROW if width < NARROW_WIDTH else TERMINAL
+    shown = [
+        column
+        for column in columns
+        if column.medium == NARROW or (column.medium <= most and set(column.cells) != {"0"})
+    ]
     table.add_column(shown[0].heading, overflow="fold", min_width=12)
     for column in shown[1:]:
         heading = re.sub(r" (?!%)", "\n", column.heading)  # a number stays beside its unit
