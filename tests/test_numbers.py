@@ -57,6 +57,19 @@ def test_the_claims_of_fig4_are_in_the_texts() -> None:
             assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
 
 
+@pytest.mark.parametrize("task", ["cifar10", "small_text"])
+def test_the_claims_of_fig3_on_other_tasks_are_in_the_texts(task: str) -> None:
+    tables = sorted((ROOT / "results").glob(f"*/{task}/trials.json"))
+    found = [
+        claim_cells([one])[0] for one in decisions(tables) if one.claim.experiment == "fig3" and one.effect
+    ]
+    for says, _, _, verdict, effect, interval, p, *_ in found:
+        for page in ("README.md", "experiments/fig3/README.md"):
+            assert (
+                f"| {says} | {task} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
+            )
+
+
 def test_the_table_of_fig5_is_its_records() -> None:
     outcome = json.loads((ROOT / "results" / "fig5" / "digits" / "outcome.json").read_text())
     arms = {arm["arm"]: arm for arm in outcome}
