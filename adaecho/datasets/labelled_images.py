@@ -179,7 +179,7 @@ def _tables(files: list[Path]) -> LabelledImages:
 def _tar(shards: list[str]) -> LabelledImages:
     try:
         source = IndexedTarShards(shards)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise DataError(f"data.path: {error}") from error
     if not len(source):
         raise DataError(f"data.path={shards[0]}: the tar shards hold no examples")

@@ -111,6 +111,11 @@ def test_what_is_not_there_is_refused(path: str) -> None:
         find_labelled(path, "train")
 
 
+def test_tar_shards_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.path: .*train-00\.tar"):
+        find_labelled(str(tmp_path / "train-00.tar"), "train")
+
+
 def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
     table(tmp_path / "train-0.parquet", range(3), labels=[0, None, 1])
     with pytest.raises(DataError, match="row 1 of row group 0: its label is -1; this split is not labelled"):

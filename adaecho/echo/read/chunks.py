@@ -18,6 +18,9 @@ from adaecho.echo.order.items import Bad, Fresh
 from adaecho.echo.read.failures import is_of_machine
 from adaecho.echo.threads.workers import InlineMap, OrderedMap
 
+# So many bad examples, one after another and all met before: there is no good one, or nearly none.
+_HOPELESS = 1000
+
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
 _LARGE_BYTES = 1 << 16
@@ -161,18 +164,30 @@ class BadExamples:
     """
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget
+        self._budget, self._in_a_row = budget, 0
         self.found: list[dict[str, Any]] = []
 
     def add(self, bad: Bad) -> None:
-        """List one; raises its own exception once there are more than the budget allows."""
+        """List one; raises its own exception once there are more than the budget allows, or no good ones."""
+        self._in_a_row += 1
         if bad.row is not None and any(known.get("row") == bad.row for known in self.found):
+            # Two passes hold each known row twice: a good one would have come between.
+            if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
+                bad.error.add_note(
+                    f"while reading {bad.origin}; the last {self._in_a_row} examples read were all bad, and "
+                    "had been before: the source seems to hold no good one"
+                )
+                raise bad.error
             return
         reason = f"{type(bad.error).__name__}: {bad.error}"
         self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
         if len(self.found) > self._budget:
             bad.error.add_note(f"while reading {bad.origin}; {self._explanation()}")
             raise bad.error
+
+    def met_good(self) -> None:
+        """There are others."""
+        self._in_a_row = 0
 
     def forget(self, index: int) -> None:
         """Strike off those from a local number on: they were read ahead, and the iteration was given up."""
@@ -231,4 +246,6 @@ class FreshQueue:
         self.index = end
         for bad in chunk.bad:
             self._bad.add(bad)
+        if len(chunk.serials):
+            self._bad.met_good()
         return chunk

@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,26 @@ def test_a_loader_raises_or_counts(num_workers: int) -> None:
     with EchoLoader(Many(OSError("broken data stream")), 4, **common) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 4]
         assert len(loader.bad_examples) == 1
+
+
+def decode_ones(row: int) -> dict[str, int]:
+    if row != 1:
+        raise ValueError(f"row {row} is bad")
+    return {"row": row}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("iterated", [False, True])
+def test_a_source_of_bad_examples_alone_ends_within_any_budget(num_workers: int, iterated: bool) -> None:
+    rows = [2] * 30
+    source: Any = (lambda: iter(rows)) if iterated else rows
+    with EchoLoader(source, 4, decode=decode_ones, max_bad_examples=100, num_workers=num_workers) as loader:
+        error = raised(lambda: next(iter(loader)))
+    assert "were all bad" in error.__notes__[-1]
+
+
+def test_one_good_example_among_many_bad_ones_is_found_in_each_pass() -> None:
+    rows = [2] * 800 + [1] + [2] * 800
+    loader = EchoLoader(rows, 1, decode=decode_ones, max_bad_examples=1600)
+    assert [int(batch["row"]) for batch in islice(loader, 4)] == [1] * 4
+    assert len(loader.bad_examples) == 1600
