@@ -2,12 +2,13 @@
 
 Both read the same shards from one server on this machine, shuffle them and their examples, and decode.
 WebDataset has 2 worker processes in its WebLoader, which start curl for each shard and give tensors (faster
-than batches of arrays). Ours are threads: 2 for photographs; 1 for small images, where nearly all work
-holds the interpreter's lock and a second thread is in the way. Small images: 32x32 PNG to uint8 batches of
-128 by the same decoding function. Photographs: JPEG to uint8 batches of 64 after random resized crop to 224
+than batches of arrays). Ours are threads: 2, and for small images also 1, because most work on them holds
+the interpreter's lock. Small images: 32x32 PNG to uint8 batches of 128 by the same decoding function.
+Photographs: JPEG to uint8 batches of 64 after random resized crop to 224
 and flip, antialiased; ours with OpenCV, theirs as their users write it, with Pillow and torchvision. The
 sides take turns in short rounds; a ratio is the median over the rounds and per training example, so
-echoing's gain counts.
+echoing's gain counts. The committed record is of two cores that other work kept busy, which seems to slow
+WebDataset more than EchoLoader: on idle cores expect smaller ratios.
 
     pip install webdataset
     python -m benchmarks.shards_http
@@ -42,10 +43,11 @@ SHARDS, SHUFFLE_BUFFER = 8, 256
 WORKERS_OF_WEB_DATASET = 2
 SMALL, PHOTOGRAPHS = "PNG, 32x32", "JPEG, 500x375"
 BATCH_SIZES = {SMALL: 128, PHOTOGRAPHS: 64}
-WORKERS = {SMALL: 1, PHOTOGRAPHS: 2}
+WORKERS = {SMALL: (1, 2), PHOTOGRAPHS: (2,)}
 NUMBERS = {SMALL: 16_000, PHOTOGRAPHS: 480}
 STORE = Path(__file__).resolve().parents[1] / "scripts" / "slow_store.py"
 Batches = Iterator[Any]
+Ours = tuple[int, int]  # number of workers, echoing factor
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
@@ -81,13 +83,13 @@ def _write(folder: Path, name: str, ending: str, images: Iterable[bytes]) -> Non
                 archives[row % SHARDS].addfile(member, io.BytesIO(content))
 
 
-def ours(url: str, kind: str, factor: int) -> Batches:
+def ours(url: str, kind: str, workers: int, factor: int) -> Batches:
     echo = "none" if factor == 1 else "example_before_augmentation"
     augment = RandomResizedCrop(SIZE, SCALE, RATIO) if kind == PHOTOGRAPHS else None
     return iter(
         EchoLoader(
             TarShards(url), BATCH_SIZES[kind], echo=echo, factor=factor, decode=decode, augment=augment,
-            shuffle_buffer=SHUFFLE_BUFFER, num_workers=WORKERS[kind],
+            shuffle_buffer=SHUFFLE_BUFFER, num_workers=workers,
             place="auto" if factor == 1 else "decoded",
         )
     )  # fmt: skip
@@ -142,26 +144,30 @@ def serve(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
 
 
 def measure(url: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """One row for each kind of images and factor."""
-    sides: dict[tuple[str, Any], Batches] = {}
+    """One row for each kind of images, number of workers and factor."""
+    arms = [
+        (kind, (workers, factor)) for kind in BATCH_SIZES for workers in WORKERS[kind] for factor in (1, 2)
+    ]
+    sides: dict[tuple[str, Ours | str], Batches] = {}
     urls = {SMALL: url + "small-{0..7}.tar", PHOTOGRAPHS: url + "photographs-{0..7}.tar"}
     # Worker processes are forked first, before other libraries have threads.
     for kind in BATCH_SIZES:
         sides[kind, "WebDataset"] = web_dataset(urls[kind], kind)
         next(sides[kind, "WebDataset"])
-    for kind in BATCH_SIZES:
-        sides |= {(kind, factor): ours(urls[kind], kind, factor) for factor in (1, 2)}
-    rates: dict[tuple[str, Any], list[float]] = {side: [] for side in sides}
+    sides |= {(kind, arm): ours(urls[kind], kind, *arm) for kind, arm in arms}
+    rates: dict[tuple[str, Ours | str], list[float]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, batches in sides.items():
             rates[side].append(examples_per_s(batches, seconds, batch_size=BATCH_SIZES[side[0]], warm_up=8))
-    return [_row(kind, factor, rates) for kind in BATCH_SIZES for factor in (1, 2)]
+    return [_row(kind, arm, rates) for kind, arm in arms]
 
 
-def _row(kind: str, factor: int, rates: dict[tuple[str, Any], list[float]]) -> dict[str, Any]:
-    mine, theirs = rates[kind, factor], rates[kind, "WebDataset"]
+def _row(kind: str, arm: Ours, rates: dict[tuple[str, Ours | str], list[float]]) -> dict[str, Any]:
+    mine, theirs = rates[kind, arm], rates[kind, "WebDataset"]
+    workers, factor = arm
     return {
         "images": kind,
+        "num_workers": workers,
         "echo": "none" if factor == 1 else "example_before_augmentation",
         "factor": factor,
         "examples_per_s": statistics.median(mine),
