@@ -10,18 +10,13 @@ again, at no cost, and an EchoLoader copies it, since a consumer may write into 
 both rates would double at a factor of 2.
 
     pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
-    python -m benchmarks.echo_small_arrays [--against CHECKOUT]
-
-With another checkout its EchoLoader and this one's take turns too, each in a process of its own.
+    python -m benchmarks.echo_small_arrays
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -30,7 +25,7 @@ import torch
 from benchmarks import record
 from benchmarks.peers import echo_small_arrays_loader
 from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, images, rate
-from benchmarks.peers.process import CHECKOUT, Peer
+from benchmarks.peers.process import Peer
 
 VARIANTS = {
     "none": 1,
@@ -66,24 +61,10 @@ def data_loader(source: dict[str, Any]) -> Batches:
         yield from loader
 
 
-def loaders_of(this: Path, other: Path) -> dict[str, Peer]:
-    """The EchoLoaders of two checkouts, by the names of their commits."""
-    script = str(CHECKOUT / "benchmarks" / "peers" / "echo_small_arrays_loader.py")
-    found = {}
-    for name, folder in (("this commit", this), ("", other)):
-        commit = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-        name = name or subprocess.run(commit, check=True, capture_output=True, text=True).stdout.strip()
-        found[name] = Peer(
-            sys.executable, script, path=os.pathsep.join(map(str, (folder.resolve(), CHECKOUT)))
-        )
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--against", type=Path, help="a checkout of another commit")
     parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,18 +76,13 @@ def main() -> None:
     for echo, factor in VARIANTS.items():
         iterators["EchoLoader", echo] = echo_small_arrays_loader.batches(source, echo, factor)
     tf_data = Peer(arguments.tf_python, "benchmarks.peers.echo_tf_data")
-    checkouts = loaders_of(CHECKOUT, arguments.against) if arguments.against else {}
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(arguments.rounds):
         for side, batches in iterators.items():
             rates.setdefault(side, []).append(rate(batches, arguments.seconds))
         for echo, factor in VARIANTS.items() if tf_data.found else ():
             rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, factor, arguments.seconds))
-        for echo, factor in VARIANTS.items():
-            for name, peer in checkouts.items():
-                rates.setdefault((name, echo), []).append(peer.rate(echo, factor, arguments.seconds))
-    for started in (tf_data, *checkouts.values()):
-        started.close()
+    tf_data.close()
     rows = []
     for echo, factor in VARIANTS.items():
         ours = rates["EchoLoader", echo]
@@ -117,10 +93,6 @@ def main() -> None:
             row[f"{peer}_examples_per_s"] = statistics.median(theirs) if theirs else "absent"
             ratios = [a / b for a, b in zip(ours, theirs, strict=True)] if theirs else []
             row[f"ratio_to_{peer}"] = statistics.median(ratios) if ratios else "absent"
-        if checkouts:
-            this, other = checkouts
-            pairs = zip(rates[this, echo], rates[other, echo], strict=True)
-            row[f"ratio_to_{other}"] = statistics.median(now / before for now, before in pairs)
         rows.append(row)
     record.show(rows)
     record.write(

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -35,20 +36,39 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def write(name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy")) -> Path:
+def _git() -> dict[str, Any] | None:
+    """Commit, and whether tracked files other than records differ from it; None without a checkout."""
+    git = ["git", "--no-optional-locks", "-C", str(FOLDER.parent)]
+    status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/*.json"]
+    try:
+        sha, changed = (
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            for command in ([*git, "rev-parse", "--short", "HEAD"], status)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"sha": sha, "dirty": bool(changed)}
+
+
+def write(
+    name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy"), **more: str
+) -> Path:
     """Write ``benchmarks/<name>.json`` and return its path.
 
     Args:
         name: the benchmark's file name without ending.
         rows: the measurements; durations in seconds or as ratios, units in the keys.
         packages: distributions whose versions matter, peers included.
+        more: to be told beside them.
     """
     path = FOLDER / f"{name}.json"
     record = {
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),
+        "git": _git(),
         "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
         "versions": _versions(packages),
+        **more,
         "rows": rows,
     }
     path.write_text(json.dumps(record, indent=1) + "\n")

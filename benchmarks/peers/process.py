@@ -8,7 +8,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Peer:
-    """Runs a module, or a script by its path, which says "ready" and then answers each line with a number.
+    """Runs a module, or a script by its path, which says "ready" and then answers each line with numbers.
 
     Args:
         python: the interpreter.
@@ -37,9 +37,13 @@ class Peer:
 
     def rate(self, *words: object) -> float:
         """Ask for one measurement."""
+        return self.numbers(*words)[0]
+
+    def numbers(self, *words: object) -> list[float]:
+        """Ask for several at once."""
         assert self._process.stdin is not None
         print(*words, file=self._process.stdin, flush=True)
-        return float(self._answer())
+        return [float(number) for number in self._answer().split()]
 
     def _answer(self) -> str:
         assert self._process.stdout is not None

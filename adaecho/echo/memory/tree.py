@@ -6,6 +6,7 @@ masked array, travels whole, as it came.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -24,11 +25,20 @@ _NUMBERS = (bool, int, float)
 _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 # A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
 _ARRAYS = (np.ndarray, np.memmap)
+# The commonest kinds without parts; to ask an abstract class about an instance takes ten times as long.
+_LEAVES = frozenset((*_ARRAYS, *_NUMBERS, torch.Tensor, str, bytes, type(None)))
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether a value is of a kind without parts; where not, it may have some."""
+    return type(value) in _LEAVES or isinstance(value, np.generic)
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
     """The parts of a mapping, list or tuple, of subclasses too, with their keys or places; none of a leaf."""
-    if isinstance(value, Mapping):
+    if _is_leaf(value):
+        return []
+    if type(value) is dict or isinstance(value, Mapping):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
@@ -91,20 +101,6 @@ def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
 
 def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
     kind = type(value)
-    if _is_plain(kind):
-        parts = [_flatten(part, leaves) for _, part in children(value)]
-        if None in parts:
-            return None
-        names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
-        return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)  # type: ignore[arg-type]
-    if kind is torch.Tensor:
-        if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
-            return None
-        try:
-            leaves.append(value.detach().numpy())
-        except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
-            return None
-        return _TENSOR
     if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
         array = np.asarray(value)
         if array.dtype.kind not in _STACKABLE:
@@ -113,7 +109,28 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
         if kind in _ARRAYS:
             return _ARRAY
         return _NUMBER if kind in _NUMBERS else _SCALAR
-    return None
+    if kind is torch.Tensor:
+        if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
+            return None
+        try:
+            leaves.append(value.detach().numpy())
+        except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
+            return None
+        return _TENSOR
+    if not _is_plain(kind):
+        return None
+    parts = []
+    for _, part in children(value):
+        form = _flatten(part, leaves)
+        if form is None:
+            return None
+        parts.append(form)
+    names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
+    return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)  # type: ignore[arg-type]
+
+
+# One object each: forms of equal examples then compare by identity down to their leaves.
+_ARRAY, _TENSOR, _SCALAR, _NUMBER = map(TreeSpec, ("array", "tensor", "scalar", "number"))
 
 
 def _is_plain(kind: type) -> bool:
@@ -298,6 +315,8 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
         return {key: isolated(part, pictures=pictures) for key, part in value.items()}
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
+    if _is_leaf(value):
+        return value
     if _is_plain(kind) or isinstance(value, dict | list):
         return with_children(value, [isolated(part, pictures=pictures) for _, part in children(value)])
     if isinstance(value, bytearray) or (pictures and _is_picture(kind)):
@@ -322,8 +341,18 @@ def duplicate_many(batches: Sequence[Any]) -> list[Any]:
         columns = [duplicate_many(column) for column in zip(*batches, strict=True)]
         return [type(first)(row) for row in zip(*columns, strict=True)]
     if all(_can_join(batch, first) for batch in batches):
-        return list(torch.split(torch.cat(list(batches)), [len(batch) for batch in batches]))
+        return list(torch.split(_joined(batches), [len(batch) for batch in batches]))
     return [duplicate(batch) for batch in batches]
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors one after another, of the CPU in recycled memory."""
+    first = tensors[0]
+    if first.device.type != "cpu":
+        return torch.cat(list(tensors))
+    shape = (sum(map(len, tensors)), *first.shape[1:])
+    memory = recycle.empty((math.prod(shape) * first.itemsize,), np.uint8)
+    return torch.cat(list(tensors), out=torch.from_numpy(memory).view(first.dtype).view(shape))
 
 
 def _can_join(batch: Any, first: Any) -> bool:

@@ -100,6 +100,8 @@ class ThreadPool:
 
     def go(self) -> None:
         """Start the threads that are missing."""
+        if self._staffed:  # asked for each batch: most need no lock
+            return
         with self.condition:
             if self._staffed:
                 return
