@@ -3,7 +3,8 @@
 One search of digits trials as people type it, then its first trials again, each in a process of its own,
 which is what a plain launcher does; two at a time. The share is the trials' own training and evaluation
 clocks over wall time times two: start-up, the Optuna export and the figure at the end included.
-``--against CHECKOUT`` runs the same search with another checkout's code, in turns.
+``--against CHECKOUT`` runs the same search with another checkout's code, in turns. Other work on the machine
+lengthens every wall time; processor time, of all processes of a way, depends less on it.
 
 Run: python -m benchmarks.search_overhead
 """
@@ -11,6 +12,7 @@ Run: python -m benchmarks.search_overhead
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,14 +29,19 @@ WORKERS = 2
 SINGLE_TRIALS = 12
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ["task=digits", "tracking=none"]
+# Typed, since another checkout's task may have other axes.
+AXES = [
+    "optimizer.learning_rate=tag(log, interval(0.005, 0.1))",
+    "optimizer.momentum=tag(reverse_log, interval(0.5, 0.9))",
+]
 
 Points = list[dict[str, float]]
 
 
 def sweep(folder: Path, trials: int, checkout: Path) -> None:
-    """A search over the task's own axes on ``WORKERS`` local workers."""
+    """A search on ``WORKERS`` local workers."""
     settings = [f"search.trials={trials}", f"search.workers={WORKERS}", f"hydra.sweep.dir={folder}"]
-    _run(["-m", *COMMON, *settings], checkout)
+    _run(["-m", *COMMON, *AXES, *settings], checkout)
 
 
 def _points(folder: Path) -> Points:
@@ -53,7 +60,7 @@ def processes(folder: Path, points: Points) -> None:
         list(pool.map(run, range(len(points))))
 
 
-def _row(way: str, folder: Path, wall_s: float) -> dict[str, Any]:
+def _row(way: str, folder: Path, wall_s: float, cpu_s: float) -> dict[str, Any]:
     summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
     training_s = sum(summary["train_time_s"] + summary["eval_time_s"] for summary in summaries)
     return {
@@ -61,6 +68,8 @@ def _row(way: str, folder: Path, wall_s: float) -> dict[str, Any]:
         "trials": len(summaries),
         "wall_s": wall_s,
         "s_per_trial": WORKERS * wall_s / len(summaries),
+        "cpu_s_per_trial": cpu_s / len(summaries),
+        "steps_per_trial": sum(summary["steps"] for summary in summaries) / len(summaries),
         "training_s_per_trial": training_s / len(summaries),
         "training_share": training_s / (WORKERS * wall_s),
     }
@@ -73,9 +82,15 @@ def _run(arguments: list[str], checkout: Path = ROOT) -> None:
 
 
 def _timed(way: str, folder: Path, run: Callable[[], Any]) -> dict[str, Any]:
-    begin = time.perf_counter()
+    begin, begin_cpu_s = time.perf_counter(), _cpu_s_of_children()
     run()
-    return _row(way, folder, time.perf_counter() - begin)
+    return _row(way, folder, time.perf_counter() - begin, _cpu_s_of_children() - begin_cpu_s)
+
+
+def _cpu_s_of_children() -> float:
+    """Of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
             return None
         parts.append(form)
     names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
-    return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)  # type: ignore[arg-type]
+    return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)
 
 
 # One object each: forms of equal examples then compare by identity down to their leaves.
