@@ -51,7 +51,7 @@ def _git() -> dict[str, Any] | None:
 
 
 def write(
-    name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy"), **more: str
+    name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy"), **more: Any
 ) -> Path:
     """Write ``benchmarks/<name>.json`` and return its path.
 
@@ -59,7 +59,7 @@ def write(
         name: the benchmark's file name without ending.
         rows: the measurements; durations in seconds or as ratios, units in the keys.
         packages: distributions whose versions matter, peers included.
-        more: to be told beside them.
+        more: to be told beside the rows.
     """
     path = FOLDER / f"{name}.json"
     record = {
