@@ -346,13 +346,17 @@ def duplicate_many(batches: Sequence[Any]) -> list[Any]:
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors one after another, of the CPU in recycled memory."""
+    """Tensors one after another, in recycled memory where a plain array can hold them."""
     first = tensors[0]
-    if first.device.type != "cpu":
-        return torch.cat(list(tensors))
     shape = (sum(map(len, tensors)), *first.shape[1:])
-    memory = recycle.empty((math.prod(shape) * first.itemsize,), np.uint8)
-    return torch.cat(list(tensors), out=torch.from_numpy(memory).view(first.dtype).view(shape))
+    num_bytes = math.prod(shape) * first.itemsize
+    plain = first.device.type == "cpu" and not first.is_quantized and num_bytes > 0
+    if not plain or not all(
+        one.is_contiguous() for one in tensors
+    ):  # of another format the result has it, too
+        return torch.cat(list(tensors))
+    memory = torch.from_numpy(recycle.empty((num_bytes,), np.uint8))
+    return torch.cat(list(tensors), out=memory.view(first.dtype).view(shape))
 
 
 def _can_join(batch: Any, first: Any) -> bool:

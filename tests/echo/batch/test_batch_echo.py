@@ -94,6 +94,11 @@ FORMS: dict[str, Callable[[int], Any]] = {
     "lengths": lambda n: [torch.ones(2) for _ in range(n)],
     "types": lambda n: torch.ones(n) if n == 4 else [torch.ones(n)],
     "gradients": lambda n: torch.ones(n, 2, requires_grad=True),
+    "recycled": lambda n: torch.arange(n << 16).reshape(n, -1),
+    "no elements": lambda n: torch.ones(n, 0, dtype=torch.bfloat16),
+    "bfloat16": lambda n: torch.arange(n << 16, dtype=torch.bfloat16).reshape(n, -1),
+    "channels last": lambda n: torch.ones(n, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    "conjugated": lambda n: torch.full((n, 2), 1 + 2j).conj(),
 }
 
 
@@ -108,6 +113,7 @@ def test_many_batches_are_copied_as_each_would_be(form: str) -> None:
         assert not one.requires_grad
         assert not other.requires_grad
         if one.layout == torch.strided:
+            assert one.stride() == other.stride()
             one += 1  # into the copy, not into what it was made of
     torch.testing.assert_close([FORMS[form](number) for number in (4, 4, 3)], batches)
 
