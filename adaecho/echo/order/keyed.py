@@ -12,6 +12,7 @@ packed into one int64 as ``serial << ECHO_BITS | echo``.
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
 Keys = NDArray[np.uint64]
@@ -126,6 +127,27 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
     return scaled
 
 
+class _Seed(ISpawnableSeedSequence):
+    """The key of a Philox generator, handed to it as its seed.
+
+    Given as ``key=``, NumPy first gathers entropy for the key to replace: most of the time that a generator
+    takes to make, and what ``spawn`` would draw from.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._parent: np.random.SeedSequence | None = None
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Keys:  # noqa: ARG002 (Philox asks for 2)
+        return np.array([self._key, 0], dtype=np.uint64)
+
+    def spawn(self, n_children: int) -> list[Any]:
+        """Seeds of independent generators, others at each call."""
+        self._parent = self._parent or np.random.SeedSequence(self._key)
+        return self._parent.spawn(n_children)
+
+
 def generator(key: Any) -> np.random.Generator:
     """A NumPy generator for one key, for code that wants to draw at will."""
-    return np.random.Generator(np.random.Philox(key=int(key)))
+    seed: Any = _Seed(int(key))
+    return np.random.Generator(np.random.Philox(seed))
