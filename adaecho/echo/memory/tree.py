@@ -7,7 +7,7 @@ masked array, travels whole, as it came.
 
 import copy
 import math
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ _NUMBERS = (bool, int, float)
 _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 # A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
 _ARRAYS = (np.ndarray, np.memmap)
+_CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec that have parts, if maybe none
 # The commonest kinds without parts; to ask an abstract class about an instance takes ten times as long.
 _LEAVES = frozenset((*_ARRAYS, *_NUMBERS, torch.Tensor, str, bytes, type(None)))
 
@@ -36,9 +37,11 @@ def _is_leaf(value: Any) -> bool:
 
 def children(value: Any) -> list[tuple[Any, Any]]:
     """The parts of a mapping, list or tuple, of subclasses too, with their keys or places; none of a leaf."""
+    if type(value) is dict:
+        return list(value.items())
     if _is_leaf(value):
         return []
-    if type(value) is dict or isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
@@ -74,19 +77,19 @@ class TreeSpec:
     parts: tuple["TreeSpec", ...] = ()
     cls: type | None = None  # of a named tuple
 
-    def build(self, leaves: Sequence[Any], wrap: Callable[["TreeSpec", Any], Any]) -> Any:
-        """An example in this form from its leaves, each passed through ``wrap``."""
-        return self._build(iter(leaves), wrap)
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """An example in this form from its leaves."""
+        if self.kind not in _CONTAINERS:
+            return next(leaves)
+        return self.filled([part.build(leaves) for part in self.parts])
 
-    def _build(self, leaves: Any, wrap: Callable[["TreeSpec", Any], Any]) -> Any:
-        if not self.parts and self.kind not in ("dict", "tuple", "list"):
-            return wrap(self, next(leaves))
-        built = [part._build(leaves, wrap) for part in self.parts]
+    def filled(self, parts: Sequence[Any]) -> Any:
+        """A container of this kind."""
         if self.kind == "dict":
-            return dict(zip(self.names, built, strict=True))
+            return dict(zip(self.names, parts, strict=True))
         if self.kind == "list":
-            return built
-        return tuple(built) if self.cls is None else self.cls._make(built)  # type: ignore[attr-defined]
+            return list(parts)
+        return tuple(parts) if self.cls is None else self.cls._make(parts)  # type: ignore[attr-defined]
 
 
 _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", "scalar"))
@@ -177,7 +180,7 @@ class Columns:
 
     def tree(self) -> Any:
         """The arrays in the form of one example, e.g. a dict of arrays [n, ...]."""
-        return self.form.build(self.arrays, lambda _, array: array)
+        return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
         """The same examples after a vectorised stage; raises ValueError where their number changed."""
@@ -191,11 +194,11 @@ class Columns:
 
     def examples(self) -> list[Any]:
         """The examples one by one, as views in the kinds they came in (tensor, array, scalar, number)."""
-        return [self.form.build([array[row] for array in self.arrays], _wrap) for row in range(len(self))]
+        return _rows(self.form, iter(self.arrays), len(self))
 
     def batch(self) -> Any:
         """The default collated batch: the form of one example with a tensor per leaf; shares memory."""
-        return self.form.build(self.arrays, lambda _, array: torch.from_numpy(array))
+        return self.form.build(map(torch.from_numpy, self.arrays))
 
     @property
     def example_bytes(self) -> int:
@@ -206,18 +209,26 @@ class Columns:
 def _same_nesting(one: TreeSpec, other: TreeSpec) -> bool:
     if len(one.parts) != len(other.parts) or one.names != other.names:
         return False
-    leafless = ("dict", "tuple", "list")
-    if (one.kind in leafless or other.kind in leafless) and one.kind != other.kind:
+    if (one.kind in _CONTAINERS or other.kind in _CONTAINERS) and one.kind != other.kind:
         return False
     return all(map(_same_nesting, one.parts, other.parts))
 
 
-def _wrap(form: TreeSpec, leaf: Any) -> Any:
-    if form.kind == "tensor":
+def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[Any]:
+    """So many examples, field by field: a call for each leaf, not for each leaf of each example."""
+    if form.kind not in _CONTAINERS:
+        return [_wrap(form.kind, leaf) for leaf in next(arrays)]
+    columns = [_rows(part, arrays, number) for part in form.parts]
+    rows = zip(*columns, strict=True) if columns else [()] * number
+    return [form.filled(row) for row in rows]
+
+
+def _wrap(kind: str, leaf: Any) -> Any:
+    if kind == "tensor":
         return torch.from_numpy(np.asarray(leaf))
-    if form.kind == "number":
+    if kind == "number":
         return leaf.item()
-    if form.kind == "scalar":
+    if kind == "scalar":
         return leaf[()]
     return np.asarray(leaf)
 
@@ -227,17 +238,31 @@ def stack(examples: Sequence[Any]) -> Columns | None:
     first = flatten(examples[0]) if examples else None
     if first is None or not first[1]:
         return None
-    form, leaves = first
-    columns: list[list[NDArray[Any]]] = [[leaf] for leaf in leaves]
-    for example in examples[1:]:
-        flat = flatten(example)
-        if flat is None or flat[0] != form:
-            return None
-        for column, leaf in zip(columns, flat[1], strict=True):
-            if leaf.shape != column[0].shape or leaf.dtype != column[0].dtype:
-                return None
-            column.append(leaf)
-    return Columns(form, [np.stack(column) for column in columns])
+    columns = Columns(first[0], [])
+    return columns if _stack(columns.form, examples, columns.arrays) else None
+
+
+def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
+    """Append a column for each leaf of the first value's form; False where another value doesn't fit it."""
+    if form.kind not in _CONTAINERS:
+        leaves: list[NDArray[Any]] = []
+        if any(_flatten(value, leaves) is not form for value in values):
+            return False
+        if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
+            return False
+        columns.append(np.stack(leaves))
+        return True
+    if len(set(map(type, values))) > 1:
+        return False
+    if form.kind == "dict":
+        if any(tuple(value) != form.names for value in values):
+            return False
+        fields: Any = ([value[name] for value in values] for name in form.names)
+    else:
+        if any(len(value) != len(form.parts) for value in values):
+            return False
+        fields = zip(*values, strict=True)
+    return all(_stack(part, field, columns) for part, field in zip(form.parts, fields, strict=True))
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
