@@ -27,7 +27,7 @@ _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 _ARRAYS = (np.ndarray, np.memmap)
 _CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec that have parts, if maybe none
 # The commonest kinds without parts; to ask an abstract class about an instance takes ten times as long.
-_LEAVES = frozenset((*_ARRAYS, *_NUMBERS, torch.Tensor, str, bytes, type(None)))
+_LEAVES = _UNCHANGEABLE | {*_ARRAYS, torch.Tensor}
 
 
 def _is_leaf(value: Any) -> bool:
@@ -92,6 +92,7 @@ class TreeSpec:
         return tuple(parts) if self.cls is None else self.cls._make(parts)  # type: ignore[attr-defined]
 
 
+# One object each: of equal examples their leaves compare by identity.
 _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", "scalar"))
 
 
@@ -130,10 +131,6 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
         parts.append(form)
     names, named = (tuple(value), None) if kind is dict else ((), kind if _is_named_tuple(kind) else None)
     return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)
-
-
-# One object each: forms of equal examples then compare by identity down to their leaves.
-_ARRAY, _TENSOR, _SCALAR, _NUMBER = map(TreeSpec, ("array", "tensor", "scalar", "number"))
 
 
 def _is_plain(kind: type) -> bool:
@@ -340,7 +337,7 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
         return {key: isolated(part, pictures=pictures) for key, part in value.items()}
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
-    if _is_leaf(value):
+    if isinstance(value, np.generic):
         return value
     if _is_plain(kind) or isinstance(value, dict | list):
         return with_children(value, [isolated(part, pictures=pictures) for _, part in children(value)])
