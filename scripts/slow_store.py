@@ -21,45 +21,63 @@ from typing import IO, Any
 
 _CONFIG = """
 daemon off;
-pid {temporary}/pid;
-error_log {temporary}/error.log;
+master_process off;
+pid {own}/pid;
+error_log {own}/error.log;
 events {{ }}
 http {{
   access_log off;
-  client_body_temp_path {temporary}/t1; proxy_temp_path {temporary}/t2; fastcgi_temp_path {temporary}/t3;
-  uwsgi_temp_path {temporary}/t4; scgi_temp_path {temporary}/t5;
+  client_body_temp_path {own}/t1; proxy_temp_path {own}/t2; fastcgi_temp_path {own}/t3;
+  uwsgi_temp_path {own}/t4; scgi_temp_path {own}/t5;
   server {{
-    listen 127.0.0.1:{port} sndbuf={send_buffer_kilobytes}k;
-    send_timeout 1h;  # a client that trains meanwhile
-    location /slow/ {{ alias "{folder}/"; limit_rate {kilobytes_per_s}k; }}
-    location /fast/ {{ alias "{folder}/"; }}
+    listen 127.0.0.1:{port} {listen};
+{server}
   }}
 }}
 """
+_SERVER = """
+    send_timeout 1h;  # a client that trains meanwhile
+    location /slow/ {{ alias "{folder}/"; limit_rate {kilobytes_per_s}k; }}
+    location /fast/ {{ alias "{folder}/"; }}
+"""
 _PIECES_PER_S = 50
+
+
+def find_nginx() -> str | None:
+    """The program's path; Debian keeps it where users don't look."""
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+def start_nginx(
+    program: str, own: Path, port: int, server: str, *, listen: str = ""
+) -> "subprocess.Popen[bytes]":
+    """nginx as this user, in one process.
+
+    Args:
+        program: its path.
+        own: a folder for what it writes, ``error.log`` among it.
+        port: on 127.0.0.1.
+        server: directives of its one server.
+        listen: parameters of that directive.
+    """
+    config = own / "nginx.conf"
+    config.write_text(_CONFIG.format(own=own, port=port, server=server, listen=listen))
+    return subprocess.Popen([program, "-p", own, "-e", own / "error.log", "-c", config])
 
 
 def serve_with_nginx(
     program: str, folder: Path, port: int, kilobytes_per_s: int, send_buffer_kilobytes: int
 ) -> None:
     """Until it is interrupted; 1 kilobyte is 1,024 bytes, as nginx has it."""
+    locations = _SERVER.format(folder=folder, kilobytes_per_s=kilobytes_per_s)
     with tempfile.TemporaryDirectory() as temporary:
-        config = Path(temporary) / "nginx.conf"
-        config.write_text(
-            _CONFIG.format(
-                temporary=temporary,
-                folder=folder,
-                port=port,
-                kilobytes_per_s=kilobytes_per_s,
-                send_buffer_kilobytes=send_buffer_kilobytes,
-            )
-        )
-        error_log = str(Path(temporary) / "error.log")
-        command = [program, "-p", temporary, "-e", error_log, "-c", str(config), "-g", "master_process off;"]
-        server = subprocess.Popen(command)
+        own = Path(temporary)
+        server = start_nginx(program, own, port, locations, listen=f"sndbuf={send_buffer_kilobytes}k")
         try:
             code = server.wait()
-            raise SystemExit(f"error: nginx ended with code {code}: {Path(error_log).read_text().strip()}")
+            raise SystemExit(
+                f"error: nginx ended with code {code}: {(own / 'error.log').read_text().strip()}"
+            )
         finally:
             server.terminate()
             server.wait()
@@ -122,9 +140,7 @@ def main() -> None:
     if options.kilobytes_per_s < 1:
         raise SystemExit(f"error: --kilobytes-per-s={options.kilobytes_per_s}: must be at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # through the finally that ends nginx
-    program = None
-    if not options.without_nginx:
-        program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    program = None if options.without_nginx else find_nginx()
     with_what = "our own server" if program is None else "nginx"
     print(
         f"{with_what} serves {folder} at http://127.0.0.1:{options.port}/slow/ ({options.kilobytes_per_s} "

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.load import SCRIPTS, load
+from scripts.slow_store import make_server
+from tests.scripts.load import SCRIPTS
 from tests.shards.nginx import free_port, needs_nginx, wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
@@ -41,11 +42,9 @@ def test_it_serves_a_folder_until_it_is_ended(
         urllib.request.urlopen(f"http://127.0.0.1:{port}/fast/a.tar", timeout=60)
 
 
-def test_a_client_that_goes_away_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_that_goes_away_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.tar").write_bytes(CONTENT * 100)
-    server = load("slow_store", monkeypatch).make_server(tmp_path, 0, 100_000)
+    server = make_server(tmp_path, 0, 100_000)
     server.daemon_threads = False  # to be waited for
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

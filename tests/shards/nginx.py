@@ -1,6 +1,5 @@
 """A real nginx on loopback, and a proxy in front of it that breaks connections."""
 
-import shutil
 import socket
 import socketserver
 import subprocess
@@ -10,24 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.slow_store import find_nginx, start_nginx
 from tests.needs import needs
 
-_PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+_PROGRAM = find_nginx()
 
 needs_nginx = needs("nginx", present=_PROGRAM is not None, remedy="on Debian: apt-get install nginx-light")
 
-_CONFIG = """
-daemon off;
-master_process off;
-pid {folder}/pid;
-error_log {folder}/error.log;
-events {{ }}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
-  uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
-  server {{
-    listen 127.0.0.1:{port};
+_SERVER = """
     root {root};
     location /slow/ {{ alias {root}/; limit_rate 200k; }}
     location /whole/ {{ alias {root}/; max_ranges 0; }}
@@ -39,8 +28,6 @@ http {{
       if (-f {folder}/429) {{ return 429; }}
       if (-f {folder}/408) {{ return 408; }}
     }}
-  }}
-}}
 """
 
 
@@ -53,10 +40,7 @@ def nginx(folder: Path, root: Path) -> Iterator[str]:
     assert _PROGRAM is not None
     folder.mkdir()
     port = free_port()
-    config = folder / "nginx.conf"
-    config.write_text(_CONFIG.format(folder=folder, root=root, port=port))
-    error_log = str(folder / "error.log")
-    server = subprocess.Popen([_PROGRAM, "-p", str(folder), "-e", error_log, "-c", str(config)])
+    server = start_nginx(_PROGRAM, folder, port, _SERVER.format(folder=folder, root=root))
     try:
         wait_until_it_listens(port, server)
         yield f"http://127.0.0.1:{port}/"
