@@ -185,13 +185,16 @@ def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statisti
     return model
 
 
-def check_ghost_size(ghost_size: int | None, batch_size: int, num_micro_batches: int) -> None:
+def check_ghost_size(
+    ghost_size: int | None, batch_size: int, num_micro_batches: int, num_ranks: int = 1
+) -> None:
     """Refuse, before anything is read, batches that slices of ``ghost_size`` don't make up.
 
     Args:
         ghost_size: None where batch norm is over whole (micro-)batches.
-        batch_size: examples of one step.
-        num_micro_batches: parts that a step's batch is dealt to (AdaScale).
+        batch_size: examples of one step, on this rank.
+        num_micro_batches: parts that a step's batch is dealt to (AdaScale), on each rank.
+        num_ranks: to which the whole batch is dealt, ``batch_size`` examples each.
 
     Raises:
         ConfigError: it doesn't divide them.
@@ -202,8 +205,9 @@ def check_ghost_size(ghost_size: int | None, batch_size: int, num_micro_batches:
         raise ConfigError(f"ghost_size={ghost_size}: must be at least 1, or null for plain batch norm")
     micro_batch, rest = divmod(batch_size, num_micro_batches)
     if rest or micro_batch % ghost_size:
+        shares = f" on {num_ranks} ranks, {batch_size} each," if num_ranks > 1 else ""
         parts = f" in {num_micro_batches} micro-batches" if num_micro_batches > 1 else ""
         raise ConfigError(
-            f"ghost_size={ghost_size}: batch_size={batch_size}{parts} is not made of slices of "
-            f"{ghost_size}; choose sizes that divide, or ghost_size=null"
+            f"ghost_size={ghost_size}: batch_size={batch_size * num_ranks}{shares}{parts} is not made of "
+            f"slices of {ghost_size}; choose sizes that divide, or ghost_size=null"
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from adaecho.config.bounds import one_of
+from adaecho.config.launched import launched_ranks
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.models.ghost_batch_norm import STATISTICS, check_ghost_size, use_ghost_batch_norm
@@ -22,7 +23,12 @@ class GhostOptions(TaskConfig):
 
     def check_batches(self, config: Config) -> None:
         """Raises ConfigError where slices of ``ghost_size`` don't make up a batch or its micro-batches."""
-        check_ghost_size(self.ghost_size, config.batch_size, config.adascale.num_gradients_to_accumulate)
+        check_ghost_size(
+            self.ghost_size,
+            config.batch_size,
+            config.adascale.num_gradients_to_accumulate,
+            launched_ranks(),
+        )
 
     def with_ghosts(self, model: nn.Module) -> nn.Module:
         """The model, its batch norm replaced where ``ghost_size`` is set."""

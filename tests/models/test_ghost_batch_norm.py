@@ -132,6 +132,11 @@ def test_sizes_that_do_not_divide_are_refused_from_the_config(size: int, batch: 
         check_ghost_size(size, batch, parts)
 
 
+def test_of_several_ranks_the_whole_batch_is_named_and_each_one_s_share() -> None:
+    with pytest.raises(ConfigError, match="batch_size=96 on 2 ranks, 48 each, is not made of slices of 32"):
+        check_ghost_size(32, 48, 1, num_ranks=2)
+
+
 def test_sizes_that_divide_pass() -> None:
     check_ghost_size(32, 128, 4)
     check_ghost_size(None, 7, 1)
