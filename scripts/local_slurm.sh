@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# A one-node Slurm on this machine, from Debian's packages, for trying and testing. Needs root, e.g. in a container.
+# A Slurm on this machine, from Debian's packages, for trying and testing. Needs root, e.g. in a container.
 #
-#   scripts/local_slurm.sh up      # install what is missing, start, wait until the node is idle
+#   scripts/local_slurm.sh up      # install what is missing, start, wait until its nodes are idle
 #   scripts/local_slurm.sh down    # stop its daemons and remove their state
 #
-# SLURM_LOCAL_CPUS (default 32) is how many CPUs the node claims to have, whatever it has.
+# SLURM_LOCAL_NODES (default 2) is how many nodes it has, each a slurmd with a port of its own; SLURM_LOCAL_CPUS
+# (default 32) how many CPUs each claims to have, whatever the machine has.
 set -euo pipefail
 
 STATE=/var/lib/adaecho-slurm
+NODES=${SLURM_LOCAL_NODES:-2}
 CPUS=${SLURM_LOCAL_CPUS:-32}
+FIRST_PORT=6820
 WAIT_S=60
 
 install_packages() {
@@ -16,6 +19,14 @@ install_packages() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
     apt-get -qq install --yes --no-install-recommends slurm-wlm munge >/dev/null
+}
+
+nodes() { # named by addresses of this machine, which every program can resolve
+    local node
+    for ((node = 1; node <= NODES; node++)); do
+        echo "NodeName=127.0.0.$node NodeHostname=$(hostname -s) Port=$((FIRST_PORT + node)) CPUs=$CPUS" \
+            "RealMemory=$((CPUS * 4096)) State=UNKNOWN"
+    done
 }
 
 write_config() {
@@ -32,19 +43,19 @@ TaskPlugin=task/none
 SchedulerParameters=sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
-# The node claims more CPUs than the machine may have, which slurmd must be told to believe.
+# A node claims more CPUs than the machine may have, which slurmd must be told to believe.
 SlurmdParameters=config_overrides
 JobRequeue=1
 ReturnToService=2
 MaxArraySize=1001
 KillWait=5
 StateSaveLocation=$STATE/ctld
-SlurmdSpoolDir=$STATE/d
+SlurmdSpoolDir=$STATE/d/%n
 SlurmctldPidFile=$STATE/slurmctld.pid
-SlurmdPidFile=$STATE/slurmd.pid
+SlurmdPidFile=$STATE/slurmd.%n.pid
 SlurmctldLogFile=$STATE/slurmctld.log
-SlurmdLogFile=$STATE/slurmd.log
-NodeName=$(hostname -s) CPUs=$CPUS RealMemory=$((CPUS * 4096)) State=UNKNOWN
+SlurmdLogFile=$STATE/slurmd.%n.log
+$(nodes)
 PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
 }
@@ -62,11 +73,13 @@ up() {
     write_config
     start_munge
     pgrep -x slurmctld >/dev/null || slurmctld
-    pgrep -x slurmd >/dev/null || slurmd
+    for ((node = 1; node <= NODES; node++)); do
+        pgrep -x -F "$STATE/slurmd.127.0.0.$node.pid" slurmd >/dev/null 2>&1 || slurmd -N "127.0.0.$node"
+    done
     for ((second = 0; second < WAIT_S; second++)); do
-        case "$(sinfo --noheader --format=%T 2>/dev/null || true)" in
-            idle | mixed | allocated) sinfo && return ;;
-        esac
+        if [ "$(sinfo --noheader --Node --format=%T 2>/dev/null | grep -cE '^(idle|mixed|allocated)$')" = "$NODES" ]; then
+            sinfo && return
+        fi
         sleep 1
     done
     echo "slurm did not come up in $WAIT_S s; the ends of its logs:" >&2
@@ -87,7 +100,7 @@ stop() { # the daemon of this pid file, and wait until it has written its state
 
 down() {
     scancel --user=root --quiet 2>/dev/null || true
-    stop "$STATE/slurmd.pid"
+    for pid_file in "$STATE"/slurmd*.pid; do stop "$pid_file"; done
     stop "$STATE/slurmctld.pid"
     stop /run/munge/munged.pid
     rm -rf "$STATE"
@@ -95,5 +108,5 @@ down() {
 
 case "${1:-}" in
     up | down) "$1" ;;
-    *) sed -n '2,7s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -33,13 +33,22 @@ ON_SLURM = ("hydra/launcher=slurm",)
 TIMEOUT_S = 900  # a sweep of 16 trials on a machine that may be busy
 
 
-def _slurm_runs() -> bool:
+def _nodes() -> list[str]:
+    """Of the Slurm that is here."""
     if shutil.which("sinfo") is None:
-        return False
-    return subprocess.run(["sinfo", "--noheader"], capture_output=True, check=False).returncode == 0
+        return []
+    return _output("sinfo", "--noheader", "--Node", "--format=%N").split()
 
 
-on_slurm = needs("slurm", present=_slurm_runs(), remedy="as root: scripts/local_slurm.sh up")
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+NODES = _nodes()
+on_slurm = needs("slurm", present=bool(NODES), remedy="as root: scripts/local_slurm.sh up")
+on_two_nodes = needs(
+    "two-slurm-nodes", present=len(NODES) > 1, remedy="as root: scripts/local_slurm.sh down, then up"
+)
 # Four arms x four trials of a second or two, while no gate is closed; nothing stops early, so that all can be
 # compared.
 SWEEP = (
@@ -65,6 +74,7 @@ ON_TWO_RANKS = (
     "search.trials=2",
     "hydra.launcher.tasks_per_node=2",
 )
+ON_TWO_NODES = (*ON_TWO_RANKS[:-2], "search.trials=1", "hydra.launcher.nodes=2")
 
 
 Begin = Callable[..., subprocess.Popen[bytes]]
@@ -135,10 +145,6 @@ def _what_is_seen(folder: Path) -> str:
     return "\n".join(said)
 
 
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
 def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
     """A record without clocks, and without what tells that a run was resumed: its buffer was read again."""
     return {
@@ -195,10 +201,11 @@ def test_a_disturbed_sweep_computes_the_same(
     subprocess.run(["scontrol", "requeue", requeued], check=True)
     cancelled = _wait_until(lambda: _at_work(folder, but=requeued), folder)
     subprocess.run(["scancel", cancelled], check=True)
-    if (STATE / "slurmd.pid").exists():
-        os.kill(int((STATE / "slurmd.pid").read_text()), signal.SIGTERM)
-        _wait_until(lambda: not (STATE / "slurmd.pid").exists(), folder)
-        subprocess.run(["slurmd"], check=True)
+    for pid_file in STATE.glob("slurmd.*.pid"):
+        os.kill(int(pid_file.read_text()), signal.SIGTERM)
+        _wait_until(lambda pid_file=pid_file: not pid_file.exists(), folder)
+        node = pid_file.name.removeprefix("slurmd.").removesuffix(".pid")
+        subprocess.run(["slurmd", "-N", node], check=True)
     _start_again(requeued, folder)
     gate.touch()
     _finish(begin())
@@ -289,6 +296,17 @@ def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_pa
         here = tmp_path / str(index)
         assert run_on(2, from_plain(design.trial_config(arm, 0, index)), here) == [(0, "budget_spent")] * 2
         assert metrics(folder) == metrics(here)
+
+
+@on_two_nodes
+@pytest.mark.timeout(TIMEOUT_S)
+def test_the_ranks_of_a_job_may_be_on_two_nodes(on_two_ranks: Path, begin: Begin, tmp_path: Path) -> None:
+    _finish(begin(ON_TWO_NODES))
+    (folder,) = (tmp_path / "sweep").glob("*/0/0")
+    assert summary(folder)["ranks"] == 2
+    nodes = read_json(folder / "environment.json")["slurm"]["nodelist"]
+    assert len(_output("scontrol", "show", "hostnames", nodes).split()) == 2
+    assert metrics(folder) == metrics(on_two_ranks / folder.relative_to(tmp_path / "sweep"))
 
 
 @on_slurm
