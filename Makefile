@@ -27,8 +27,9 @@ format: $(VENV)/installed-dev ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# As listed: files of few but long tests must not come last.
 test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m adaecho.figures

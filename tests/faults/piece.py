@@ -1,7 +1,6 @@
 """One piece of a run in a process of its own, with a fault at its n-th touch of the disk or step."""
 
 import errno
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -10,12 +9,9 @@ from typing import Any
 
 from adaecho.config.schema import from_plain
 from adaecho.errors import UserError
+from tests.forks import FORKS
 
 DONE, CRASHED, REFUSED = 0, 1, 3
-
-# The forkserver imports torch and this module once and forks a clean process for each piece.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "adaecho.training.trial", "adaecho.tasks.digits_mlp"])
 
 
 def _kill() -> None:

@@ -14,22 +14,23 @@ from adaecho.run import CONF
 from adaecho.search import sweeper
 from adaecho.search.design import Arm, Design
 from adaecho.search.local import LocalWorkers
-from tests.search.stub import RUNNER
+from tests.search.stub import RUNNER, TASK
 
 Command = Callable[..., Path]
 BuildArms = Callable[..., tuple[Arm, ...]]
 
 
-# Of the stub's own, so that no change to a task's axes changes which of its trials diverge.
-AXES = {
+# The stub's own, so that no change to a task's axes changes which of its trials diverge.
+STUB = {
+    "task.name": TASK,
     "optimizer.learning_rate": "tag(log,interval(0.01,1.0))",
     "optimizer.momentum": "tag(reverse_log,interval(0.5,0.98))",
 }
 
 
-def _with_axes(overrides: Sequence[str]) -> list[str]:
+def _of_stub(overrides: Sequence[str]) -> list[str]:
     given = {override.partition("=")[0] for override in overrides}
-    return [*overrides, *(f"{key}={axis}" for key, axis in AXES.items() if key not in given)]
+    return [*overrides, *(f"{key}={value}" for key, value in STUB.items() if key not in given)]
 
 
 def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any]) -> Any:
@@ -49,14 +50,14 @@ def _arms(*overrides: str) -> tuple[Arm, ...]:
 
 @pytest.fixture
 def arms_of() -> BuildArms:
-    """``arms_of(*_with_axes(["echo=none,batch"]))`` are the arms of that sweep."""
+    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep."""
     return _arms
 
 
 def launch(overrides: Sequence[str]) -> None:
     """Run a sweep with stub trials in ``./sweep``."""
     sweeper.LocalWorkers = functools.partial(LocalWorkers, runner=RUNNER)  # type: ignore[assignment,misc]
-    _composed([*_with_axes(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
+    _composed([*_of_stub(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
 
     def run(*overrides: str, folder: str | None = "sweep") -> Path:
         where = [] if folder is None else [f"hydra.sweep.dir={folder}"]
-        _composed([*_with_axes(overrides), *where], sweeper.sweep)
+        _composed([*_of_stub(overrides), *where], sweeper.sweep)
         return Path(folder or "runs")
 
     return run
@@ -75,4 +76,4 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.fixture
 def design(arms_of: BuildArms) -> Design:
     """Two arms, two searches of three trials each."""
-    return Design(arms_of(*_with_axes(["echo=none,batch"])), seed=0, trials=3, repeats=2, max_diverged=6)
+    return Design(arms_of(*_of_stub(["echo=none,batch"])), seed=0, trials=3, repeats=2, max_diverged=6)

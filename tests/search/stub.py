@@ -1,4 +1,8 @@
-"""A trial that trains nothing: its outcome follows from its learning rate, a file says how it misbehaves."""
+"""A trial that trains nothing: its outcome follows from its learning rate, a file says how it misbehaves.
+
+This module is also its task, with the options of ``digits``: a worker then imports no torch, which takes
+longer than all else it does.
+"""
 
 import errno
 import json
@@ -7,16 +11,32 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaecho.config.schema import Config, to_plain
+from adaecho.config.tasks import TaskConfig
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import FINISHED
 
-RUNNER = "tests.search.stub:run_trial"
+TASK = "tests.search.stub"
+RUNNER = f"{TASK}:run_trial"
 DIVERGES_ABOVE = 0.3
+
+
+@dataclass
+class Options(TaskConfig):
+    """What ``conf/task/digits.yaml`` gives."""
+
+    model: str = ""
+    training_examples: int | None = None
+
+
+def build(config: Config, options: Options) -> None:  # noqa: ARG001
+    """What makes this module a task."""
+    raise AssertionError("a trial that trains nothing builds nothing")
 
 
 def run_trial(

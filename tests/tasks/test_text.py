@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -22,8 +21,8 @@ from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.text_files import lines, texts, write_folder, write_parquet
+from tests.forks import FORKS
 
-FORKS = multiprocessing.get_context("forkserver")
 TINY = (
     "task.layers=1", "task.width=16", "task.feed_forward=32", "task.heads=2", "task.vocabulary=300",
     "task.block=16", "batch_size=8", "echo.shuffle_buffer=32", "evaluate.every_fresh_examples=64",

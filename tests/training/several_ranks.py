@@ -1,7 +1,6 @@
 """Runs on several ranks, each in a process of its own, as torchrun starts them."""
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -15,10 +14,7 @@ from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import UserError
 from adaecho.ranks import joined
 from adaecho.training.trial import run_trial
-
-# The forkserver imports torch and this module once and forks a clean process for each rank.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "adaecho.tasks.digits"])
+from tests.forks import FORKS
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 END_S = 120  # for a rank to end once another has

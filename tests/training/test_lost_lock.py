@@ -1,6 +1,5 @@
 """A run that slept past its heartbeat and lost its folder to another writes nothing there any more."""
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -16,13 +15,12 @@ from adaecho.errors import FolderError
 from adaecho.records import lock
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.forks import FORKS
 from tests.helpers import metrics
 from tests.needs import needs
 
 FOLDER = Path("run")
 RUN = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__])
 
 
 def _sleeping(function: Callable[..., Any], sleep_at: int, calls: list[int]) -> Callable[..., Any]:

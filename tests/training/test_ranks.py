@@ -22,6 +22,7 @@ from adaecho.training import trainer, trial
 from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
+from tests.datasets.text_files import write_folder
 from tests.training.several_ranks import metrics, run_on, summary
 
 pytestmark = pytest.mark.skipif(
@@ -107,9 +108,18 @@ def _evaluate(task: Any, replicas: list[Any]) -> dict[str, float]:
         return task.evaluate(replicas[0].eval(), "validation", device=DIGITS)
 
 
+SMALL_TEXT = ("task=small_text", "task.vocabulary=300", "data.validation_examples=2")  # of the files ``text``
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """Little text, whose tokens are soon made."""
+    return f"data.path={write_folder(tmp_path / 'text')}"
+
+
 TASKS = {
     "text": (
-        "task=small_text", "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
+        *SMALL_TEXT, "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
         "echo=example_before_augmentation", "echo.factor=1.5", "evaluate.max_examples=32",
     ),
     "boxes": (
@@ -122,9 +132,11 @@ TASKS = {
 
 
 @pytest.mark.parametrize("echo", [*ECHOES, *TASKS])
-def test_two_ranks_equal_one_process_fed_both_ranks_batches(compose_config: Compose, echo: str) -> None:
+def test_two_ranks_equal_one_process_fed_both_ranks_batches(
+    compose_config: Compose, text: str, echo: str
+) -> None:
     """Weights bit for bit, also where the ranks' losses weigh differently (masked tokens, matched boxes)."""
-    config = compose_config(*RUN, *{**ECHOES, **TASKS}[echo])
+    config = compose_config(*RUN, *{**ECHOES, **TASKS}[echo], *([text] if echo == "text" else []))
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
     lines, weights = reference(config, 2)
     assert len(lines) > 1
@@ -374,13 +386,14 @@ def _different_ratios(rank: int) -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [("task=digits_mlp",), ("task=small_text",), ("task=scenes",)],
+    [("task=digits_mlp",), SMALL_TEXT, ("task=scenes",)],
     ids=lambda task: task[0],
 )
-def test_each_task_trains_on_two_ranks(compose_config: Compose, task: tuple[str, ...]) -> None:
+def test_each_task_trains_on_two_ranks(compose_config: Compose, text: str, task: tuple[str, ...]) -> None:
     config = compose_config(
-        *task, "precision=float32", "batch_size=8", "echo.shuffle_buffer=16", "max_steps=4",
-        "evaluate.every_fresh_examples=16", "target.value=null", "evaluate.max_examples=20",
+        *task, *([text] if task is SMALL_TEXT else []), "precision=float32", "batch_size=8",
+        "echo.shuffle_buffer=16", "max_steps=4", "evaluate.every_fresh_examples=16", "target.value=null",
+        "evaluate.max_examples=20",
     )  # fmt: skip
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
     assert summary("run")["final"].keys() == build_task(config).metrics.keys()

@@ -1,7 +1,6 @@
 """Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves."""
 
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -12,12 +11,10 @@ import pytest
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.forks import FORKS
 from tests.helpers import dying, metrics
 
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
-# The forkserver imports torch and this module once and forks a clean process for each piece of a run.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__])
 
 
 def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
