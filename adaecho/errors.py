@@ -8,7 +8,13 @@ from typing import NoReturn
 
 
 class UserError(Exception):
-    """Shown as one message without a traceback; the command exits with 2."""
+    """Shown as one message without a traceback; the command exits with 2.
+
+    Attributes:
+        told_elsewhere: another rank of the same run shows it.
+    """
+
+    told_elsewhere = False
 
 
 class ConfigError(UserError):
@@ -28,7 +34,9 @@ class FolderError(UserError):
 
 
 def fail(message: object) -> NoReturn:
-    """End a command with one message on standard error, and exit code 2."""
+    """End a command with one message on standard error, unless another rank shows it, and exit code 2."""
+    if isinstance(message, UserError) and message.told_elsewhere:
+        sys.exit(2)
     rank = os.environ.get("RANK")
     of = "" if rank is None else f"rank {rank}: "  # under torchrun, which mixes what they print
     print(f"error: {of}{message}", file=sys.stderr)

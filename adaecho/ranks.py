@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from adaecho.config.launched import launched_ranks, started_by_torchrun
-from adaecho.errors import RankError
+from adaecho.errors import RankError, UserError
 
 _T = TypeVar("_T")
 _REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
@@ -124,7 +124,7 @@ class Ranks:
         for rank, theirs in enumerate(seen):
             for name, value in theirs.items():
                 if value != seen[0].get(name):
-                    raise RankError(
+                    raise self._shared(
                         f"rank {rank} sees another {name} than rank 0: {value} against {seen[0].get(name)}; "
                         "start all ranks with the same command, code and data"
                     )
@@ -162,13 +162,16 @@ class Ranks:
         """Why this rank can't go on: its own error, which the others are told, or theirs, if one has told.
 
         A rank whose connection broke waits ``_REPORT_S`` for the others' words. Those that neither failed nor
-        lost a connection themselves are gone (killed) or hang.
+        lost a connection themselves are gone (killed) or hang. What all of them know, one shows.
         """
         if self.is_alone or isinstance(error, RankError) or self._store is None:
             return error
         with suppress(RuntimeError):  # the store went with rank 0's host
             if not _is_of_connection(error):
-                self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}")
+                mine = f"{type(error).__name__}: {error}"
+                self._store.set(f"failed/{self.rank}", mine)
+                if isinstance(error, UserError) and not self.is_first:
+                    error.told_elsewhere = self._first_says(mine)  # while rank 0 waits, which keeps the store
                 self._store.set(f"has read/{self.rank}", "")
                 return error
             self._store.set(f"cut off/{self.rank}", "")
@@ -178,7 +181,10 @@ class Ranks:
             self._store.set(f"has read/{self.rank}", "")
             names = ", ".join(map(str, silent))
             word = "rank" if len(silent) == 1 else "ranks"
-            return RankError(f"no word from {word} {names}: killed, hanging, or waiting for one that is")
+            alive = sorted({*range(self.world_size)} - {*silent})
+            return self._shared(
+                f"no word from {word} {names}: killed, hanging, or waiting for one that is", alive[0]
+            )
         return RankError("the launcher or rank 0 is gone, and with it what the ranks tell one another")
 
     def _failure(self) -> RankError | None:
@@ -187,8 +193,21 @@ class Ranks:
             if self._store.check([f"failed/{rank}"]):
                 said = self._store.get(f"failed/{rank}").decode()
                 self._store.set(f"has read/{self.rank}", "")
-                return RankError(f"rank {rank} failed: {said}")
+                return self._shared(f"rank {rank} failed: {said}")
         return None
+
+    def _shared(self, message: str, shown_by: int = 0) -> RankError:
+        """An error that all ranks know and one shows."""
+        error = RankError(message)
+        error.told_elsewhere = self.rank != shown_by
+        return error
+
+    def _first_says(self, mine: str) -> bool:
+        """Whether rank 0 failed with the same words, within ``_REPORT_S``."""
+        until = time.monotonic() + _REPORT_S
+        while not self._store.check(["has read/0"]) and time.monotonic() < until:
+            time.sleep(0.05)
+        return bool(self._store.check(["failed/0"]) and self._store.get("failed/0").decode() == mine)
 
     def leave(self, failed: bool) -> None:
         """Close the connections; rank 0, which may keep the store, first hears why the others leave."""

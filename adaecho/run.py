@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.config.launched import launched_rank, launched_ranks
+from adaecho.config.launched import launched_rank, launched_ranks, local_rank
 from adaecho.errors import ConfigError, UserError, fail, told
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -37,11 +37,14 @@ def main(composed: DictConfig) -> None:
 
 
 def _run(composed: DictConfig) -> None:
-    plain = schema.to_plain(composed)
-    config = schema.from_plain(plain)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    _check_mode(config, hydra_config.mode)
+    try:
+        config = schema.from_plain(schema.to_plain(composed))
+        _check_mode(config, hydra_config.mode)
+    except UserError as error:
+        error.told_elsewhere = local_rank() > 0  # the ranks of a host see the same command and files
+        raise
     if launched_rank() == 0:
         for caution in cautions(config):
             print(f"warning: {caution}", file=sys.stderr)

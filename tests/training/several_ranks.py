@@ -48,6 +48,8 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
         log.write_text(summary["status"])
     except UserError as error:
         log.write_text(f"{type(error).__name__}: {error}")
+        if not error.told_elsewhere:
+            log.with_suffix(f"{log.suffix}.shown").touch()
         sys.exit(2)
     except Exception as error:
         log.write_text(f"{type(error).__name__}: {error}")
@@ -74,8 +76,9 @@ def run_on(
     """
     port, folder = free_port(), Path(folder).absolute()
     processes = []
+    for log in folder.parent.glob(f"{folder.name}.rank*"):
+        log.unlink()
     for rank in range(world_size):
-        Path(f"{folder}.rank{rank}").unlink(missing_ok=True)
         plain = to_plain((others or {}).get(rank, config))
         each = {**environment(rank, world_size, port), **(variables or {})}
         processes.append(FORKS.Process(target=_rank, args=(plain, str(folder), each, before)))
@@ -92,6 +95,11 @@ def run_on(
         (process.exitcode, log.read_text() if log.exists() else "")
         for process, log in zip(processes, logs, strict=True)
     ]
+
+
+def shown_by(folder: Path | str) -> list[int]:
+    """The ranks that showed the user why they ended."""
+    return [rank for rank in range(9) if Path(f"{folder}.rank{rank}.shown").exists()]
 
 
 def metrics(folder: Path | str) -> list[dict[str, Any]]:

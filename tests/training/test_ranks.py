@@ -16,6 +16,7 @@ import torch
 
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
+from adaecho.errors import DataError
 from adaecho.ranks import Ranks
 from adaecho.tasks import build_task
 from adaecho.training import trainer, trial
@@ -23,7 +24,7 @@ from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
-from tests.training.several_ranks import metrics, run_on, summary
+from tests.training.several_ranks import metrics, run_on, shown_by, summary
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -254,6 +255,7 @@ def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_b
                 assert code == 2
                 # The store goes with rank 0 here; torchrun's own stays.
                 assert "rank 0 is gone" in said or re.search(rf"no word from ranks? .*\b{victim}\b", said)
+        assert shown_by("killed")
     assert run_on(world_size, config, "killed") == [(0, "budget_spent")] * world_size
     assert metrics("killed") == metrics("whole")
     assert (
@@ -269,6 +271,7 @@ def test_an_error_of_one_rank_is_told_by_all(compose_config: Compose, victim: in
     ends = run_on(2, config, "run", before)
     assert ends[victim] == (1, "ValueError: shard 7 is torn")
     assert ends[1 - victim] == (2, f"RankError: rank {victim} failed: ValueError: shard 7 is torn")
+    assert shown_by("run") == ([0] if victim == 1 else [])  # beside the traceback of the rank itself
     found = summary("run")
     assert found["status"] == "failed"
     assert "shard 7 is torn" in found["error"]
@@ -292,6 +295,7 @@ def test_ranks_that_see_other_things_are_named(compose_config: Compose) -> None:
         assert code == 2
         assert said.startswith("RankError: rank 1 sees another config than rank 0: ")
         assert "same command, code and data" in said
+    assert shown_by("run") == [0]
 
 
 class _Torn:
@@ -362,6 +366,15 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose)
         assert code == 2
         assert "batch_size=15" in said
         assert "make it a multiple of 2" in said
+    assert shown_by("run") == [0]
+
+
+def test_a_rank_shows_an_error_that_is_its_own(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none")
+    before = functools.partial(_fails, victim=1, error=DataError("disk of this host: full"))
+    ends = run_on(2, config, "run", before)
+    assert ends[1] == (2, "DataError: disk of this host: full")
+    assert shown_by("run") == [0, 1]
 
 
 def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:
