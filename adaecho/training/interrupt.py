@@ -55,7 +55,7 @@ class Interrupt:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._wait_is_over:
             if self.is_waiting():
-                raise WaitEndedError
+                raise WaitEndedError("a signal ended the wait for data that did not come")
             if number == signal.SIGUSR2:  # from _end_wait, when the batch had just come
                 return
         if self.signal is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -129,7 +129,8 @@ class Trainer:
         self.model.train()
         self.clocks.start()
         try:
-            self._warm_up()
+            if not self._warm_up():
+                return "preempted"
             while True:
                 # What the next batch costs decides first: an evaluation due at k fresh examples comes after
                 # every step that k fresh examples allow, so that no arm loses its last repeats.
@@ -147,8 +148,10 @@ class Trainer:
         finally:
             self.clocks.stop(self.device)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> bool:
         """Passes over the coming (micro-)batch, without effect and on no clock: the first one compiles.
+
+        False where a signal ended the wait for that batch, on whichever rank.
 
         On several ranks gradients are also laid out in the order in which they come, from the first step on:
         DistributedDataParallel with a static graph does so after two passes, and sums of three ranks or more
@@ -156,14 +159,20 @@ class Trainer:
         must be one that synchronises.
         """
         if self.ranks.is_alone and self.config.compile == "off":
-            return
-        with self._waiting():
+            return True
+        batch = None
+        with suppress(WaitEndedError), self._waiting():
             batch = self.loader.peek()
+        known = self.ranks.gather((batch is not None, self._interrupted()))
+        if batch is None or not all(came for came, _ in known):
+            self.signal = next((int(number) for _, number in known if number), 0)
+            return False
         with self.clocks.uncounted(self.device), undone(self.model, self.device):
             for _ in range(2):
                 self.optimizer.zero_grad(set_to_none=True)
                 self._backward(deal(batch, num_passes(self.config))[:1])
             self.optimizer.zero_grad(set_to_none=True)
+        return True
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:

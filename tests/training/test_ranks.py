@@ -19,7 +19,7 @@ from adaecho.echo import EchoLoader
 from adaecho.errors import DataError
 from adaecho.ranks import Ranks
 from adaecho.tasks import build_task
-from adaecho.training import trainer, trial
+from adaecho.training import interrupt, trainer, trial
 from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
@@ -348,6 +348,27 @@ def test_a_signal_to_any_rank_ends_all_at_one_step(compose_config: Compose, vict
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
     assert metrics("run") == metrics("whole")
+
+
+def _first_batch_never_comes(rank: int) -> None:
+    """To rank 1, which is told to end."""
+    if rank == 0:
+        return
+    interrupt.WAIT_S = 0.2
+
+    def peek(_: EchoLoader) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
+
+    EchoLoader.peek = peek  # type: ignore[method-assign]
+
+
+def test_a_signal_ends_the_wait_for_the_first_batch_on_all_ranks(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none")
+    assert run_on(2, config, "run", _first_batch_never_comes) == [(0, "preempted")] * 2
+    assert (summary("run")["steps"], summary("run")["signal"]) == (0, "SIGTERM")
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
 
 
 def test_a_resume_on_another_number_of_ranks_is_refused(compose_config: Compose) -> None:
