@@ -19,7 +19,7 @@ from adaecho.echo.batch.batch_length import batch_length
 from adaecho.echo.batch.batches import ExampleBatches, OneByOne, Ready, WholeBatches
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.batch.example_echo import EchoStage
-from adaecho.echo.memory.budget import check_memory, check_slots, free_bytes
+from adaecho.echo.memory.budget import check_slots, free_bytes
 from adaecho.echo.memory.pool import ResidentPool
 from adaecho.echo.memory.snapshot import Recent
 from adaecho.echo.memory.tree import num_bytes
@@ -303,7 +303,6 @@ def _example_stage(
         block=max(batch_size, _LEAST_BLOCK),
         pool=pool,
         lookahead=1 if pool is None else _FREE_LOOKAHEAD,
-        check_memory=check_memory,
     )
 
 

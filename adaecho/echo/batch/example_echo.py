@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.memory.budget import check_memory
 from adaecho.echo.memory.pool import ColumnsPool, ExamplePool, Examples, ListPool, ResidentPool
 from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
@@ -32,7 +33,6 @@ class EchoStage:
         block: items that enter at once, at most.
         pool: where things lie; None chooses by their form when the first arrive.
         lookahead: fresh things to ask for at once, at least; more than 1 only where reading is free.
-        check_memory: called with the expected bytes of the buffer before it is reserved.
 
     Attributes:
         factor: how often things are repeated.
@@ -51,12 +51,11 @@ class EchoStage:
         block: int = 1024,
         pool: ExamplePool | None = None,
         lookahead: int = 1,
-        check_memory: Callable[[int], None] | None = None,
     ) -> None:
         self.factor = Factor(seed, factor, world=world)
         self._upstream, self._lookahead = upstream, lookahead
         self._world, self._block = world, block
-        self._pool, self._check_memory = pool, check_memory
+        self._pool = pool
         self._buffer = ShuffleBuffer(seed, buffer, pool.rows if isinstance(pool, ResidentPool) else 0)
         self._tail = no_tail()
         self._next_index = 0
@@ -165,9 +164,8 @@ class EchoStage:
 
     def _new_pool(self, things: Any) -> ExamplePool:
         stacked = isinstance(things, Columns)
-        if self._check_memory is not None:
-            example_bytes = things.example_bytes if stacked else num_bytes(things) // len(things)
-            self._check_memory(self._buffer.size * example_bytes)
+        example_bytes = things.example_bytes if stacked else num_bytes(things) // len(things)
+        check_memory(self._buffer.size * example_bytes)
         return ColumnsPool(things, self._buffer.size + self._block) if stacked else ListPool()
 
     def lend(self, things: Any) -> Examples:
