@@ -240,15 +240,16 @@ def _rerun(claim: Claim, records: Records) -> Ratio | None:
 
 
 def _winners_costs(records: Records, experiment: str, arm: str) -> list[float]:
-    """For the winner of each search (``<arm>_search0``, ...) the geometric mean over its seeds; of one winner
-    alone (``<arm>``) its seeds. A seed that missed the target counts with what it read."""
+    """For the winner of each search (``<arm>_search0``, ...) the geometric mean over its seeds.
+
+    A seed that missed the target counts with what it read.
+    """
     found: dict[str, list[float]] = {}
     for row in records.rows.get(f"{experiment}_winners", ()):
-        if re.fullmatch(rf"{re.escape(arm)}(_search\d+)?", row["arm"]):
+        if re.fullmatch(rf"{re.escape(arm)}_search\d+", row["arm"]):
             cost = row["to_target_fresh_examples"] or row["fresh_examples"]
             found.setdefault(row["arm"], []).append(cost)
-    of_seeds = list(found.values())
-    return of_seeds[0] if len(of_seeds) == 1 else [float(np.exp(np.log(one).mean())) for one in of_seeds]
+    return [float(np.exp(np.log(of_seeds).mean())) for of_seeds in found.values()]
 
 
 def _welch_p(ours: list[float], theirs: list[float]) -> float:

@@ -23,6 +23,7 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
+_WINNER = re.compile(r"_search\d+$")  # the winners of an arm's searches are one line of a figure of curves
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
 
@@ -68,7 +69,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         paths.append(into / f"{stem}_curves.{form}")
         title = f"{first['experiment']}, {first['task']}: {_whose_curves(rows)}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
-        with_settings = [of_arms[curve["arm"]] | curve for curve in curves]
+        with_settings = [of_arms[one["arm"]] | one | {"arm": _WINNER.sub("", one["arm"])} for one in curves]
         target = first["target_value"]
         draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
     tuned = tuning_curves(rows)
