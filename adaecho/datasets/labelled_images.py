@@ -160,7 +160,10 @@ def _folders(top: Path) -> LabelledImages:
         files += found
         labels += [label] * len(found)
     if not files:
-        raise DataError(f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar")
+        raise DataError(
+            f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar (shards are read "
+            "plain: gunzip those that end in .gz)"
+        )
     return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
 
 

@@ -129,6 +129,11 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
         raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
     validation = _validation(path, options)
     if validation is None:
+        if config.data.validation_examples is None:
+            raise DataError(
+                f"data.validation_examples=null: {path} has no validation split; name one with task."
+                f"validation_path=, or say how many of its {len(train.source)} training images to hold out"
+            )
         rows, others = hold_out_rows(
             len(train.source), config.data.validation_examples, seed=config.data.split_seed
         )

@@ -102,7 +102,7 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
     compose_config: Compose, tmp_path: Path
 ) -> None:
     folders(tmp_path, {".": range(9)})
-    with pytest.raises(DataError, match=r"data\.validation_examples=null"):
+    with pytest.raises(DataError, match=r"data\.validation_examples=null.*task\.validation_path=.* 9 "):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
     assert task.facts == {"training_images": 6, "validation_images": 3, "classes": 3}
