@@ -6,6 +6,7 @@ same order. With one rank nothing is sent.
 """
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from adaecho.errors import RankError, UserError
 _T = TypeVar("_T")
 _REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-3  # between looks for a message
+_ANSWER_S = 10.0  # of the process that keeps what the ranks tell one another
 _LOOK_S = 0.5  # between looks for a rank that failed, and whether the launcher lives
 _PAUSE_S = 0.05  # between looks for the others at the start
 _PARENT = os.getppid()  # as early as possible: of a launcher that has gone nothing tells
@@ -166,26 +168,32 @@ class Ranks:
         """
         if self.is_alone or isinstance(error, RankError) or self._store is None:
             return error
+        mine = None if _is_of_connection(error) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):  # the store went with rank 0's host
-            if not _is_of_connection(error):
-                mine = f"{type(error).__name__}: {error}"
-                self._store.set(f"failed/{self.rank}", mine)
-                if isinstance(error, UserError) and not self.is_first:
-                    error.told_elsewhere = self._first_says(mine)  # while rank 0 waits, which keeps the store
-                self._store.set(f"has read/{self.rank}", "")
-                return error
-            self._store.set(f"cut off/{self.rank}", "")
-            silent = self._wait_for("failed", "cut off")
-            if (failure := self._failure()) is not None:
-                return failure
+            if mine is None:
+                return self._why_cut_off()
+            self._store.set(f"failed/{self.rank}", mine)
+            if isinstance(error, UserError) and not self.is_first:
+                error.told_elsewhere = self._first_says(mine)  # while rank 0 waits, which keeps the store
             self._store.set(f"has read/{self.rank}", "")
-            names = ", ".join(map(str, silent))
-            word = "rank" if len(silent) == 1 else "ranks"
-            alive = sorted({*range(self.world_size)} - {*silent})
-            return self._shared(
-                f"no word from {word} {names}: killed, hanging, or waiting for one that is", alive[0]
-            )
-        return RankError("the launcher or rank 0 is gone, and with it what the ranks tell one another")
+        if mine is not None:
+            return error
+        return RankError(
+            "the launcher or rank 0 is gone or hangs, and with it what the ranks tell one another"
+        )
+
+    def _why_cut_off(self) -> RankError:
+        self._store.set(f"cut off/{self.rank}", "")
+        silent = self._wait_for("failed", "cut off")
+        if (failure := self._failure()) is not None:
+            return failure
+        self._store.set(f"has read/{self.rank}", "")
+        names = ", ".join(map(str, silent))
+        word = "rank" if len(silent) == 1 else "ranks"
+        alive = sorted({*range(self.world_size)} - {*silent})
+        return self._shared(
+            f"no word from {word} {names}: killed, hanging, or waiting for one that is", alive[0]
+        )
 
     def _failure(self) -> RankError | None:
         """What a rank that failed has told, if one has."""
@@ -231,6 +239,47 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+class _Answering:
+    """A store whose answers are waited for at most ``_ANSWER_S``, and once in vain not any more.
+
+    torch's waits for ever where the process that holds it stands still.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store, self._is_silent = store, False
+
+    def set(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._ask(lambda: self._store.get(key))
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(lambda: self._store.check(keys)))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Raises RuntimeError: there was no answer, or an error in place of one."""
+        answers: queue.SimpleQueue[tuple[Any, RuntimeError | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((question(), None))
+            except RuntimeError as error:
+                answers.put((None, error))
+
+        try:
+            if not self._is_silent:
+                threading.Thread(target=ask, daemon=True).start()
+            answer, error = answers.get(timeout=0 if self._is_silent else _ANSWER_S)
+        except queue.Empty:
+            self._is_silent = True
+            raise RuntimeError("the store does not answer") from None
+        if error is not None:
+            raise error
+        return answer
 
 
 def _is_of_connection(error: BaseException) -> bool:
@@ -306,7 +355,7 @@ def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (dist.DistError, ValueError, RuntimeError) as error:
         raise RankError(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
-    ranks = Ranks(rank, world_size, PrefixStore("adaecho", store))
+    ranks = Ranks(rank, world_size, _Answering(PrefixStore("adaecho", store)))
     try:
         yield ranks
     except BaseException:

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,16 @@ def _hangs(rank: int, *, victim: int) -> None:
     trainer.Trainer._step = hanging  # type: ignore[method-assign]
 
 
+def _stands_still(rank: int, *, victim: int) -> None:
+    """The victim's whole process, threads and all, until another rank has ended."""
+    if rank != victim:
+        return
+    other = Path(f"run.rank{1 - victim}").absolute()
+    killed = f"while [ ! -e {other} ]; do sleep 0.1; done; kill -KILL {os.getpid()}"
+    subprocess.Popen(["sh", "-c", killed])
+    trainer.Trainer._step = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
+
+
 def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> None:
     if rank != victim:
         return
@@ -285,6 +296,16 @@ def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: C
     assert ends[0][0] == 2
     assert ends[0][1] == "RankError: no word from rank 1: killed, hanging, or waiting for one that is"
     assert summary("run")["status"] == "failed"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_whose_process_is_stopped_ends_the_run(compose_config: Compose, victim: int) -> None:
+    config = compose_config(*RUN, "echo=none", "rank_timeout_s=12")
+    ends = run_on(2, config, "run", functools.partial(_stands_still, victim=victim))
+    code, said = ends[1 - victim]
+    assert code == 2
+    # The store goes with rank 0 here; torchrun's own stays.
+    assert ("no word from rank 1: killed, hanging" if victim else "rank 0 is gone or hangs") in said
 
 
 def test_ranks_that_see_other_things_are_named(compose_config: Compose) -> None:
