@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
+# Over five minutes, before the benchmark itself adds to it: what else the machine was doing.
+_LOAD = os.getloadavg()[1] if hasattr(os, "getloadavg") else None
 
 
 def _without_folders(argument: str) -> str:
@@ -67,6 +69,7 @@ def write(
         "date": date.today().isoformat(),
         "git": _git(),
         "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
+        "load_before": _LOAD,
         "versions": _versions(packages),
         **more,
         "rows": rows,
