@@ -9,7 +9,8 @@ Batch echo can't come out above the ratio without echo. At a factor of 2 it make
 that its rate is at most twice the rate without echo, and tf.data reaches that twice: it gives the memory of a
 batch again, as arrays that can't be written into. What an EchoLoader gives is the consumer's to change, and a
 repeat is a copy. The record says how long the copy of a batch takes, and in the row "batch, copies free" what
-would come of twice the rate without echo.
+would come of twice the rate without echo. Processor time per batch stands in ``loader_against``'s record.
+Other work on the machine slows the sides that use all cores more: measure on an idle one.
 
     pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
     python -m benchmarks.echo_small_arrays
@@ -18,17 +19,15 @@ would come of twice the rate without echo.
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import cv2
-import numpy as np
 import torch
 
 from benchmarks import record
 from benchmarks.peers import echo_small_arrays_loader
-from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, images, rate
+from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, copy_us, images, rate
 from benchmarks.peers.process import Peer
 
 VARIANTS = {
@@ -63,17 +62,6 @@ def data_loader(source: dict[str, Any]) -> Batches:
     )
     while True:
         yield from loader
-
-
-def copy_us(source: dict[str, Any]) -> float:
-    """Microseconds to copy a batch of images from memory, not from a cache, to memory in use before."""
-    batches = source["image"][: 128 * BATCH_SIZE].reshape(128, BATCH_SIZE, -1)
-    into, took = np.zeros_like(batches), []
-    for batch, copy in zip(batches, into, strict=True):
-        start = time.perf_counter()
-        np.copyto(copy, batch)
-        took.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(took)
 
 
 def row(echo: str, factor: int, ours: list[float], data_loader: list[float], tf_data: list[float]) -> Any:

@@ -3,7 +3,9 @@
 CIFAR-sized images in batches of 128, one background thread: arrays under PadCropFlip, and a list of
 examples that are read and mirrored one by one. A ratio is of two neighbouring turns, this commit's over the
 other's, and told by its quartiles: on a machine with other work single turns differ by much more than the
-commits do. Processor time per batch, of all threads, depends less on that work.
+commits do. Processor time per batch, of all threads, depends less on that work; beside it stands that of
+copying a batch, as batch echo does for each repeat: at a factor of 2 each batch takes half of a fresh one and
+half of a copy.
 
     python -m benchmarks.loader_against [--commit da1233f]
 
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.peers.echo_small_data import BATCH_SIZE
+from benchmarks.peers.echo_small_data import BATCH_SIZE, copy_us, images
 from benchmarks.peers.process import CHECKOUT, Peer
 
 CASES = (
@@ -99,10 +101,11 @@ def main() -> None:
         finally:
             for side in sides:
                 side.close()
+    copying = {"copy_us_per_batch": copy_us(images(50_000))}
     rows = [row(case, found) for case, found in zip(CASES, turns, strict=True)]
     record.show(rows)
     packages = ("torch", "numpy", "opencv-python-headless")
-    record.write("loader_against", rows, packages=packages, against=arguments.commit)
+    record.write("loader_against", rows, packages=packages, against=arguments.commit, **copying)
 
 
 if __name__ == "__main__":
