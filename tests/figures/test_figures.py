@@ -1,11 +1,14 @@
 import base64
+import io
 import json
 import re
 import subprocess
 import sys
 
 import matplotlib
+import numpy as np
 import pytest
+from PIL import Image
 
 from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_all, main
@@ -294,8 +297,14 @@ def test_the_report_holds_table_figures_and_command(results):
     assert "<td>baseline</td><td>9,000</td>" in page
     assert "x=&lt;1&gt;" in page
     pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
-    kinds = ("", "_curves", "_tuning")
-    assert pictures == [(results / "figures" / f"quickstart_digits{kind}.png").read_bytes() for kind in kinds]
+    for kind, picture in zip(("", "_curves", "_tuning"), pictures, strict=True):
+        drawn = (results / "figures" / f"quickstart_digits{kind}.png").read_bytes()
+        assert len(picture) < len(drawn)
+        shown, whole = (
+            np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), int) for one in (picture, drawn)
+        )
+        assert shown.shape == whole.shape
+        assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
     assert page.count("src=") == 3  # the page needs no other file
     assert page.count("<td>not yet measured</td>") == text.count("| not yet measured |") == len(CLAIMS)
 
