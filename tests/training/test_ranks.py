@@ -1,7 +1,9 @@
 """Runs on several ranks: equal to one process that is fed their batches, one record, and ends together."""
 
 import copy
+import errno
 import functools
+import itertools
 import os
 import re
 import signal
@@ -157,6 +159,21 @@ def test_two_ranks_equal_one_process_fed_both_ranks_batches(
     assert summary("run")["fresh_examples"] >= lines[-1]["fresh_examples"]
 
 
+def test_four_ranks_equal_one_process_fed_their_batches(compose_config: Compose) -> None:
+    """But for the order in which gradients of four are added up."""
+    config = compose_config(*RUN, *ECHOES["before"], "max_steps=10")
+    assert run_on(4, config, "run") == [(0, "budget_spent")] * 4
+    lines, weights = reference(config, 4)
+    counts = ("fresh_examples", "steps")
+    assert [[line[key] for key in counts] for line in metrics("run")] == [
+        [line[key] for key in counts] for line in lines
+    ]
+    assert len(lines) > 1
+    found = safetensors.torch.load_file("run/model/final.safetensors")
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
 def test_adascale_takes_ranks_times_accumulation_as_its_micro_batches(compose_config: Compose) -> None:
     common = (
         *RUN, "task=digits_mlp", "adascale=on", "echo=none", "optimizer.momentum=0.9", "max_steps=12",
@@ -287,6 +304,34 @@ def test_an_error_of_one_rank_is_told_by_all(compose_config: Compose, victim: in
     assert found["status"] == "failed"
     assert "shard 7 is torn" in found["error"]
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+
+
+def _disk_fills_up(rank: int) -> None:
+    """Under rank 0, which alone writes, after its first checkpoints."""
+    if rank != 0:
+        return
+    fsync, calls = os.fsync, itertools.count()
+
+    def full(file: int) -> None:
+        if next(calls) > 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    os.fsync = full
+
+
+def test_a_full_disk_under_rank_0_ends_all_and_loses_nothing(compose_config: Compose) -> None:
+    config = compose_config(*RUN, "echo=none", "checkpoint_every_s=0")
+    assert run_on(2, config, "whole") == [(0, "budget_spent")] * 2
+    (code, said), (other_code, other_said) = run_on(2, config, "run", _disk_fills_up)
+    assert code == other_code == 2
+    assert "the disk is full" in said
+    # Its own words go with the store that it keeps here, where the other is in the middle of a reduction.
+    assert other_said.startswith(("RankError: rank 0 failed: ", "RankError: the launcher or rank 0 is gone"))
+    assert 0 in shown_by("run")
+    assert 0 < summary("run")["steps"] < 24
+    assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
+    assert metrics("run") == metrics("whole")
 
 
 def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: Compose) -> None:

@@ -37,6 +37,7 @@ def torchrun(
         [*start, "-m", "adaecho.run", *RUN, f"hydra.run.dir={folder}", *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ if gate is None else {**os.environ, paced.GATE: str(Path(gate).absolute())},
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -98,3 +99,20 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
     _, errors = again.communicate(timeout=END_S)
     assert again.returncode == 0, errors
     assert metrics("run") == whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+def test_ctrl_c_twice_ends_all_ranks_with_a_checkpoint() -> None:
+    """The ranks have sessions of their own: a terminal's signals reach the launcher, which passes one on."""
+    launcher = torchrun("run", PACED, gate="gate")
+    wait_for_steps("run", launcher)
+    ranks = ranks_of(launcher.pid)
+    for _ in range(2):
+        os.killpg(launcher.pid, signal.SIGINT)
+        time.sleep(0.5)
+    out, _ = launcher.communicate(timeout=END_S)
+    assert out.count("preempted:") == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    found = summary("run")
+    assert (found["status"], found["signal"]) == ("preempted", "SIGINT")
+    assert found["steps"] > 0
