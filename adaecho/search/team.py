@@ -1,5 +1,6 @@
 """The processes that run a worker's trials: one, or the tasks of a Slurm job, each a rank of every trial."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,8 @@ class Team:
         config = from_plain(order.config)
         pruner = Pruner(order.folder) if config.search.prune else None
         more = {} if self._ranks is None else {"ranks": self._ranks}
+        # A trial's objects refer to one another and to its data: left alone, a dozen data sets pile up.
+        gc.collect()
         return load_runner(self._runner)(
             config, order.folder, order.overrides, group=self._group, prune=pruner, **more
         )
