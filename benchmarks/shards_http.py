@@ -7,7 +7,7 @@ the interpreter's lock. Small images: 32x32 PNG to uint8 batches of 128 by the s
 Photographs: JPEG to uint8 batches of 64 after random resized crop to 224
 and flip, antialiased; ours with OpenCV, theirs as their users write it, with Pillow and torchvision. The
 sides take turns in short rounds; a ratio is the median over the rounds and per training example, so
-echoing's gain counts. The committed record is of two cores without other work: a busy machine gives other ratios.
+echoing's gain counts. The record is of two cores without other work: a busy machine gives other ratios.
 
     pip install webdataset
     python -m benchmarks.shards_http
