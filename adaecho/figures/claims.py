@@ -8,14 +8,13 @@ costs ends below one more than the excess. A verdict that another reading of the
 (``figures.readings``) is fragile.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from adaecho.figures.readings import AS_SEARCHED, OTHERS, Costs, Curve, Reading, costs_of_best
-from adaecho.records.outcome import Row
+from adaecho.records.outcome import Row, arm_of_winner
 from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm, welch
 
 LEVEL = 0.05
@@ -246,7 +245,7 @@ def _winners_costs(records: Records, experiment: str, arm: str) -> list[float]:
     """
     found: dict[str, list[float]] = {}
     for row in records.rows.get(f"{experiment}_winners", ()):
-        if re.fullmatch(rf"{re.escape(arm)}_search\d+", row["arm"]):
+        if row["arm"] != arm and arm_of_winner(row["arm"]) == arm:
             cost = row["to_target_fresh_examples"] or row["fresh_examples"]
             found.setdefault(row["arm"], []).append(cost)
     return [float(np.exp(np.log(of_seeds).mean())) for of_seeds in found.values()]

@@ -11,7 +11,7 @@ from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.figures.tuning import COST, tuning_curves
 from adaecho.records.ends import ends, without_target
-from adaecho.records.outcome import SETTINGS, Row, outcome
+from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, outcome
 from adaecho.records.trials import read_rows
 
 # The paper's figures that are not bars per arm: what is drawn against what.
@@ -23,7 +23,6 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
-_WINNER = re.compile(r"_search\d+$")  # the winners of an arm's searches are one line of a figure of curves
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
 
@@ -69,7 +68,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         paths.append(into / f"{stem}_curves.{form}")
         title = f"{first['experiment']}, {first['task']}: {_whose_curves(rows)}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
-        with_settings = [of_arms[one["arm"]] | one | {"arm": _WINNER.sub("", one["arm"])} for one in curves]
+        with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
         target = first["target_value"]
         draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
     tuned = tuning_curves(rows)

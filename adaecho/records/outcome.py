@@ -15,6 +15,7 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
 """
 
+import re
 from statistics import fmean
 from typing import Any
 
@@ -100,6 +101,11 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
         if key not in best or _cost(row) < _cost(best[key]):
             best[key] = row
     return best
+
+
+def arm_of_winner(name: str) -> str:
+    """The arm whose search was won by what an arm of this name runs again (``<arm>_search0``, ...)."""
+    return re.sub(r"_search\d+$", "", name)
 
 
 def _cost(row: Row) -> tuple[int, int]:

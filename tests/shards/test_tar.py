@@ -5,11 +5,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer
-from adaecho.shards.tar import _plain_header, groups
+from adaecho.shards.tar import _plain_header, _sum_of_header, groups
 from tests.shards.archives import number_of, write_shard
 
 
@@ -251,3 +252,11 @@ def test_a_header_that_is_not_plain_or_not_whole_is_left_to_the_standard_library
         damaged = bytearray(block)
         damaged[place] ^= 1
         assert _plain_header(bytes(damaged)) is None
+
+
+def test_the_sum_of_a_header_is_exact_for_every_block() -> None:
+    random = np.random.default_rng(0)
+    blocks = [bytes([value]) * 512 for value in (0, 1, 255)]
+    blocks += [random.integers(0, 256, 512, dtype=np.uint8).tobytes() for _ in range(100)]
+    for block in blocks:
+        assert _sum_of_header(block) == sum(block[:148]) + 8 * ord(" ") + sum(block[156:])

@@ -43,7 +43,9 @@ def test_an_unknown_way_to_compile_is_refused(compose_config: Compose) -> None:
         compose_config("compile=fast")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="watches a GPU for waits; there is none here")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device, whose waits it watches"
+)
 @pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
 def test_a_step_never_waits_for_the_gpu(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]

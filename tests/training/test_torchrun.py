@@ -71,7 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return metrics(folder)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> None:
     launcher = torchrun("run", PACED, options=("--max-restarts", "2"), gate="gate")
     wait_for_steps("run", launcher)
@@ -83,7 +83,7 @@ def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> N
     assert metrics("run") == whole
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
     launcher = torchrun("run", PACED, gate="gate")
     wait_for_steps("run", launcher)
@@ -101,7 +101,7 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
     assert metrics("run") == whole
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ctrl_c_twice_ends_all_ranks_with_a_checkpoint() -> None:
     """The ranks have sessions of their own: a terminal's signals reach the launcher, which passes one on."""
     launcher = torchrun("run", PACED, gate="gate")
