@@ -105,10 +105,16 @@ class SweepState:
         ]
 
     def refresh(self) -> None:
-        """Take over what the folders of all trials that had not ended say now."""
+        """Take over what the folders of all trials that had not ended say now.
+
+        One that turns out to have diverged calls for another, which may have ended meanwhile as well.
+        """
         for (name, repeat), search in self.searches.items():
-            for index in list(search.missing()):
-                self.reread(TrialId(name, repeat, index))
+            read: set[int] = set()
+            while unread := set(search.missing()) - read:
+                for index in sorted(unread):
+                    self.reread(TrialId(name, repeat, index))
+                read |= unread
 
     def missing(self) -> list[TrialId]:
         """What is left to run: repeat by repeat, index by index, so that early results cover all arms."""

@@ -82,3 +82,20 @@ def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> No
     state = SweepState(design, tmp_path)
     assert trial not in state.missing()
     assert state.search(trial).best() == 320
+
+
+def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_seen(
+    design: Design, tmp_path: Path
+) -> None:
+    """The last look at a sweep, after its workers have ended, is the one that its outcome is made of."""
+    state = SweepState(design, tmp_path)
+    statuses = ["reached", "diverged", "reached", "diverged", "reached"]
+    for (arm, repeat), search in state.searches.items():
+        assert search.trials == 3
+        for index, status in enumerate(statuses):
+            folder = state.trial_folder(TrialId(arm, repeat, index))
+            folder.mkdir(parents=True)
+            write_json(folder / "summary.json", {"status": status, "to_target": {"fresh_examples": 1}})
+    state.refresh()
+    assert state.missing() == []
+    assert all(search.is_complete() for search in state.searches.values())
