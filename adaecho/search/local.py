@@ -67,12 +67,15 @@ class LocalWorkers:
         self._interrupt()
 
     def start(self, number: int) -> None:
-        """Have so many workers: start what lacks, and end what is too many."""
+        """Have so many workers at least: start what lacks."""
         self._number = number
-        for place in range(number, len(self._workers)):
-            self._workers.pop(place).kill()
         for place in range(len(self._workers), number):
             self._workers[place] = self._start(place)
+
+    def keep(self, number: int) -> None:
+        """Have so many workers at most: end what is too many, in mid-trial if they have begun one."""
+        for place in range(number, len(self._workers)):
+            self._workers.pop(place).kill()
 
     def watch(self, progress: SweepProgress) -> None:
         """Until every worker has found nothing left to do.

@@ -20,13 +20,17 @@ _MAX_LINES = 8
 
 
 def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``, or check that the folder holds this design; more trials or repeats may be added.
+    """Write ``design.json``: from now on workers find trials to run."""
+    write_json(folder / "design.json", design.to_dict())
+
+
+def check_design(design: Design, folder: Path) -> None:
+    """Check that the folder holds no other design; more trials or repeats may be added.
 
     Raises:
-        FolderError: the folder holds another design (with a diff).
+        FolderError: it does (with a diff).
     """
     path = folder / "design.json"
-    new = design.to_dict()
     if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
         raise FolderError(
             f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
@@ -34,7 +38,7 @@ def record_design(design: Design, folder: Path) -> None:
         )
     if path.exists():
         read_design(folder)
-        refused = _differences(read_json(path), new)
+        refused = _differences(read_json(path), design.to_dict())
         if refused:
             shown = refused[:_MAX_LINES]
             if len(refused) > _MAX_LINES:
@@ -45,7 +49,6 @@ def record_design(design: Design, folder: Path) -> None:
                 + "\nRun that design again, choose "
                 "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
             )
-    write_json(path, new)
 
 
 def read_design(folder: Path) -> Design:

@@ -22,7 +22,7 @@ from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import move_aside, record_design
+from adaecho.search.sweep import check_design, move_aside, record_design
 
 _MAX_TRIALS = 100_000
 
@@ -58,8 +58,11 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             move_aside(folder)
             lock.release()
             lock.acquire()
-        record_design(design, folder)
+        check_design(design, folder)
         state = SweepState(design, folder)
+        wanted = min(workers, len(state.missing())) if launcher == "basic" else 0
+        local.keep(wanted)  # before a worker finds the design, and a trial
+        record_design(design, folder)
         console = Console()
         console.print(headline(state), highlight=False, soft_wrap=True)
         if state.missing() and launcher == "slurm":
@@ -68,7 +71,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         elif launcher == "basic":
             if too_many and len(state.missing()) > workers:
                 console.print(too_many, highlight=False, soft_wrap=True)
-            local.start(min(workers, len(state.missing())))
+            local.start(wanted)
             with SweepProgress(state, console) as progress:
                 local.watch(progress)
         write_outcome(state, console)

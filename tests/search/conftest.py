@@ -54,9 +54,15 @@ def arms_of() -> BuildArms:
     return _arms
 
 
+def _as_many_as_asked_for(workers: int) -> tuple[int, None]:
+    """Whatever the cores and the memory of the machine that runs the tests."""
+    return workers, None
+
+
 def launch(overrides: Sequence[str]) -> None:
     """Run a sweep with stub trials in ``./sweep``."""
     sweeper.LocalWorkers = functools.partial(LocalWorkers, runner=RUNNER)  # type: ignore[assignment,misc]
+    sweeper.affordable = _as_many_as_asked_for
     _composed([*_of_stub(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
 
 
@@ -64,6 +70,7 @@ def launch(overrides: Sequence[str]) -> None:
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder."""
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
+    monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
 
     def run(*overrides: str, folder: str | None = "sweep") -> Path:
         where = [] if folder is None else [f"hydra.sweep.dir={folder}"]

@@ -16,9 +16,10 @@ import pytest
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
 from adaecho.search import local, sweeper
+from adaecho.search.design import Design
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.sweep import read_design, record_design
 from adaecho.search.worker import Worker
 from tests.search.conftest import Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
@@ -233,10 +234,25 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_reason(
         run_sweep(*ONE_ARM)
 
 
-def test_there_are_never_more_workers_than_trials(
-    run_sweep: Command, monkeypatch: pytest.MonkeyPatch
+def test_a_trial_that_ends_before_the_launcher_looks_costs_no_worker_its_own(
+    run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeper, "affordable", lambda workers: (workers, None))
+    """Workers start early; with fewer trials left than workers, one was ended in the trial it had begun."""
+
+    def recorded(design: Design, folder: Path) -> None:
+        write_json(folder / "control.json", {"hangs_s": {"none/0/1": 2}})
+        record_design(design, folder)
+        _wait_for_trials(folder, 2)
+        _wait_for_summaries(folder, 1)
+
+    monkeypatch.setattr(sweeper, "record_design", recorded)
+    folder = run_sweep("search.trials=2", "search.workers=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    assert _begun(folder) == {"none/0/0": 1, "none/0/1": 1}
+    told = re.findall(r"^\d/2 +(\S+): reached", capsys.readouterr().out, flags=re.MULTILINE)
+    assert told == ["none/0/0", "none/0/1"], "each trial is told, also one that ended this early"
+
+
+def test_there_are_never_more_workers_than_trials(run_sweep: Command) -> None:
     folder = run_sweep(
         "search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000"
     )
@@ -258,6 +274,7 @@ def test_workers_beyond_cores_or_memory_are_capped_with_a_message(
     monkeypatch.setattr(local, "free_bytes", lambda: 1 << 30)
     assert affordable(4)[0] == 2
     monkeypatch.setattr(local, "free_bytes", lambda: 0)
+    monkeypatch.setattr(sweeper, "affordable", affordable)
     run_sweep("search.trials=2", "search.workers=1000")
     assert "search.workers=1000: this machine has 4 cores" in capsys.readouterr().out
     assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]
@@ -284,6 +301,14 @@ def _wait_for_trials(folder: Path, number: int) -> list[int]:
             return sorted({int(log.split()[0]) for log in logs})
         time.sleep(0.05)
     raise AssertionError(f"fewer than {number} trials began")
+
+
+def _wait_for_summaries(folder: Path, number: int) -> None:
+    """Until that many trials have ended."""
+    deadline = time.monotonic() + 240
+    while len(_summaries(folder)) < number:
+        assert time.monotonic() < deadline, f"fewer than {number} trials ended"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -329,9 +354,7 @@ def test_a_worker_started_by_hand_helps_out_and_computes_the_same(run_sweep: Com
     by_hand = subprocess.Popen(
         [sys.executable, "-m", "adaecho.search.worker", "sweep", "--number", "1", "--runner", RUNNER]
     )
-    deadline = time.monotonic() + 240
-    while len(_summaries(Path("sweep"))) < len(expected) - 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    _wait_for_summaries(Path("sweep"), len(expected) - 1)
     assert "none/0/0" not in _summaries(Path("sweep"))
     os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
     launcher.communicate(timeout=240)
