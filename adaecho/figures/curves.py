@@ -26,6 +26,8 @@ from adaecho.figures.tuning import COST
 Curve = dict[str, Any]
 _LEAST_ERROR = 1e-3  # a log axis has no zero
 _PANELS = 3  # in a row
+# Of arms that share a colour; more names than these would cover the panel.
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Sweep("echo_factor")
 
 
@@ -34,8 +36,10 @@ def draw_curves(
 ) -> None:
     """One line per arm: the mean over its searches, within one standard deviation; one panel per setting.
 
-    A search that has reached the target stays where it ended. Accuracy is drawn as error on a log axis, near
-    a target of 97 % the whole contest is between 90 and 97 %; mean and deviation are of the logarithm then.
+    A few arms of one colour in a panel (three sizes of the training set, say) differ in their dashes, and
+    the panel names them. A search that has reached the target stays where it ended. Accuracy is drawn as
+    error on a log axis, near a target of 97 % the whole contest is between 90 and 97 %; mean and deviation
+    are of the logarithm then.
 
     Args:
         curves: each with ``arm``, ``echo_variant``, ``echo_factor``, what ``sweep`` names, and the
@@ -117,17 +121,31 @@ def _draw_panel(
     if target is not None:
         axes.axhline(_shown(metric, target), color=INK, linestyle=(0, (4, 2)), linewidth=1)
     arms: dict[str, list[Curve]] = {}
-    for curve in curves:
+    for curve in sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])):
         arms.setdefault(curve["arm"], []).append(curve)
+    by_name: dict[str, list[str]] = {}
+    for arm in arms:
+        by_name.setdefault(looks[arm][0], []).append(arm)
     lines: dict[str, Line2D] = {}
-    for arm in sorted(arms.values(), key=lambda arm: variant_order(arm[0]["echo_variant"])):
-        name, colour, _ = looks[arm[0]["arm"]]
-        x, mean, low, high = mean_and_band(arm, metric)
-        if len(arm) > 1:
-            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        (lines[name],) = axes.plot(x, mean, color=colour, linewidth=1.3)
-        axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
+    told_apart = len(by_name) < len(arms) <= len(_DASHES)
+    for name, alike in by_name.items():
+        for position, arm in enumerate(alike):
+            dashes = _DASHES[position if told_apart else 0]
+            line = _draw_arm(axes, arms[arm], metric, looks[arm][1], dashes)
+            line.set_label(arm.replace("_", " "))
+            lines.setdefault(name, line)  # the first one is solid
+    if told_apart:
+        axes.legend(frameon=False, fontsize=7.5, loc="upper right")
     return lines
+
+
+def _draw_arm(axes: Axes, searches: Sequence[Curve], metric: str, colour: str, dashes: Any) -> Line2D:
+    x, mean, low, high = mean_and_band(searches, metric)
+    if len(searches) > 1:
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    (line,) = axes.plot(x, mean, color=colour, linewidth=1.3, linestyle=dashes)
+    axes.plot(x[-1:], mean[-1:], "o", color=colour, markersize=4.5, clip_on=False, zorder=3)
+    return line
 
 
 def _name_target(axes: Axes, height: float) -> None:

@@ -239,6 +239,26 @@ def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, dr
     assert [text.get_text() for text in drawn[0].legends[0].texts] == ["batch size 32", "batch size 128"]
 
 
+def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, drawn):
+    curves = [
+        {
+            "arm": f"e{factor}_of{size}",
+            "echo_variant": "batch" if factor > 1 else "none",
+            "echo_factor": factor,
+            "fresh_examples": [160, 320],
+            "values": [0.5, 0.98],
+        }
+        for factor in (1, 2)
+        for size in (359, 718, 1437)
+    ]
+    draw_curves(curves, tmp_path / "c.png", "d", "accuracy", None)
+    for factor, axes in enumerate(drawn[0].axes, start=1):
+        names = [text.get_text() for text in axes.get_legend().texts]
+        assert names == [f"e{factor} of{size}" for size in (359, 718, 1437)]
+        assert len({str(line._dash_pattern) for line in axes.lines if len(line.get_xdata()) == 2}) == 3
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["baseline", "batch echoing"]
+
+
 @pytest.mark.parametrize(("task", "name"), [("small_text", "example"), ("digits", "example,\nbefore aug.")])
 def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
     rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
