@@ -42,13 +42,15 @@ from adaecho.records.files import (
     write_json,
     write_text,
 )
-from adaecho.records.lock import FolderLock
+from adaecho.records.lock import FolderInUseError, FolderLock, is_held
 
 # The parser and emitter in C where PyYAML has them: a trial may last a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _OVERRIDES = "# overrides: "
+# The lock does not guard it: the export of the piece before may be writing it at this moment.
+_UNGUARDED = ".wandb.json."
 
 
 class RunFolder:
@@ -296,7 +298,9 @@ class RunFolder:
 
     def _check_writer(self) -> None:
         if not self._lock.is_mine():
-            raise FolderError(
+            with folder_errors(self.path):
+                kind = FolderInUseError if is_held(self.path) else FolderError
+            raise kind(
                 f"{self.path}: this process does not hold its lock (another one took the folder over while "
                 "this one slept, or removed it). Nothing was written"
             )
@@ -351,7 +355,8 @@ class RunFolder:
             self.checkpoint_dir.mkdir(exist_ok=True)
             for folder in (self.path, self.checkpoint_dir, self.path / "model"):
                 for leftover in folder.glob(".*.tmp"):
-                    leftover.unlink(missing_ok=True)
+                    if not leftover.name.startswith(_UNGUARDED):
+                        leftover.unlink(missing_ok=True)
         header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"
         text = header + yaml.dump(config, Dumper=_Dumper, sort_keys=False)
         write_text(self._config, text, ready=self._check_writer)

@@ -22,6 +22,7 @@ STALE_AFTER_S = 120.0
 # Creating the lock and writing who holds it are microseconds apart: an older lock without a holder was killed
 # in between.
 _UNNAMED_AFTER_S = 2.0
+_UNKNOWN = "unknown"  # in place of a process's start
 
 
 class FolderInUseError(FolderError):
@@ -32,9 +33,10 @@ class FolderLock:
     """The right to write into a folder, held by a file ``lock`` in it.
 
     The file names host, pid, process start and folder, and its time of change is the heartbeat. A holder on
-    this host is looked up in the process table; one on another host counts as gone when its heartbeat is
-    older than ``STALE_AFTER_S`` by the file system's own clock. A lock that was copied along with its folder
-    holds nothing: the one it was copied from still lies in the folder that it names.
+    this host is looked up in the process table; one on another host, or that the table hides from this user,
+    counts as gone when its heartbeat is older than ``STALE_AFTER_S`` by the file system's own clock. A lock
+    that was copied along with its folder holds nothing: the one it was copied from still lies in the folder
+    that it names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +53,6 @@ class FolderLock:
             FolderError: the folder can't be written.
         """
         with folder_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
             begin = time.monotonic()
             while not self._try_acquire(waited_s=time.monotonic() - begin):
                 time.sleep(0.05)
@@ -71,35 +72,41 @@ class FolderLock:
         return self._token is not None and (_read(self.path) or {}).get("token") == self._token
 
     def _try_acquire(self, waited_s: float) -> bool:
-        with alone(self.folder):
-            if self.path.exists():
-                holder = _read(self.path)
-                if holder is None:
-                    # Its time may lie in the future, where a clock was set back: then only waiting tells.
-                    if max(self._age_s(), waited_s) < _UNNAMED_AFTER_S:
-                        return False
-                elif self._is_alive(holder) and not self._is_copy(holder):
-                    raise FolderInUseError(self._refusal(holder))
-                self.path.unlink(missing_ok=True)
-            token = uuid.uuid4().hex
-            try:
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            except FileExistsError:
-                return False
-            try:
-                os.write(descriptor, json.dumps(_me(token, self.folder)).encode())
-            except OSError:
-                self.path.unlink(missing_ok=True)
-                raise
-            finally:
-                os.close(descriptor)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError), alone(self.folder):  # it may be moved aside at this moment
+            return self._take_if_free(waited_s)
+        return False
+
+    def _take_if_free(self, waited_s: float) -> bool:
+        if self.path.exists():
+            holder = _read(self.path)
+            if holder is None:
+                # Its time may lie in the future, where a clock was set back: then only waiting tells.
+                if max(self._age_s(), waited_s) < _UNNAMED_AFTER_S:
+                    return False
+            elif self._is_alive(holder) and not self._is_copy(holder):
+                raise FolderInUseError(self._refusal(holder))
+            self.path.unlink(missing_ok=True)
+        token = uuid.uuid4().hex
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        try:
+            os.write(descriptor, json.dumps(_me(token, self.folder)).encode())
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
         self._token = token
         return True
 
     def _is_alive(self, holder: dict[str, Any]) -> bool:
         if holder["host"] == socket.gethostname():
             start = process_start(holder["pid"])
-            return start is not None and start == holder["process_start"]
+            if start != _UNKNOWN or holder["process_start"] == _UNKNOWN:
+                return start is not None and start == holder["process_start"]
         return self._age_s() < STALE_AFTER_S
 
     def _is_copy(self, holder: dict[str, Any]) -> bool:
@@ -156,21 +163,24 @@ def is_held(folder: Path) -> bool:
     """Whether a process is at work in a folder, as far as its lock tells."""
     lock = FolderLock(folder)
     holder = _read(lock.path)
-    return holder is not None and lock._is_alive(holder)
+    return holder is not None and lock._is_alive(holder) and not lock._is_copy(holder)
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this host started, in a form that no reused pid shares; None if it is gone."""
+    """When a process of this host started, in a form that no reused pid shares; None if it is gone.
+
+    ``_UNKNOWN`` where there is no /proc, or it shows each user their own processes alone (``hidepid``).
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None if Path("/proc/self/stat").exists() or not _answers(pid) else "unknown"
+    except OSError:
+        return _UNKNOWN if _answers(pid) else None
     state, start = fields[0], fields[19]  # fields 3 and 22 of proc(5)
     return None if state in "ZX" else f"{_boot_id()}:{start}"
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process exists, where there is no /proc."""
+    """Whether a process exists, where /proc does not say."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -23,7 +23,7 @@ _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 
 
 class PreemptedError(Exception):
-    """A signal ended the trial, which has written a checkpoint; ``signal`` names it."""
+    """A signal, which ``signal`` names, ended the trial, or came when its outcome was decided."""
 
     def __init__(self, signal: str | None) -> None:
         super().__init__(signal)
@@ -99,8 +99,7 @@ class Team:
             raise
         except UserError as error:
             raise UserError(f"trial {order.name}: {error}") from error
-        if summary["status"] == "preempted":
-            raise PreemptedError(summary.get("signal"))
+        check_signal(summary)
 
     def _tell(self, what: Order | float | None) -> None:
         if self._ranks is not None:
@@ -115,6 +114,16 @@ class Team:
         return load_runner(self._runner)(
             config, order.folder, order.overrides, group=self._group, prune=pruner, **more
         )
+
+
+def check_signal(summary: dict[str, Any]) -> None:
+    """Begin no other trial after one that a signal ended, or in whose last evaluation one came.
+
+    Raises:
+        PreemptedError: that is how it was.
+    """
+    if summary["status"] == "preempted" or "signal" in summary:
+        raise PreemptedError(summary.get("signal"))
 
 
 def _nothing() -> Order | float | None:

@@ -31,7 +31,8 @@ from adaecho.records.outcome import FINISHED
 from adaecho.search.design import TrialId
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import REFUSAL, move_aside, read_design, record_failure
-from adaecho.search.team import Order, PreemptedError, Team, load_runner, ranks_of_job
+from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
+from adaecho.training.interrupt import WaitEndedError
 
 RUN_TRIAL = "adaecho.training.trial:run_trial"
 MAX_ATTEMPTS = 3  # a failed trial is tried again twice
@@ -183,6 +184,9 @@ class Worker:
             attempts.take_back()
             print(f"{trial}: another worker was faster", flush=True)
             raise
+        except WaitEndedError as error:  # its last checkpoint holds: the rest is no failure of the trial's
+            attempts.take_back()
+            raise PreemptedError(error.signal) from error
         except Exception as error:
             if isinstance(error, UserError) and not isinstance(error, RankError):
                 attempts.take_back()
@@ -195,8 +199,7 @@ class Worker:
             return
         attempts.forget()
         print(f"{trial}: {summary['status']}", flush=True)
-        if summary["status"] == "preempted":
-            raise PreemptedError(summary.get("signal"))
+        check_signal(summary)
 
 
 class Attempts:

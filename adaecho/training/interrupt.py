@@ -12,7 +12,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # Ctrl-C, a schedule
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """Raised where the run waits for a batch, ``WAIT_S`` after the signal that asked it to end."""
+    """Raised where the run waits for a batch, ``WAIT_S`` after the signal that asked it to end, and names."""
+
+    def __init__(self, first: signal.Signals | None) -> None:
+        super().__init__("a signal ended the wait for data that did not come")
+        self.signal = None if first is None else first.name
 
 
 class Interrupt:
@@ -55,7 +59,7 @@ class Interrupt:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._wait_is_over:
             if self.is_waiting():
-                raise WaitEndedError("a signal ended the wait for data that did not come")
+                raise WaitEndedError(self.signal)
             if number == signal.SIGUSR2:  # from _end_wait, when the batch had just come
                 return
         if self.signal is None:

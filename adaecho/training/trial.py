@@ -41,7 +41,8 @@ def run_trial(
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
 
     A finished run returns its summary unchanged. Diverging is an outcome like reaching the target; a signal
-    ends the run as ``preempted`` with a checkpoint, and the next call continues it.
+    ends the run as ``preempted`` with a checkpoint, and the next call continues it. One that came when the
+    outcome was decided changes nothing but what is returned: its name is under ``signal``.
 
     Args:
         config: a validated config.
@@ -99,6 +100,8 @@ def _run_locked(
             _record_failure(run, config, reason)
         if reason is not error:
             raise reason from error
+        if isinstance(error, FolderInUseError) and not ranks.is_alone:
+            raise FolderError(str(error)) from error  # the other ranks were in the middle of it
         raise
 
 
@@ -144,30 +147,37 @@ class _Trial:
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
-            task = build_task(share_of(self.config, self.ranks.world_size))
-            if not self.ranks.is_alone:
-                self.ranks.check_same(what_is_seen(self.config, task))
-            trainer = Trainer(
-                self.config,
-                task,
-                record=self.record,
-                interrupted=lambda: interrupt.signal or 0,
-                checkpoint_due=self.checkpoint_due,
-                between_steps=self.between_steps,
-                prune=self.prune,
-                ranks=self.ranks,
-            )
-            interrupt.is_waiting = lambda: trainer.is_waiting
-            wait_s: float | None = None
-            try:
-                summary = self._train(trainer)
-                wait_s = WAIT_S if interrupt() else None
-            except KeyboardInterrupt:
-                wait_s = 0.0
-                raise
-            finally:
-                trainer.loader.close(wait_s)
+            summary = self._run(interrupt)
+        if summary["status"] == "preempted":
             return summary
+        late = [int(number) for (number,) in self.ranks.gather([interrupt.signal or 0]) if number]
+        return {**summary, "signal": signal.Signals(late[0]).name} if late else summary
+
+    def _run(self, interrupt: Interrupt) -> dict[str, Any]:
+        task = build_task(share_of(self.config, self.ranks.world_size))
+        if not self.ranks.is_alone:
+            self.ranks.check_same(what_is_seen(self.config, task))
+        trainer = Trainer(
+            self.config,
+            task,
+            record=self.record,
+            interrupted=lambda: interrupt.signal or 0,
+            checkpoint_due=self.checkpoint_due,
+            between_steps=self.between_steps,
+            prune=self.prune,
+            ranks=self.ranks,
+        )
+        interrupt.is_waiting = lambda: trainer.is_waiting
+        wait_s: float | None = None
+        try:
+            summary = self._train(trainer)
+            wait_s = WAIT_S if interrupt() else None
+        except KeyboardInterrupt:
+            wait_s = 0.0
+            raise
+        finally:
+            trainer.loader.close(wait_s)
+        return summary
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)

@@ -10,6 +10,7 @@ import pytest
 from adaecho.config.schema import load
 from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
+from adaecho.records.lock import FolderInUseError
 
 CONFIG = {
     "task": {"name": "digits"},
@@ -192,8 +193,11 @@ def test_start_removes_what_a_kill_left_of_an_atomic_write(folder):
     torn = [folder.path / name for name in names]
     for path in torn:
         path.write_text("half")
+    exported = folder.path / ".wandb.json.1.tmp"  # by the export of the piece before, which may not be done
+    exported.write_text("half")
     folder.start(CONFIG)
     assert not any(path.exists() for path in torn)
+    assert exported.exists()
 
 
 @pytest.mark.parametrize(
@@ -212,8 +216,13 @@ def test_writing_needs_the_lock(tmp_path, write):
         write(run)
     with run.lock():
         write(run)
+        holder = json.loads((run.path / "lock").read_text())
         (run.path / "lock").write_text("{}")  # another process took over while this one slept
         with pytest.raises(FolderError, match="does not hold its lock"):
+            write(run)
+        other = {**holder, "host": "elsewhere", "token": "another"}  # and is at it now
+        (run.path / "lock").write_text(json.dumps(other))
+        with pytest.raises(FolderInUseError, match="does not hold its lock"):
             write(run)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ def test_a_folder_copied_while_its_run_lives_is_free(tmp_path):
     with hold(tmp_path / "run") as process:
         shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copy2)
         copy, original = FolderLock(tmp_path / "copy"), FolderLock(tmp_path / "run")
+        assert [is_held(one.folder) for one in (copy, original)] == [False, True]
         copy.acquire()
         assert copy.is_mine()
         with pytest.raises(FolderError, match=f"process {process.pid}"):
@@ -172,6 +174,44 @@ def test_of_many_that_find_a_stale_lock_one_wins(tmp_path):
         assert len(holders) == 1
         assert len(refused) == 7
         holders[0].release()
+
+
+def test_a_folder_that_is_moved_aside_while_its_lock_is_taken_is_made_again(tmp_path, monkeypatch):
+    folder, aside, alone = tmp_path / "run", tmp_path / "run.old-1", lock.alone
+
+    @contextmanager
+    def moved(path):
+        with alone(path):
+            if not aside.exists():
+                path.rename(aside)
+            yield
+
+    monkeypatch.setattr(lock, "alone", moved)
+    mine = FolderLock(folder)
+    mine.acquire()
+    assert mine.is_mine()
+    assert os.listdir(aside) == []
+    mine.release()
+
+
+def test_a_holder_whom_the_process_table_hides_counts_as_alive_while_its_heart_beats(tmp_path, monkeypatch):
+    """``hidepid`` shows each user their own processes alone."""
+    read_text = Path.read_text
+
+    def hidden(path, *arguments, **named):
+        if path.name == "stat":
+            raise PermissionError(13, "Permission denied")
+        return read_text(path, *arguments, **named)
+
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid())}
+    monkeypatch.setattr(Path, "read_text", hidden)
+    mine = FolderLock(tmp_path)
+    write_lock(tmp_path, age_s=lock.STALE_AFTER_S - 30, **holder)
+    with pytest.raises(FolderError, match="is writing this folder"):
+        mine.acquire()
+    write_lock(tmp_path, age_s=lock.STALE_AFTER_S + 30, **holder)
+    mine.acquire()
+    mine.release()
 
 
 def test_process_start_tells_processes_apart():

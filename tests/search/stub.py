@@ -20,6 +20,7 @@ from adaecho.config.tasks import TaskConfig
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import FINISHED
+from adaecho.training.interrupt import WaitEndedError
 
 TASK = "tests.search.stub"
 RUNNER = f"{TASK}:run_trial"
@@ -62,7 +63,8 @@ def run_trial(
         run.append_metrics({"fresh_examples": summary["fresh_examples"], config.target.metric: 0.98})
         with _full_disk() if disk_is_full else nullcontext():
             run.write_summary(summary)
-        return summary
+        signalled = control.get("signalled", {}).get("/".join(folder.parts[-3:]))
+        return summary if signalled is None else {**summary, "signal": signalled}
 
 
 @contextmanager
@@ -96,6 +98,11 @@ def _misbehave(folder: Path, control: dict[str, Any]) -> bool:
         raise RuntimeError(f"{name} failed on purpose")
     if attempts <= control.get("dies", {}).get(name, 0):
         os.kill(os.getpid(), signal.SIGKILL)
+    if attempts == 1 and name in control.get("waits_in_vain", {}):
+        raise WaitEndedError(signal.Signals[control["waits_in_vain"][name]])
+    if name in control.get("loses_its_lock", ()):
+        path = folder / "lock"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere", "token": "another"}))
     time.sleep(control.get("hangs_s", {}).get(name, 0))
     return name in control.get("disk_full", ())
 

@@ -1,14 +1,20 @@
-"""What a worker meets where another one is at the same trial at the same moment."""
+"""What a worker meets where another one, or a signal, comes at the wrong moment."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.search import worker
-from adaecho.search.worker import Attempts
+from adaecho.search.design import Design
+from adaecho.search.sweep import read_refusal, record_design
+from adaecho.search.worker import Attempts, Worker
 from tests.search.conftest import Command
+from tests.search.stub import RUNNER
 
 
 def test_attempts_that_are_forgotten_while_they_are_counted_are_none(
@@ -38,3 +44,41 @@ def test_a_damaged_folder_is_set_aside_once_and_never_under_the_worker_that_is_a
     assert not folder.with_name("0.old-1").exists()
     worker._set_damaged_aside(folder)
     assert (folder.with_name("0.old-1") / "summary.json").read_text() == ""
+
+
+def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
+    """One search in ``folder``, its second trial misbehaving; the folder of that search."""
+    one = replace(design, arms=design.arms[:1], repeats=1, _cache={})
+    record_design(one, folder)
+    name = f"{one.arms[0].name}/0/1"
+    control = {key: {name: value} for key, value in misbehaviour.items()}
+    (folder / "control.json").write_text(json.dumps(control))
+    return folder / one.arms[0].name / "0"
+
+
+@pytest.mark.parametrize("when", ["signalled", "waits_in_vain"])
+def test_no_trial_begins_after_a_signal(design: Design, tmp_path: Path, when: str) -> None:
+    """One that comes in a trial's last evaluation, or while it waits for data, is heard by the worker."""
+    search = _search_of_three(design, tmp_path, **{when: "SIGTERM"})
+    with pytest.raises(SystemExit) as end:
+        Worker(str(tmp_path), runner=RUNNER)()
+    assert end.value.code == 143
+    assert sorted(path.parent.name for path in search.glob("*/begun.log")) == ["0", "1"]
+    assert (search / "1" / "summary.json").exists() == (when == "signalled")
+    launch = Worker(str(tmp_path), runner=RUNNER)
+    assert Attempts(search / "1", launch.launch).count() == 0
+    (tmp_path / "control.json").unlink()
+    launch()
+    assert len(list(search.glob("*/summary.json"))) >= 3
+
+
+def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_worker(
+    design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PATIENCE_S", 0.05)
+    search = _search_of_three(design, tmp_path, loses_its_lock=True)
+    Worker(str(tmp_path), launch="this", runner=RUNNER)()
+    assert read_refusal(tmp_path, "this") is None
+    assert not (search / "1" / "summary.json").exists()
+    assert Attempts(search / "1", "this").count() == 0
+    assert all((search / index / "summary.json").exists() for index in ("0", "2"))

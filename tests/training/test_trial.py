@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 
 from adaecho.config.schema import Config, to_plain
 from adaecho.errors import FolderError
+from adaecho.ranks import Ranks
 from adaecho.records.folder import RunFolder
+from adaecho.records.lock import FolderInUseError
 from adaecho.tasks import build_task
-from adaecho.training import checkpoint
+from adaecho.training import checkpoint, trial
 from adaecho.training import trainer as trainer_module
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -215,6 +219,41 @@ def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     c = weights(compose_config("max_steps=5", "seed=2"), "c")
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+def test_a_signal_in_the_last_evaluation_is_told_to_the_caller_alone(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is over, but a worker has to hear that it may not begin another."""
+    config, measure = compose_config("task=digits_mlp", "max_steps=1"), trainer_module.Trainer.measure
+
+    def signalled(*arguments: Any) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return measure(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module.Trainer, "measure", signalled)
+        summary = run_trial(config, FOLDER)
+    assert (summary.pop("signal"), summary["status"]) == ("SIGTERM", "budget_spent")
+    assert json.loads((FOLDER / "summary.json").read_text()) == summary
+    assert run_trial(config, FOLDER) == summary
+
+
+def test_a_lost_folder_is_no_folder_in_use_where_other_ranks_were_in_the_middle_of_the_run(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that goes on with another trial after the one would be alone with it after the other."""
+
+    def lost(_: Any) -> None:
+        raise FolderInUseError("taken over")
+
+    monkeypatch.setattr(trial._Trial, "run", lost)
+    for is_alone, kind in ((True, FolderInUseError), (False, FolderError)):
+        monkeypatch.setattr(Ranks, "is_alone", is_alone)
+        monkeypatch.setattr(Ranks, "from_first", lambda _, made: made())
+        with pytest.raises(FolderError, match="taken over") as error:
+            run_trial(compose_config("max_steps=1"), FOLDER)
+        assert error.type is kind
 
 
 def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
