@@ -174,8 +174,8 @@ def decode_labelled(
         ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
     """
     if "__key__" in example:
-        image = next((example[field] for field in _FIELDS if field in example), None)
-        if image is None:
+        field = next(filter(example.__contains__, _FIELDS), None)
+        if field is None:
             raise ValueError(
                 f"{example['__key__']} has none of {', '.join(f'.{field}' for field in _FIELDS)}"
             )
@@ -185,7 +185,7 @@ def decode_labelled(
                 "another in the archive: tar --sort=name)"
             )
         try:
-            label = int(example["cls"])
+            image, label = example[field], int(example["cls"])
         except ValueError as error:
             raise ValueError(f"its .cls holds {bytes(example['cls'][:20])!r} and no number") from error
     else:

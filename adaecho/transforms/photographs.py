@@ -143,8 +143,8 @@ def _decode_whole(content: NDArray[np.uint8]) -> Image:
     if image is None:
         raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")
     # NumPy won't write into it, so an echo hands it out again without a copy. torch would: see DecodeImage.
-    decoded = np.asarray(image, np.uint8).view()
-    decoded.flags.writeable = False
+    decoded = np.asarray(image, np.uint8)
+    decoded.setflags(write=False)
     return decoded
 
 

@@ -241,15 +241,20 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
     """Append a column for each leaf of the first value's form; False where another value doesn't fit it."""
+    kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
-        leaves: list[NDArray[Any]] = []
-        if any(_flatten(value, leaves) is not form for value in values):
-            return False
+        # Arrays, and NumPy's scalars of one class, are leaves as they are; to convert each takes longer than
+        # to copy it.
+        leaves: Any = values
+        if not (kinds.issubset(_ARRAYS) if form is _ARRAY else form is _SCALAR and len(kinds) == 1):
+            leaves = []
+            if any(_flatten(value, leaves) is not form for value in values):
+                return False
         if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
             return False
-        columns.append(np.stack(leaves))
+        columns.append(np.array(leaves))
         return True
-    if len(set(map(type, values))) > 1:
+    if len(kinds) > 1:
         return False
     if form.kind == "dict":
         if any(tuple(value) != form.names for value in values):
@@ -334,7 +339,10 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
     if kind in _UNCHANGEABLE:
         return value
     if kind is dict:  # both first: an example of a tar shard is a dict of byte strings
-        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
+        return {
+            key: part if type(part) in _UNCHANGEABLE else isolated(part, pictures=pictures)
+            for key, part in value.items()
+        }
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
     if isinstance(value, np.generic):

@@ -1,0 +1,64 @@
+"""Stacks of examples, against NumPy's leaf by leaf."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho.echo.memory.tree import stack
+
+STACKED: dict[str, list[Any]] = {
+    "images": [np.full((2, 3, 3), value, np.uint8) for value in range(4)],
+    "columns first": [np.asfortranarray(np.arange(6.0).reshape(2, 3) + value) for value in range(4)],
+    "backwards": [np.arange(5)[::-1] + value for value in range(4)],
+    "of another byte order": [np.arange(3, dtype=">i4") + value for value in range(4)],
+    "no rows": [np.empty((0, 3), np.float16) for _ in range(4)],
+    "no shape": [np.array(value, np.complex64) for value in range(4)],
+    "scalars": [np.float16(value) for value in range(4)],
+    "truths": [np.bool_(value % 2) for value in range(4)],
+    "long": [np.longdouble(value) / 3 for value in range(4)],
+    "numbers": [0.5, 1.5, -2.0, 1e300],
+    "tensors": [torch.arange(3) + value for value in range(4)],
+}
+MIXED: dict[str, list[Any]] = {
+    "shapes": [np.zeros(2), np.zeros(3)],
+    "types": [np.zeros(2), np.zeros(2, np.float32)],
+    "scalars of two types": [np.int64(1), np.int32(1)],
+    "scalars and arrays": [np.int64(1), np.array(1)],
+    "arrays and scalars": [np.array(1), np.int64(1)],
+    "arrays and tensors": [np.zeros(2), torch.zeros(2)],
+    "numbers and scalars": [1.0, np.float64(1)],
+    "numbers of two types": [1, 1.0],
+    "objects after numbers": [np.zeros(1), np.array([None])],
+    "subclasses": [np.zeros(2), np.ma.zeros(2)],
+    "texts": [np.str_("a"), np.str_("b")],
+}
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_a_stack_holds_what_numpy_stacks(kind: str) -> None:
+    values = STACKED[kind]
+    stacked = stack([{"field": value, "other": 1} for value in values])
+    assert stacked is not None
+    expected = np.stack([np.asarray(value) for value in values])
+    assert stacked.arrays[0].dtype == expected.dtype
+    assert stacked.arrays[0].flags.c_contiguous
+    np.testing.assert_array_equal(stacked.arrays[0], expected)
+    for example, value in zip(stacked.examples(), values, strict=True):
+        assert type(example["field"]) is type(value)
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_has_no_common_form_is_not_stacked(kind: str) -> None:
+    assert stack(MIXED[kind]) is None
+
+
+def test_rows_of_a_memory_map_are_arrays(tmp_path: Path) -> None:
+    rows = np.memmap(tmp_path / "rows", np.int16, "w+", shape=(3, 2))
+    rows[:] = np.arange(6).reshape(3, 2)
+    stacked = stack([rows[0], np.array(rows[1]), rows[2]])
+    assert stacked is not None
+    assert type(stacked.arrays[0]) is np.ndarray
+    np.testing.assert_array_equal(stacked.arrays[0], rows)
