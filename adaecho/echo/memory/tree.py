@@ -252,7 +252,8 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
                 return False
         if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
             return False
-        columns.append(np.array(leaves))
+        # Half of np.stack's time; that keeps another order in memory, e.g. of channels, as torch does.
+        columns.append(np.array(leaves) if leaves[0].flags.c_contiguous else np.stack(leaves))
         return True
     if len(kinds) > 1:
         return False
