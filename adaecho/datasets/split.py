@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.errors import DataError
+from adaecho.errors import ConfigError, DataError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -76,6 +76,20 @@ def hold_out_rows(
         )
     rows = np.random.default_rng(seed).permutation(number)
     return rows[:-num_validation], rows[-num_validation:]
+
+
+def first_of(examples: Arrays, number: int | None) -> Arrays:
+    """The first ``number`` examples (None: all), for a smaller training set.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    available = len(next(iter(examples.values())))
+    if number is not None and number > available:
+        raise ConfigError(
+            f"task.training_examples={number}: {available} are left after holding out; give fewer, or null"
+        )
+    return {name: array[:number] for name, array in examples.items()}
 
 
 def _counts(lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:

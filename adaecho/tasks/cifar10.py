@@ -18,7 +18,7 @@ from adaecho.config.tasks import TaskConfig
 from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.cifar10_shards import Cifar10Shards, find_shards, read_shards
 from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.datasets.split import hold_out
+from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError
 from adaecho.models.cifar_resnet import CHANNELS, check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
@@ -48,11 +48,14 @@ class Options(TaskConfig):
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
     channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
+    training_examples: int | None = None  # of those that are not held out; null: all
     validation_shards: str | None = None  # tar shards, where data.path names training shards alone
 
     def __post_init__(self) -> None:
         check_depth(self.depth)
         at_least("task.channels", self.channels, 1)
+        if self.training_examples is not None:
+            at_least("task.training_examples", self.training_examples, 1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def build(config: Config, options: Options) -> Task:
         ConfigError: a key has no meaning for the data that ``data.path`` names.
     """
     shards = find_shards(config.data.path, options.validation_shards, seed=config.seed)
-    data = _in_memory(config, options) if shards is None else _streamed(config, shards)
+    data = _in_memory(config, options) if shards is None else _streamed(config, options, shards)
 
     def build_model() -> nn.Module:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
@@ -140,11 +143,17 @@ def _in_memory(config: Config, options: Options) -> _Data:
 
     images, skipped = read("train")
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
+    source = first_of(source, options.training_examples)
     return _Data(source, None, validation, (lambda: read("test")[0]) if stored.has_test else None, skipped)
 
 
-def _streamed(config: Config, shards: Cifar10Shards) -> _Data:
+def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:
     """Training images as they come; the validation shards in memory."""
+    if options.training_examples is not None:
+        raise ConfigError(
+            f"task.training_examples={options.training_examples}: shards are read whole; set it to null, or "
+            "name fewer shards in data.path"
+        )
     if config.data.validation_examples is not None:
         raise ConfigError(
             f"data.validation_examples={config.data.validation_examples}: shards have a validation split of "

@@ -16,7 +16,7 @@ from torch import nn
 from adaecho.config.bounds import at_least
 from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
-from adaecho.datasets.split import hold_out
+from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small_conv import small_conv
@@ -69,8 +69,7 @@ def build(config: Config, options: Options) -> Task:
             "choose a task= that reads data"
         )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
-    if options.training_examples is not None:
-        source = _first(source, options.training_examples)
+    source = first_of(source, options.training_examples)
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
@@ -102,15 +101,6 @@ def build(config: Config, options: Options) -> Task:
         evaluate=evaluate,
         pictures=pictures,
     )
-
-
-def _first(source: Images, number: int) -> Images:
-    available = num_images(source)
-    if number > available:
-        raise ConfigError(
-            f"task.training_examples={number}: {available} are left after holding out; give fewer, or null"
-        )
-    return {name: array[:number] for name, array in source.items()}
 
 
 def read_digits() -> Images:

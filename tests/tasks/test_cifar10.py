@@ -188,5 +188,11 @@ def test_a_depth_that_there_is_not_is_refused(compose_config: Compose) -> None:
 
 def test_the_papers_depth_leaves_folders_their_names(compose_config: Compose) -> None:
     plain = to_plain(compose_config("task=cifar10"))
-    assert plain["task"] == {"name": "cifar10", "depth": 32, "channels": 16, "validation_shards": None}
+    assert plain["task"] == {
+        "name": "cifar10",
+        "depth": 32,
+        "channels": 16,
+        "training_examples": None,
+        "validation_shards": None,
+    }
     assert identity(plain)["task"] == {"name": "cifar10"}

@@ -171,6 +171,20 @@ def test_a_validation_shards_is_refused_where_part_is_held_out(
         )  # fmt: skip
 
 
+def test_training_examples_are_counted_off_in_memory_alone(compose_config: Compose, shards: Path) -> None:
+    in_memory = (
+        "task=cifar10",
+        f"data.path={shards.parent / 'data'}",
+        f"data.validation_examples={HELD_OUT}",
+    )
+    whole = build_task(compose_config(*in_memory)).source
+    part = build_task(compose_config(*in_memory, "task.training_examples=3")).source
+    for name, array in whole.items():
+        assert (part[name] == array[:3]).all()
+    with pytest.raises(ConfigError, match=r"task\.training_examples=3: shards are read whole"):
+        build_task(compose_config(*TINY, f"data.path={shards}", "task.training_examples=3"))
+
+
 def test_missing_and_damaged_shards_are_errors_that_name_them(compose_config: Compose, shards: Path) -> None:
     with pytest.raises(DataError, match=r"no file matches"):
         build_task(
