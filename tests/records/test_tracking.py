@@ -26,6 +26,7 @@ def exporter(monkeypatch):
     """An exporter process for one test."""
     one = tracking._Exporter()
     monkeypatch.setattr(tracking, "_exporter", one)
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)  # W&B's import takes a slow machine long
     yield one
     one.finish()
 
@@ -56,6 +57,7 @@ def exported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_SERVICE", raising=False)
         patch.setattr(tracking, "_exporter", exporter := tracking._Exporter())
+        patch.setattr(tracking, "FINISH_WAIT_S", 240)
         record(root / "run", [160, 320, 480], status="preempted")
         export(OFFLINE, root / "run")
         for name in ("0", "1"):

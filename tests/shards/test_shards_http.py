@@ -68,9 +68,9 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert waiting.wait(20)
+        assert waiting.wait(120)
         loader.stop()
-        asking.join(20)
+        asking.join(120)
         assert not asking.is_alive()
         assert_no_threads_soon()
         proxy.faults.clear()

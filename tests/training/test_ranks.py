@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from adaecho import ranks
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
 from adaecho.errors import DataError
@@ -209,7 +210,13 @@ def _dies(rank: int, *, victim: int, at_step: int) -> None:
     trainer.Trainer._step = dying  # type: ignore[method-assign]
 
 
+def _patient(_: int) -> None:
+    """A rank waits for the others' words as long as it takes: it is left by none that is killed or hangs."""
+    ranks._REPORT_S = 100.0
+
+
 def _fails(rank: int, *, victim: int, error: Exception) -> None:
+    _patient(rank)
     if rank != victim:
         return
 
@@ -449,7 +456,7 @@ def test_a_resume_on_another_number_of_ranks_is_refused(compose_config: Compose)
 
 
 def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose) -> None:
-    for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run"):
+    for code, said in run_on(2, compose_config(*RUN, "batch_size=15"), "run", _patient):
         assert code == 2
         assert "batch_size=15" in said
         assert "make it a multiple of 2" in said

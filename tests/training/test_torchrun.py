@@ -1,6 +1,7 @@
 """The command under torchrun itself: what it prints, its restarts, and what a killed launcher leaves."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     assert out.splitlines()[0] == f"{folder}: digits, echo=batch factor=2, no target, 2 ranks"
     for what in ("budget_spent:", "final weights:", "best weights:"):
         assert out.count(what) == 1
-    assert "Warning" not in errors
+    assert not re.search(
+        r"\wWarning: ", errors
+    )  # gloo's own "Warning:" is of hosts whose name does not resolve
     assert summary(folder)["ranks"] == 2
     return metrics(folder)
 

@@ -165,13 +165,13 @@ def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(
         def __getitem__(self, row: int) -> torch.Tensor:
             if row == 5 and trying_again:
                 waiting.set()
-                threading.current_thread().rest(60)  # as a transfer does
+                threading.current_thread().rest(200)  # as a transfer does
             return torch.full((1,), row)
 
     with EchoLoader(Retried(), batch_size, order="stored", num_workers=1, prefetch=4) as loader:
         iterator = iter(loader)
         rows = [int(next(iterator)) for _ in range(2)]
-        assert waiting.wait(20)
+        assert waiting.wait(120)
         del iterator  # abandoned
         loader._pipeline.thread_pool.join()  # type: ignore[union-attr]
         trying_again = False
@@ -186,11 +186,11 @@ def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str
         def __getitem__(self, row: int) -> dict[str, Any]:
             if row == 4:
                 reading.set()
-                go.wait(60)
+                go.wait(200)
             return super().__getitem__(row)
 
     def elsewhere() -> None:
-        reading.wait(20)
+        reading.wait(120)
         time.sleep(0.1)  # the consumer waits by now, or finds it when it comes
         threading.Timer(0.2, go.set).start()
         getattr(loader, call)()
@@ -220,7 +220,7 @@ def test_the_next_batch_can_not_be_asked_for_by_who_has_paused_the_threads() -> 
             # Another thread only waits for the end of the pause.
             thread = threading.Thread(target=lambda: others.extend(islice(iterator, 8)), daemon=True)
             thread.start()
-        thread.join(20)
+        thread.join(120)
         assert len(others) == 8
         next(iterator)
     with EchoLoader(Dataset(1000), 4) as loader, loader.paused():

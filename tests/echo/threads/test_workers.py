@@ -21,7 +21,7 @@ def threads() -> list[str]:
 
 
 def assert_no_threads_soon() -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() == []
@@ -150,7 +150,7 @@ def test_a_thread_on_its_way_out_is_replaced() -> None:
     class SlowToClose:
         def close(self) -> None:
             closing.set()
-            may_close.wait(60)
+            may_close.wait(200)
 
     def augment(example: dict[str, Any], rng: Any) -> dict[str, Any]:  # noqa: ARG001
         threading.current_thread().helper = SlowToClose()  # type: ignore[attr-defined]
@@ -159,10 +159,10 @@ def test_a_thread_on_its_way_out_is_replaced() -> None:
     closing, may_close, batches = threading.Event(), threading.Event(), []
     with EchoLoader(Dataset(30), 4, num_workers=1, prefetch=0, augment=augment) as loader:
         next(iter(loader))  # and the iterator is abandoned
-        assert closing.wait(20)
+        assert closing.wait(120)
         asking = threading.Thread(target=lambda: batches.extend(islice(loader, 5)), daemon=True)
         asking.start()
-        asking.join(20)
+        asking.join(120)
         may_close.set()
         assert len(batches) == 5
 
@@ -257,8 +257,9 @@ def test_nothing_is_read_while_paused() -> None:
             reads = source.reads
             time.sleep(0.1)
             assert source.reads == reads
-        batches = list(islice(iterator, 60))
-    assert len(batches) == 60
+        # More than can lie ready: 50 and two workers' on either side of the shuffle.
+        batches = list(islice(iterator, 120))
+    assert len(batches) == 120
     assert source.reads > reads
 
 
