@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -25,6 +25,10 @@ class DataError(UserError):
     """Data that is missing, empty, of the wrong schema or corrupt: names the path and the record."""
 
 
+class ExampleError(DataError, ValueError):
+    """One example that can't be used: counted where bad examples may be skipped, else the end of a run."""
+
+
 class RankError(UserError):
     """Another rank failed, is gone, or sees something else; names it."""
 
@@ -39,8 +43,35 @@ def fail(message: object) -> NoReturn:
         sys.exit(2)
     rank = os.environ.get("RANK")
     of = "" if rank is None else f"rank {rank}: "  # under torchrun, which mixes what they print
-    print(f"error: {of}{message}", file=sys.stderr)
+    text = with_notes(message) if isinstance(message, BaseException) else message
+    print(f"error: {of}{text}", file=sys.stderr)
     sys.exit(2)
+
+
+def with_notes(error: BaseException) -> str:
+    """Its message, and the notes that were added on its way: of which example it is, say."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@contextmanager
+def about_one_example() -> Iterator[None]:
+    """Raise the ValueErrors inside, which tell what is wrong with an example's content, as ExampleErrors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ExampleError(str(error)) from error
+
+
+def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) -> str:
+    """Which names two splits don't share, the first few of them, for a message."""
+    pairs = (("training", of_training, of_validation), ("validation", of_validation, of_training))
+    parts = []
+    for split, mine, others in pairs:
+        only = [name for name in mine if name not in {*others}]
+        if only:
+            more = f" and {len(only) - 5} more" if len(only) > 5 else ""
+            parts.append(f"only in {split}: {', '.join(only[:5])}{more}")
+    return "; ".join(parts) or "the same names in another order"
 
 
 @contextmanager

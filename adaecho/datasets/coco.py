@@ -5,8 +5,9 @@ https://cocodataset.org/#format-data.
 """
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -122,10 +123,16 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
             left, or more is bad than the budget allows.
     """
     top = Path(path).expanduser()
+    if not top.is_dir():
+        raise DataError(f"data.path={path}: there is no such folder")
     file = _find(top, part)
     content = _load(file)
     images = _by_id(content["images"], "images", file)
-    categories = sorted(_by_id(content["categories"], "categories", file).items())
+    # Numbers before texts, should there be both.
+    categories = sorted(
+        _by_id(content["categories"], "categories", file).items(),
+        key=lambda item: (isinstance(item[0], str), item[0]),
+    )
     labels = {number: label for label, (number, _) in enumerate(categories, start=1)}
     present = _present(top, part, file, images.values())
     annotations: dict[Any, list[tuple[list[float], int, bool, float]]] = {number: [] for number in images}
@@ -136,9 +143,9 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
             bad.add(f"{file}, annotation {annotation.get('id')}", reason)
             continue
         box = _clipped(annotation["bbox"], images[annotation["image_id"]])
-        crowd = bool(annotation.get("iscrowd", 0))
+        crowd, area = bool(annotation.get("iscrowd", 0)), annotation.get("area")
         annotations[annotation["image_id"]].append(
-            (box, labels[annotation["category_id"]], crowd, float(annotation.get("area", _area(box))))
+            (box, labels[annotation["category_id"]], crowd, _area(box) if area is None else float(area))
         )
     kept = []
     for number, image in images.items():
@@ -166,6 +173,23 @@ def _find(top: Path, part: Part) -> Path:
     raise DataError(f"data.path={top}: has no annotations of its {part} split; looked for {', '.join(names)}")
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and 1 <= value < math.inf
+
+
+# Of images and categories: an annotation that is wrong is skipped, and its image kept.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (_is_id, "number or text"),
+    "file_name": (lambda value: isinstance(value, str) and value != "", "name of a file"),
+    "height": (_is_size, "number of pixels"),
+    "width": (_is_size, "number of pixels"),
+}
+
+
 def _load(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
@@ -180,10 +204,14 @@ def _load(file: Path) -> dict[str, Any]:
         entries = content.get(key) if isinstance(content, dict) else None
         if not isinstance(entries, list):
             raise DataError(f"{file}: is not in COCO's schema: it has no list {key!r}")
+        kinds = {name: kind for name, kind in _KINDS.items() if name in fields}
         for index, entry in enumerate(entries):
             missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
             if missing:
                 raise DataError(f"{file}: {key}[{index}] has no {' and no '.join(missing)}")
+            for name, (is_right, kind) in kinds.items():
+                if not is_right(entry[name]):
+                    raise DataError(f"{file}: {key}[{index}]: its {name} {entry[name]!r} is no {kind}")
     return dict(content)
 
 
@@ -212,6 +240,9 @@ def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
 def _why_bad(
     annotation: dict[str, Any], images: dict[Any, dict[str, Any]], labels: dict[Any, int], seen: set[Any]
 ) -> str | None:
+    for name in ("id", "image_id", "category_id"):
+        if annotation.get(name) is not None and not _is_id(annotation[name]):
+            return f"its {name} {annotation[name]!r} is no number or text"
     number = annotation.get("id")
     if number is not None and number in seen:
         return "another annotation has the same id"
@@ -227,10 +258,16 @@ def _why_bad(
         return f"its bbox {annotation['bbox']!r} is not four numbers x, y, width, height"
     if not np.isfinite([x, y, width, height]).all() or width <= 0 or height <= 0:
         return f"its bbox {annotation['bbox']} has no area"
+    if annotation.get("area") is not None and not _is_area(annotation["area"]):
+        return f"its area {annotation['area']!r} is no number of pixels"
     x1, y1, x2, y2 = _clipped(annotation["bbox"], image)
     if x2 <= x1 or y2 <= y1:
         return f"its bbox {annotation['bbox']} lies outside its image of {image['width']}x{image['height']}"
     return None
+
+
+def _is_area(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _clipped(bbox: Sequence[float], image: dict[str, Any]) -> list[float]:

@@ -112,7 +112,7 @@ class LabelledImages:
     classes: tuple[str, ...] = ()
 
 
-def find_labelled(path: str, part: Part) -> LabelledImages | None:
+def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImages | None:
     """One split under a path; None where there is none of that part.
 
     Args:
@@ -120,26 +120,27 @@ def find_labelled(path: str, part: Part) -> LabelledImages | None:
             ``train/<class>/`` and ``val/<class>/``, with ``train*.tar`` and ``val*.tar``, or with folders of
             classes alone (which are "train"); tar shards, by path, url or pattern ("train" too); or a hub id.
         part: "train" or "validation".
+        key: of the config, that names the path.
 
     Raises:
         DataError: there is no such data, a class folder is empty, or a file is not in its schema.
     """
     top = Path(path).expanduser()
     if ".tar" in path.rsplit("/", 1)[-1]:
-        return _tar([path]) if part == "train" else None
+        return _tar([path], key) if part == "train" else None
     if not top.exists():
         if "://" in path or path.count("/") != 1:
-            raise DataError(
-                f"data.path={path}: there is no such folder, and urls must be of tar shards (*.tar)"
-            )
+            raise DataError(f"{key}={path}: there is no such folder, and urls must be of tar shards (*.tar)")
         return _from_hub(path, part)
+    if not top.is_dir():
+        raise DataError(f"{key}={path}: is a file; name the folder that holds it")
     for name in _NAMES[part]:
         tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
         if tables:
             return _tables(tables)
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
-            return _tar([str(shard) for shard in shards])
+            return _tar([str(shard) for shard in shards], key)
         if (top / name).is_dir():
             return _folders(top / name)
     has_parts = any((top / name).is_dir() for names in _NAMES.values() for name in names)
@@ -179,13 +180,13 @@ def _tables(files: list[Path]) -> LabelledImages:
     return LabelledImages(source, int(source.labels.max()) + 1)
 
 
-def _tar(shards: list[str]) -> LabelledImages:
+def _tar(shards: list[str], key: str) -> LabelledImages:
     try:
         source = IndexedTarShards(shards)
     except (ValueError, OSError) as error:
-        raise DataError(f"data.path: {error}") from error
+        raise DataError(f"{key}: {error}") from error
     if not len(source):
-        raise DataError(f"data.path={shards[0]}: the tar shards hold no examples")
+        raise DataError(f"{key}={shards[0]}: the tar shards hold no examples")
     return LabelledImages(source, None)
 
 

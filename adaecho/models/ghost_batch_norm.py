@@ -167,8 +167,9 @@ def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statisti
                 continue
             if type(module) is not nn.BatchNorm2d or module.momentum is None or not module.affine:
                 raise ConfigError(
-                    f"ghost_size={ghost_size}: the model's {name} is a {type(module).__name__}, and only "
-                    "plain nn.BatchNorm2d has a ghost form here; choose another model, or ghost_size=null"
+                    f"task.ghost_size={ghost_size}: the model's {name} is a {type(module).__name__}, and "
+                    "only plain nn.BatchNorm2d has a ghost form here; choose another model, or "
+                    "task.ghost_size=null"
                 )
             ghost = GhostBatchNorm2d(
                 module.num_features,
@@ -181,7 +182,9 @@ def use_ghost_batch_norm(model: nn.Module, ghost_size: int, statistics: Statisti
             setattr(parent, name, ghost)
             replaced += 1
     if not replaced:
-        raise ConfigError(f"ghost_size={ghost_size}: the model has no batch norm; choose ghost_size=null")
+        raise ConfigError(
+            f"task.ghost_size={ghost_size}: the model has no batch norm; choose task.ghost_size=null"
+        )
     return model
 
 
@@ -202,12 +205,12 @@ def check_ghost_size(
     if ghost_size is None:
         return
     if ghost_size < 1:
-        raise ConfigError(f"ghost_size={ghost_size}: must be at least 1, or null for plain batch norm")
+        raise ConfigError(f"task.ghost_size={ghost_size}: must be at least 1, or null for plain batch norm")
     micro_batch, rest = divmod(batch_size, num_micro_batches)
     if rest or micro_batch % ghost_size:
         shares = f" on {num_ranks} ranks, {batch_size} each," if num_ranks > 1 else ""
         parts = f" in {num_micro_batches} micro-batches" if num_micro_batches > 1 else ""
         raise ConfigError(
-            f"ghost_size={ghost_size}: batch_size={batch_size * num_ranks}{shares}{parts} is not made of "
-            f"slices of {ghost_size}; choose sizes that divide, or ghost_size=null"
+            f"task.ghost_size={ghost_size}: batch_size={batch_size * num_ranks}{shares}{parts} is not made "
+            f"of slices of {ghost_size}; choose sizes that divide, or task.ghost_size=null"
         )

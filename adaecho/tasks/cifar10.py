@@ -19,7 +19,7 @@ from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.cifar10_shards import Cifar10Shards, find_shards, read_shards
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import first_of, hold_out
-from adaecho.errors import ConfigError
+from adaecho.errors import ConfigError, ExampleError
 from adaecho.models.cifar_resnet import CHANNELS, check_depth, cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.ranks import ALONE, Ranks
@@ -174,12 +174,12 @@ def decode(example: dict[str, Any]) -> dict[str, Any]:
     """``image`` uint8 [32, 32, 3] and ``label`` of an example of a tar shard.
 
     Raises:
-        ValueError: it has no image of that size, or no label of 0 to 9.
+        ExampleError: it has no image of that size, or no label of 0 to 9.
     """
     decoded = decode_labelled(example, storage.NUM_CLASSES)
     shape = decoded["image"].shape
     if shape != (storage.SIDE, storage.SIDE, 3):
-        raise ValueError(
+        raise ExampleError(
             f"the image has {shape[0]}x{shape[1]} pixels, {storage.SIDE}x{storage.SIDE} are needed"
         )
     return decoded

@@ -11,7 +11,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
@@ -53,11 +53,24 @@ def build(config: Config, options: Options) -> Task:
     held_out = read_coco(config.data.path, "val", bad).first(config.evaluate.max_examples)
     bad.report()
     if train.categories != held_out.categories:
-        raise DataError(f"data.path={config.data.path}: its two annotation files have other categories")
+        raise DataError(
+            f"data.path={config.data.path}: its two annotation files have other categories: "
+            f"{how_they_differ(train.categories, held_out.categories)}"
+        )
+    if len({*train.categories}) < len(train.categories) and options.metrics_per_category:
+        raise DataError(
+            f"data.path={config.data.path}: two of its categories have one name, so "
+            "task.metrics_per_category=true can't report them; rename one"
+        )
     if not options.keep_images_without_boxes:
         train = train.with_boxes()
     if not len(train):
         raise DataError(f"data.path={config.data.path}: none of its training images has a box")
+    if not len(held_out.with_boxes()):
+        raise DataError(
+            f"data.path={config.data.path}: none of its {len(held_out)} validation images has a box to find "
+            "(evaluate.max_examples takes the first of them)"
+        )
     decode = DecodeDetection()
     validation = DetectionValidation(
         held_out,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from adaecho.datasets.coco import TrueBoxes
+from adaecho.errors import about_one_example
 from adaecho.models.multibox import detect, multibox_loss
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD
@@ -45,11 +46,12 @@ def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
 class DecodeDetection:
     """``decode`` for ``datasets.coco``: the image, which must have the size that its annotations say."""
 
+    @about_one_example()
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
         """The example with ``image`` uint8 [H, W, 3], without ``size``.
 
         Raises:
-            ValueError: the bytes are no whole image, or it has another size than the annotations say.
+            ExampleError: the bytes are no whole image, or it has another size than the annotations say.
         """
         image = decode_image(example["image"])
         if image.shape[:2] != tuple(example["size"]):

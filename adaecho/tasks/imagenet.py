@@ -14,7 +14,7 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.labelled_images import LabelledImages, find_labelled
 from adaecho.datasets.split import Rows, hold_out_rows
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import ALONE, Ranks
@@ -78,8 +78,9 @@ def build(config: Config, options: Options) -> Task:
     strength = options.colour_distortion
 
     def build_model() -> nn.Module:
+        model = timm_model(options.model, num_classes, options.image_size)
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
-        return nn.Sequential(normalise, options.with_ghosts(timm_model(options.model, num_classes)))
+        return nn.Sequential(normalise, options.with_ghosts(model))
 
     def evaluate(
         model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
@@ -127,6 +128,7 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
     num_classes = options.num_classes or train.num_classes
     if num_classes is None:
         raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
+    _check_number(path, "training", train, num_classes)
     validation = _validation(path, options)
     if validation is None:
         if config.data.validation_examples is None:
@@ -148,17 +150,39 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
             f"data.validation_examples={config.data.validation_examples}: {path} has a validation split "
             "of its own; leave it null (evaluate.max_examples takes a part of it)"
         )
-    if validation.classes != train.classes:
-        raise DataError(f"data.path={path}: its training and validation splits name other classes")
+    _check_classes(path, train, validation, num_classes)
     return train.source, _first(validation.source, config), num_classes, train.classes
+
+
+def _check_classes(path: str, train: LabelledImages, validation: LabelledImages, num_classes: int) -> None:
+    """Raises DataError where the splits' labels mean other classes, as far as the data tells."""
+    if bool(validation.classes) != bool(train.classes):
+        named, numbered = ("training", "validation") if train.classes else ("validation", "training")
+        raise DataError(
+            f"data.path={path}: its {named} split names its classes, its {numbered} split numbers them, so "
+            "it can't be told which is which; store both in one form"
+        )
+    if validation.classes != train.classes:
+        raise DataError(
+            f"data.path={path}: its training and validation splits name other classes: "
+            f"{how_they_differ(train.classes, validation.classes)}"
+        )
+    _check_number(path, "validation", validation, num_classes)
+
+
+def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: int) -> None:
+    if labelled.num_classes is not None and labelled.num_classes > num_classes:
+        raise DataError(
+            f"task.num_classes: the {split} split of {path} has {labelled.num_classes} classes, the model "
+            f"would have {num_classes}; set it to {labelled.num_classes}"
+        )
 
 
 def _validation(path: str, options: Options) -> LabelledImages | None:
     if options.validation_path is None:
         return find_labelled(path, "validation")
-    return find_labelled(options.validation_path, "validation") or find_labelled(
-        options.validation_path, "train"
-    )
+    named, key = options.validation_path, "task.validation_path"
+    return find_labelled(named, "validation", key) or find_labelled(named, "train", key)
 
 
 def _first(source: Any, config: Config) -> Any:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
+from adaecho.errors import about_one_example
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
 from adaecho.transforms.photographs import decode_image, decoder_for
@@ -165,13 +166,14 @@ class DecodeLabelled:
         return replace(self, decode=decoder_for(augment, "image"))
 
 
+@about_one_example()
 def decode_labelled(
     example: dict[str, Any], num_classes: int, decode: Callable[[Any], Any] = decode_image
 ) -> dict[str, Any]:
     """``image`` uint8 [H, W, 3] and ``label`` of an example from any of the sources.
 
     Raises:
-        ValueError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
+        ExampleError: it has no image that can be decoded, or no label of 0 to ``num_classes`` - 1.
     """
     if "__key__" in example:
         field = next(filter(example.__contains__, _FIELDS), None)
@@ -222,7 +224,7 @@ def mistakes(predictions: Iterable[Prediction], number: int, names: Sequence[str
     """The first images that a model gets wrong, at most so many, as "predicted, true label" (or names)."""
 
     def name(label: int) -> str:
-        return names[label] if names else str(label)
+        return names[label] if label < len(names) else str(label)  # there may be more classes than names
 
     found: list[Picture] = []
     for images, labels, logits in predictions:

@@ -13,7 +13,7 @@ import safetensors.torch
 
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import BUDGETS, Config, to_plain
-from adaecho.errors import FolderError, UserError
+from adaecho.errors import FolderError, UserError, with_notes
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
@@ -123,7 +123,9 @@ def _record_failure(run: RunFolder, config: Config, error: BaseException) -> Non
     try:
         run.write_traceback(traceback.format_exc())
         earlier = run.read_summary() or _describe(config)
-        run.write_summary({**earlier, "status": status, "error": f"{type(error).__name__}: {error}"})
+        run.write_summary(
+            {**earlier, "status": status, "error": f"{type(error).__name__}: {with_notes(error)}"}
+        )
     except FolderError:
         if isinstance(error, UserError):  # e.g. the full disk that is being reported already
             return
@@ -144,6 +146,7 @@ class _Trial:
         self.config, self.run_folder, self.display = config, run, display
         self.prune, self.ranks = prune, ranks
         self.last_checkpoint = time.monotonic()
+        self.skipped_told = 0
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
@@ -184,6 +187,7 @@ class _Trial:
         self._write_summary(self._summary(trainer, "running"))
         with nullcontext() if self.display is None else self.display.showing(trainer):
             status = trainer.train()
+        self._tell_skipped(trainer)
         if status in ("preempted", "budget_spent"):
             with trainer.at_rest() if self.config.data.restore == "snapshot" else nullcontext():
                 self._checkpoint(trainer)
@@ -296,10 +300,18 @@ class _Trial:
         return time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
 
     def between_steps(self, trainer: Trainer, checkpoint_due: bool) -> None:
+        self._tell_skipped(trainer)
         if self.display is not None:
             self.display.step(trainer)
         if checkpoint_due:
             self._checkpoint_at_rest(trainer)
+
+    def _tell_skipped(self, trainer: Trainer) -> None:
+        """Say on stderr which examples the loader has skipped since it was last asked."""
+        skipped = trainer.loader.bad_examples
+        for bad in skipped[self.skipped_told :]:
+            print(f"warning: bad example skipped: {bad['origin']}: {bad['error']}", file=sys.stderr)
+        self.skipped_told = len(skipped)
 
     def _checkpoint_at_rest(self, trainer: Trainer) -> None:
         """Unless a signal ends the wait for rest, on whichever rank: then the run is about to end."""

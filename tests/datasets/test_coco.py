@@ -1,6 +1,7 @@
 """COCO's schema: what is read, and what is wrong with it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ def test_boxes_that_reach_beyond_their_image_are_clipped(tmp_path: Path) -> None
         ({"category_id": 7}, "its category 7 is not listed"),
         ({"image_id": 77}, "its image 77 is not listed"),
         ({"id": 100}, "another annotation has the same id"),
+        ({"id": [1]}, r"its id \[1\] is no number or text"),
+        ({"image_id": [1]}, r"its image_id \[1\] is no number or text"),
+        ({"category_id": {}}, "its category_id {} is no number or text"),
+        ({"area": "large"}, "its area 'large' is no number of pixels"),
+        ({"area": float("nan")}, "its area nan is no number of pixels"),
     ],
 )
 def test_a_bad_annotation_is_skipped_within_the_budget_and_named(
@@ -139,6 +145,44 @@ def test_files_that_are_not_in_the_schema_are_refused(tmp_path: Path, text: str,
         read_coco(str(tmp_path), "train", SkippedExamples(0))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("images", "id", [1]),
+        ("images", "file_name", None),
+        ("images", "file_name", 7),
+        ("images", "height", None),
+        ("images", "height", "tall"),
+        ("images", "width", 0),
+        ("images", "width", float("nan")),
+        ("categories", "id", None),
+    ],
+)
+def test_values_that_can_not_be_are_refused_and_named(
+    tmp_path: Path, kind: str, name: str, value: Any
+) -> None:
+    listed = content(2)
+    listed[kind][1][name] = value
+    write(tmp_path, "train", content(2)).write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=rf"{kind}\[1\]: its {name} {re.escape(repr(value))} is no "):
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+
+
+def test_category_ids_may_be_texts_beside_numbers(tmp_path: Path) -> None:
+    listed = content(2)
+    listed["categories"][0]["id"] = listed["annotations"][0]["category_id"] = "five"
+    write(tmp_path, "train", listed)
+    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
+    assert found.categories == ["dog", "cat"]
+    assert [truth.labels.tolist() for truth in found.truths] == [[2], [1]]
+
+
+@pytest.mark.parametrize("path", ["no/such/folder", "http://example.org/coco"])
+def test_a_path_that_is_no_folder_is_named_as_it_was_given(path: str) -> None:
+    with pytest.raises(DataError, match=f"data.path={path}: there is no such folder"):
+        read_coco(path, "train", SkippedExamples(0))
+
+
 def test_a_folder_without_annotations_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"no annotations of its val split; looked for .*instances_val2017\.json"
@@ -154,9 +198,12 @@ def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
         read_coco(str(tmp_path), "train", SkippedExamples(5))
 
 
-def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_key", [False, True])
+def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path, has_key: bool) -> None:
     listed = content(1)
     del listed["annotations"][0]["area"]
+    if has_key:
+        listed["annotations"][0]["area"] = None
     file = write(tmp_path, "train", listed)
     assert json.loads(file.read_text()) == listed
     np.testing.assert_array_equal(

@@ -111,6 +111,12 @@ def test_what_is_not_there_is_refused(path: str) -> None:
         find_labelled(path, "train")
 
 
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", range(3))
+    with pytest.raises(DataError, match="is a file; name the folder that holds it"):
+        find_labelled(str(tmp_path / "train-0.parquet"), "train")
+
+
 def test_tar_shards_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.path: .*train-00\.tar"):
         find_labelled(str(tmp_path / "train-00.tar"), "train")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
@@ -81,8 +81,9 @@ def test_a_turned_image_is_a_bad_example(compose_config: Compose, coco: Path, tm
         image["height"], image["width"] = image["width"], image["height"]
     file.write_text(json.dumps(listed))
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.max_bad_examples=0")
-    with pytest.raises(Exception, match="was it turned or resized after it was annotated"):
+    with pytest.raises(DataError, match="was it turned or resized after it was annotated") as raised:
         run_trial(config, tmp_path / "run")
+    assert "train2017/0.jpg" in with_notes(raised.value)
 
 
 def test_a_bad_validation_image_is_an_error_that_names_it(
@@ -91,6 +92,30 @@ def test_a_bad_validation_image_is_an_error_that_names_it(
     (coco / "val2017" / "21.jpg").write_bytes(b"")
     with pytest.raises(DataError, match=r"21\.jpg: it holds no image bytes"):
         run_trial(compose_config(*TINY_COCO, f"data.path={coco}"), tmp_path / "run")
+
+
+def test_a_validation_split_without_a_box_is_refused(compose_config: Compose, coco: Path) -> None:
+    write(coco, "val", {**content(4, first=20), "annotations": []})
+    with pytest.raises(DataError, match="none of its 4 validation images has a box"):
+        build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
+
+
+def test_splits_with_other_categories_are_refused_by_name(compose_config: Compose, coco: Path) -> None:
+    listed = content(4, first=20)
+    listed["categories"][0]["name"] = "horse"
+    write(coco, "val", listed)
+    with pytest.raises(DataError, match="only in training: cat; only in validation: horse"):
+        build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
+
+
+def test_categories_of_one_name_have_no_metrics_of_their_own(compose_config: Compose, coco: Path) -> None:
+    for part, first in (("train", 0), ("val", 20)):
+        listed = content(4, first=first)
+        listed["categories"][0]["name"] = "dog"
+        write(coco, part, listed)
+    assert build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
+    with pytest.raises(DataError, match="two of its categories have one name"):
+        build_task(compose_config(*TINY_COCO, f"data.path={coco}", "task.metrics_per_category=true"))
 
 
 def test_coco_refuses_batches_that_the_ghost_size_does_not_divide(

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.test_labelled_images import folders, make, shard
+from tests.datasets.test_labelled_images import folders, make, shard, table
 from tests.transforms.pictures import encoded
 
 TINY = (
@@ -140,8 +140,54 @@ def test_tar_shards_need_the_number_of_classes(compose_config: Compose, tmp_path
 
 def test_splits_with_other_classes_are_refused(compose_config: Compose, tmp_path: Path) -> None:
     folders(tmp_path, {"train": range(9), "val": range(2)})
-    with pytest.raises(DataError, match="name other classes"):
+    with pytest.raises(DataError, match=r"name other classes: only in training: class2$"):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
+
+
+def test_a_split_that_names_its_classes_beside_one_that_numbers_them_is_refused(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    make("tar", tmp_path / "tar")
+    folders(tmp_path / "val", {".": range(6)})
+    config = compose_config(
+        *TINY, f"data.path={tmp_path / 'tar'}", f"task.validation_path={tmp_path / 'val'}",
+        "task.num_classes=3",
+    )  # fmt: skip
+    with pytest.raises(DataError, match="its validation split names its classes, its training split numbers"):
+        build_task(config)
+
+
+@pytest.mark.parametrize(("overrides", "split"), [((), "validation"), (("task.num_classes=2",), "training")])
+def test_more_classes_than_the_model_has_are_refused_before_training(
+    compose_config: Compose, tmp_path: Path, overrides: tuple[str, ...], split: str
+) -> None:
+    table(tmp_path / "train-0.parquet", range(9))
+    table(tmp_path / "validation-0.parquet", range(4), labels=[0, 1, 4, 2])
+    with pytest.raises(DataError, match=rf"task\.num_classes: the {split} split .* set it to"):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}", *overrides))
+
+
+def test_a_validation_path_that_is_not_there_is_called_by_its_key(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    make("folders", tmp_path)
+    with pytest.raises(DataError, match=r"^task\.validation_path=/no/such/folder: "):
+        build_task(compose_config(*TINY, f"data.path={tmp_path}", "task.validation_path=/no/such/folder"))
+
+
+def test_mistakes_may_be_of_classes_that_the_data_does_not_name(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    make("folders", tmp_path)
+    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "task.num_classes=9"))
+
+    class Eighth(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.eye(9)[torch.full((len(images),), 8)]
+
+    assert task.pictures is not None
+    shown = task.pictures(Eighth(), 2, torch.device("cpu"))
+    assert [picture.title.split(",")[0] for picture in shown] == ["8", "8"]
 
 
 def test_every_batch_norm_is_ghostly(compose_config: Compose, tmp_path: Path) -> None:
@@ -156,6 +202,7 @@ def test_every_batch_norm_is_ghostly(compose_config: Compose, tmp_path: Path) ->
     ("override", "message"),
     [
         ("task.model=resnet5", "timm has no such model"),
+        ("task.model=vgg11", "the model has no batch norm"),
         ("batch_size=5", "ghost_size=2: batch_size=5"),
         ("task.min_crop_area=0", r"task\.min_crop_area=0"),
         ("task.colour_distortion=2", r"task\.colour_distortion=2"),
@@ -172,11 +219,18 @@ def test_what_can_not_be_is_refused(
         build_task(compose_config(*TINY, f"data.path={tmp_path}", override)).build_model()
 
 
-def test_bad_images_are_skipped_within_the_budget(compose_config: Compose, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["encoded", "decoded"])
+def test_bad_images_are_skipped_within_the_budget_and_named(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
     folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
-    (tmp_path / "data" / "train" / "class1" / "001.jpg").write_bytes(encoded(1)[:200])
-    config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", "data.max_bad_examples=5")
-    assert run_trial(config, tmp_path / "run")["status"] == "budget_spent"
-    strict = compose_config(*TINY, f"data.path={tmp_path / 'data'}")
-    with pytest.raises(Exception, match=r"001\.jpg"):
-        run_trial(strict, tmp_path / "strict")
+    bad = tmp_path / "data" / "train" / "class1" / "001.jpg"
+    bad.write_bytes(encoded(1)[:200])
+    strict = (*TINY, f"data.path={tmp_path / 'data'}", f"echo.place={place}")
+    summary = run_trial(compose_config(*strict, "data.max_bad_examples=5"), tmp_path / "run")
+    assert (summary["status"], summary["skipped_examples"]) == ("budget_spent", 1)
+    assert capsys.readouterr().err.count(f"warning: bad example skipped: {bad}: ") == 1
+    with pytest.raises(DataError, match="no whole image") as raised:
+        run_trial(compose_config(*strict), tmp_path / "strict")
+    assert str(bad) in with_notes(raised.value)
+    assert str(bad) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]

@@ -130,7 +130,7 @@ class DecodeThenAugment:
             return self._decode(example)
         except Exception as error:
             origin = self._origin(item >> keyed.ECHO_BITS)
-            error.add_note(f"while decoding {origin}; place='decoded' can skip it, see max_bad_examples")
+            error.add_note(f"while decoding {origin}; max_bad_examples= skips and lists so many like it")
             raise
 
 
