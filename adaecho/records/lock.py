@@ -229,4 +229,6 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        with suppress(OSError):  # a process that was forked meanwhile holds what is only closed
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

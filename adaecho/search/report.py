@@ -9,6 +9,7 @@ from rich.table import Table
 from adaecho.records.collect import trial_row
 from adaecho.records.ends import without_target
 from adaecho.records.files import write_json
+from adaecho.records.lock import alone
 from adaecho.records.outcome import EDGE
 from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
 from adaecho.search.design import Design, TrialId
@@ -22,9 +23,13 @@ NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main
 
 def write_outcome(state: SweepState, console: Console) -> None:
     """Write ``trials.json``, ``outcome.json`` and the Optuna study beside the trials; show the outcome."""
-    rows = trial_rows(state)
-    write_json(state.folder / "trials.json", rows)
-    write_json(state.folder / "outcome.json", summarize(rows))
+    with alone(
+        state.folder
+    ):  # who writes later, e.g. a collect beside the end of its sweep, has the later view
+        state.refresh()
+        rows = trial_rows(state)
+        write_json(state.folder / "trials.json", rows)
+        write_json(state.folder / "outcome.json", summarize(rows))
     export(state)
     console.print()
     console.print(terminal_table(end_of_sweep(rows), console.width))

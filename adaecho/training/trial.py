@@ -92,11 +92,12 @@ def _run_locked(
         return finished
     if ranks.is_first:
         export(config.tracking, run.path, group=group)
+    trial = _Trial(config, run, display, prune, ranks)
     try:
-        return _Trial(config, run, display, prune, ranks).run()
+        return trial.run()
     except (Exception, KeyboardInterrupt) as error:
         reason = ranks.explain(error)
-        if ranks.is_first:
+        if ranks.is_first and not trial.has_ended:
             _record_failure(run, config, reason)
         if reason is not error:
             raise reason from error
@@ -133,7 +134,11 @@ def _record_failure(run: RunFolder, config: Config, error: BaseException) -> Non
 
 
 class _Trial:
-    """The trainer and the folder that records it."""
+    """The trainer and the folder that records it.
+
+    Attributes:
+        has_ended: the outcome is in the folder; what comes after, e.g. the end of threads, can't change it.
+    """
 
     def __init__(
         self,
@@ -147,6 +152,7 @@ class _Trial:
         self.prune, self.ranks = prune, ranks
         self.last_checkpoint = time.monotonic()
         self.skipped_told = 0
+        self.has_ended = False
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
@@ -203,6 +209,7 @@ class _Trial:
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         self._write_summary(summary)
+        self.has_ended = True
         return self.ranks.from_first(lambda: summary)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:

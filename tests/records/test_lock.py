@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import shutil
@@ -192,6 +193,23 @@ def test_a_folder_that_is_moved_aside_while_its_lock_is_taken_is_made_again(tmp_
     assert mine.is_mine()
     assert os.listdir(aside) == []
     mine.release()
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_other_out(tmp_path, monkeypatch):
+    opened, copies = os.open, []
+
+    def forked(*arguments):
+        descriptor = opened(*arguments)
+        copies.append(os.dup(descriptor))  # as a child has it
+        return descriptor
+
+    monkeypatch.setattr(lock.os, "open", forked)
+    with lock.alone(tmp_path):
+        pass
+    other = opened(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for descriptor in (other, *copies):
+        os.close(descriptor)
 
 
 def test_a_holder_whom_the_process_table_hides_counts_as_alive_while_its_heart_beats(tmp_path, monkeypatch):

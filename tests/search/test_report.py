@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from adaecho.records.files import write_json
 from adaecho.records.table import NARROW, Column, end_of_sweep
+from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import edge_warnings, remarks, terminal_table, trial_rows, unfinished
+from adaecho.search.report import (
+    edge_warnings,
+    remarks,
+    terminal_table,
+    trial_rows,
+    unfinished,
+    write_outcome,
+)
 from adaecho.search.state import SweepState
 from tests.search.conftest import Command
 
@@ -46,6 +55,21 @@ def state(design: Design, tmp_path: Path) -> SweepState:
         2: _summary("budget_spent"),
     }
     return state
+
+
+def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
+    design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who collects with an older view must not write over the outcome of the sweep's own end."""
+    state = SweepState(replace(design, repeats=1), tmp_path)
+    for trial in state.missing():
+        state.trial_folder(trial).mkdir(parents=True)
+        write_json(state.trial_folder(trial) / "summary.json", _summary("reached", 8_000))
+    assert state.searches[design.arms[0].name, 0].summaries == {}
+    monkeypatch.setattr(report, "draw", lambda *_: [])
+    write_outcome(state, Console(file=io.StringIO()))
+    assert len(json.loads((tmp_path / "trials.json").read_text())) == 6
+    assert unfinished(state) == []
 
 
 def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from adaecho.config.schema import Config, to_plain
+from adaecho.echo import EchoLoader
 from adaecho.errors import FolderError
 from adaecho.ranks import Ranks
 from adaecho.records.folder import RunFolder
@@ -219,6 +220,22 @@ def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     c = weights(compose_config("max_steps=5", "seed=2"), "c")
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+def test_an_outcome_that_is_told_stays_whatever_fails_after_it(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_config("task=digits_mlp", "max_steps=1")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EchoLoader, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(config, FOLDER)
+    assert json.loads((FOLDER / "summary.json").read_text())["status"] == "budget_spent"
+    assert not (FOLDER / "traceback.txt").exists()
 
 
 def test_a_signal_in_the_last_evaluation_is_told_to_the_caller_alone(
