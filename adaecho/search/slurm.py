@@ -25,6 +25,7 @@ from adaecho.search.sweep import read_refusal, record_failure
 from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
+_SILENT_POLLS = 60
 LAST_TASKS_S = 60  # for a job's other tasks to end after the first has
 
 
@@ -130,11 +131,17 @@ class SlurmWorkers:
 
         Raises:
             UserError: a trial met what only the user can mend.
+            SlurmError: squeue did not answer for ``_SILENT_POLLS`` times in a row; the jobs go on.
         """
-        started = time.monotonic()
+        started, silent = time.monotonic(), 0
         while True:
             # Before the folders: a job that ends in between has left its records.
-            live = live_jobs(self._name)
+            try:
+                live, silent = live_jobs(self._name), 0
+            except SlurmError:  # a controller that starts again, or is busy: not the end of a watch of days
+                live, silent = 1, silent + 1
+                if silent > _SILENT_POLLS:
+                    raise
             progress.update(at_once=not live)
             if not live:
                 if (refusal := read_refusal(self._state.folder, self._worker.launch)) is not None:

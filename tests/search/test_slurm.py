@@ -1,6 +1,8 @@
 """Sweeps on Slurm: what a job does, and what is asked of Slurm, told by stand-ins for its commands."""
 
 import functools
+import io
+import itertools
 import json
 import os
 import re
@@ -10,13 +12,15 @@ from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from rich.console import Console
 
 from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, UserError
 from adaecho.records.folder import RunFolder
 from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
-from adaecho.search.slurm import SlurmError, SlurmWorkers, max_array_size
+from adaecho.search.progress import SweepProgress
+from adaecho.search.slurm import SlurmError, SlurmSettings, SlurmWorkers, max_array_size
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design, read_refusal, record_design
 from adaecho.search.worker import Worker, code_digest
@@ -191,6 +195,37 @@ def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
     assert config.checkpoint_every_s == 7
     plain = json.loads((folder / "design.json").read_text())
     assert config.optimizer.learning_rate == plain["arms"]["none"]["points"][0][1][0]
+
+
+def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int | SlurmError) -> int:
+    """How often squeue is asked by the watch of a sweep that is complete."""
+    settings = SlurmSettings(
+        None, None, None, timeout_min=1, nodes=1, tasks_per_node=1, cpus_per_task=1, mem_gb=1,
+        gpus_per_node=None, trials_per_job=1, array_parallelism=1, max_num_timeout=1, signal_delay_s=1,
+        setup=[], additional_parameters={}, wait=True,
+    )  # fmt: skip
+    asked = itertools.count()
+
+    def live_jobs(_: str) -> int:
+        answer = answers[min(next(asked), len(answers) - 1)]
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(slurm, "live_jobs", live_jobs)
+    monkeypatch.setattr(slurm, "POLL_S", (0.0, 0.0))
+    SlurmWorkers(state, settings).watch(SweepProgress(state, Console(file=io.StringIO())))
+    return next(asked)
+
+
+def test_a_watch_outlasts_a_controller_that_is_silent_for_a_while(
+    recorded: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _worker(tmp_path)()
+    state, silence = SweepState(recorded, tmp_path), SlurmError("squeue fails: Unable to contact controller")
+    assert _watched(state, monkeypatch, 1, silence, silence, 1, 0) == 6  # again, before more is submitted
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        _watched(state, monkeypatch, 1, silence)
 
 
 def test_what_is_queued_is_not_submitted_again(stand_in: Path, submit: Command) -> None:
