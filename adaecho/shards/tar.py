@@ -84,9 +84,9 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
 
 def _key_and_extension(name: str) -> tuple[str, str]:
     """The two parts of a file's name; nothing where it has no extension, or nothing before it."""
-    folder, slash, file = name.rpartition("/")
-    stem, dot, extension = file.partition(".")
-    return (f"{folder}{slash}{stem}", extension) if stem and dot else ("", "")
+    begin = name.rfind("/") + 1
+    dot = name.find(".", begin)
+    return (name[:dot], name[dot + 1 :]) if dot > begin else ("", "")
 
 
 def _members(transfer: Transfer) -> Iterator[Member]:
@@ -96,12 +96,12 @@ def _members(transfer: Transfer) -> Iterator[Member]:
     while True:
         offset = transfer.offset
         header = transfer.read(_BLOCK)
-        if not header and transfer.is_part:
+        found = _plain_header(header)
+        if found is None and not any(header):
+            if header or not transfer.is_part:
+                _check_end(transfer, offset, header)
             return
-        if not any(header):
-            _check_end(transfer, offset, header)
-            return
-        name, kind, size = _plain_header(header) or _any_header(header, transfer.url, offset)
+        name, kind, size = found or _any_header(header, transfer.url, offset)
         content = transfer.offset
         if kind == tarfile.GNUTYPE_LONGNAME:
             renamed = _text(_exactly(transfer, size).rstrip(b"\0"))
@@ -202,8 +202,9 @@ def _sum_of_header(block: bytes) -> int:
     The lower half of Adler-32 (RFC 1950) is one more than a sum, modulo 65,521, which 256 bytes don't reach;
     it is many times faster than Python's sum.
     """
-    halves = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
-    return halves - sum(block[148:156]) + 8 * 0x20
+    first, second = zlib.adler32(block[:256]) & 0xFFFF, zlib.adler32(block[256:]) & 0xFFFF
+    of_itself = zlib.adler32(block[148:156]) & 0xFFFF
+    return first + second - of_itself - 1 + 8 * ord(" ")
 
 
 def _exactly(transfer: Transfer, size: int) -> bytes:

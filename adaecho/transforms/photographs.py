@@ -38,6 +38,7 @@ Image = NDArray[np.uint8]
 # Weights of red, green and blue in the grey of ITU-R BT.601, which Pillow and torchvision use.
 GREY = (0.299, 0.587, 0.114)
 
+_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _TRIES = 10
 
 
@@ -137,7 +138,7 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
 
 def _decode_whole(content: NDArray[np.uint8]) -> Image:
     try:
-        image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        image = cv2.imdecode(content, _FLAGS)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
     if image is None:

@@ -4,6 +4,7 @@ A large array that is freed goes back to the operating system, and each page of 
 for batches of small images several times what filling them costs.
 """
 
+import math
 from collections import deque
 from typing import Any
 
@@ -32,7 +33,7 @@ class _Lease:
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """``np.empty``, of memory that comes back here when the array and all views of it are gone."""
     dtype = np.dtype(dtype)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LEAST_BYTES:
         return np.empty(shape, dtype)
     if num_bytes not in _spare and len(_spare) >= _MAX_SIZES:

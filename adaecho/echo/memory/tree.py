@@ -340,10 +340,9 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
     if kind in _UNCHANGEABLE:
         return value
     if kind is dict:  # both first: an example of a tar shard is a dict of byte strings
-        return {
-            key: part if type(part) in _UNCHANGEABLE else isolated(part, pictures=pictures)
-            for key, part in value.items()
-        }
+        if _UNCHANGEABLE.issuperset(map(type, value.values())):
+            return value.copy()
+        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
     if isinstance(value, torch.Tensor | np.ndarray):
         return duplicate(value)
     if isinstance(value, np.generic):
