@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,15 +84,19 @@ def run(cell: Cell, folder: Path, budget_s: float, extra: list[str]) -> bool:
 
     Raises:
         UserError: the sweep can't be run; its own message has said why.
+        KeyboardInterrupt: after the sweep has ended at it too.
     """
     arguments = [*cell.arguments(), f"hydra.sweep.dir={folder}", *extra]
     process = subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0)
     try:
         code = process.wait(timeout=max(budget_s, 0))
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: every trial leaves a checkpoint
-        process.wait(timeout=_STOP_S)
-        return False
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as end:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: every trial leaves a checkpoint
+        code = process.wait(timeout=_STOP_S)
+        if isinstance(end, KeyboardInterrupt):
+            raise
+        return code == 0  # it may have ended just before
     if code:
         raise UserError(f"{cell.command()}: ended with code {code}; its message is above")
     return True
@@ -110,7 +115,8 @@ def reproduce(cells: tuple[Cell, ...], runs: Path, results: Path, budget_s: floa
             print(f"done: {cell.command()}, collected in {collect_sweep(folder, results, cell.command())}")
             continue
         ended, missing = standing(folder)
-        print(f"left: {cell.command()}: {f'{missing} of {ended + missing} trials' if missing else 'all'}")
+        left = f"{missing} of {ended + missing} trials" if ended + missing else "all"
+        print(f"left: {cell.command()}: {left}")
 
 
 def main() -> None:
@@ -124,7 +130,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
     with told():
-        reproduce(CELLS, options.runs, options.results, options.budget_s, options.overrides)
+        try:
+            reproduce(CELLS, options.runs, options.results, options.budget_s, options.overrides)
+        except KeyboardInterrupt:
+            print("interrupted; the same command continues", file=sys.stderr)
+            sys.exit(130)
 
 
 if __name__ == "__main__":

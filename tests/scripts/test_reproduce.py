@@ -1,5 +1,7 @@
 """The reproduction stops at its budget, goes on where it stopped, and collects what has ended."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +33,44 @@ def test_a_budget_cuts_it_short_and_the_next_call_finishes(
     assert reproduce.standing(tmp_path / "runs" / "fig3" / "digits") == (4, 0)
     reproduce.reproduce(cells, *places, 0.0, TINY)
     assert capsys.readouterr().out == "done: python -m adaecho.run -m experiment=fig3 task=digits\n"
+
+
+class Ended:
+    """A sweep whose wait is cut short by ``end``, and that has gone with ``code`` when it is told to end."""
+
+    end: BaseException = subprocess.TimeoutExpired("sweep", 1.0)
+    code = 0
+    pid = 2**30
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.waits = 0
+
+    def wait(self, timeout: float) -> int:  # noqa: ARG002
+        self.waits += 1
+        if self.waits == 1:
+            raise self.end
+        return self.code
+
+
+@pytest.mark.parametrize(("code", "has_ended"), [(0, True), (130, False)])
+def test_a_sweep_that_ends_at_the_moment_when_its_budget_does_has_ended(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, has_ended: bool
+) -> None:
+    monkeypatch.setattr(reproduce.subprocess, "Popen", Ended)
+    monkeypatch.setattr(Ended, "code", code)
+    assert reproduce.run(reproduce.Cell("fig3", "digits"), tmp_path, 1.0, []) == has_ended
+
+
+def test_ctrl_c_begins_no_other_sweep(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce.subprocess, "Popen", Ended)
+    monkeypatch.setattr(Ended, "end", KeyboardInterrupt())
+    monkeypatch.setattr(sys, "argv", ["reproduce", "--runs", str(tmp_path), "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        reproduce.main()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "interrupted; the same command continues\n")
 
 
 def test_every_cell_is_an_experiment_and_a_task(reproduce: ModuleType) -> None:
