@@ -152,7 +152,15 @@ def explain(error: BaseException, *more_keys: str) -> str:
         if message and message not in messages:
             messages.append(message)
         cause = cause.__cause__ or cause.__context__
-    return "\n".join(messages + _did_you_mean(messages, more_keys))
+    return "\n".join(messages + _to_quote(messages) + _did_you_mean(messages, more_keys))
+
+
+def _to_quote(messages: list[str]) -> list[str]:
+    """What to do about a value that Hydra's grammar has no place for, such as ~/data."""
+    unread = ("token recognition error", "mismatched input", "no viable alternative", "extraneous input")
+    if not any(text in message for message in messages for text in unread):
+        return []
+    return ["Quote a value with characters such as ~ { } ( ) = twice: \"key='value'\""]
 
 
 def _missing(text: str) -> str:

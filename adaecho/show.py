@@ -29,7 +29,7 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
 
     Raises:
         UserError: the folder holds no run or no checkpoint, its data is gone, its task has no pictures, or
-            there is no mistake to show.
+            there is no mistake to show, or the file can't be written.
     """
     from adaecho.figures.pictures import grid  # needs the extra figures
 
@@ -53,7 +53,12 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
     if not pictures:
         raise UserError(f"{path}: there is nothing to show: the model makes no mistake")
     out = out or path / "pictures" / f"{task.name}.png"
-    grid([(picture.image, picture.title, picture.true, picture.predicted) for picture in pictures], out)
+    try:
+        grid([(picture.image, picture.title, picture.true, picture.predicted) for picture in pictures], out)
+    except OSError as error:
+        raise FolderError(
+            f"{out}: can't be written ({error.strerror}); name another file with --out"
+        ) from error
     return out
 
 

@@ -91,6 +91,8 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
             ("shuffle_buffer: it would take", "make shuffle_buffer smaller"),
         ),
         (("data.path=''",), ("data.path", "is empty")),
+        (("data.path=~/data",), ("data.path=~/data", "Quote a value", "twice: \"key='value'\"")),
+        (("data.path=train-{0..3}.tar",), ("Quote a value",)),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),

@@ -65,6 +65,17 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
     assert only.image.dtype == np.uint8
 
 
+def test_a_file_that_can_not_be_written_is_refused_by_name(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_trial(compose_config(*DIGITS), tmp_path / "run")
+    out = tmp_path / "a folder.png"
+    out.mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        show.main([str(tmp_path / "run"), "--out", str(out)])
+    assert f"error: {out}: can't be written (Is a directory)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("what", ["no run", "no checkpoint"])
 def test_a_folder_without_a_model_is_refused(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str

@@ -11,7 +11,10 @@ _STAND_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
-    """Height and width in pixels of a JPEG, PNG or GIF; None for other kinds and for damaged headers."""
+    """Height and width in pixels of a JPEG, PNG, GIF, WebP, BMP or TIFF.
+
+    None for other kinds and for damaged headers.
+    """
     head = bytes(content[:32])
     if head.startswith(b"\xff\xd8"):
         frame = _jpeg_frame(content)
@@ -22,7 +25,47 @@ def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
     if head.startswith((b"GIF87a", b"GIF89a")) and len(head) >= 10:
         width, height = struct.unpack("<HH", head[6:10])
         return height, width
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP" and len(head) >= 30:
+        return _webp_size(head)
+    if head.startswith(b"BM") and len(head) >= 26:
+        old = head[14:18] == b"\x0c\0\0\0"  # OS/2's header of 12 bytes
+        width, height = struct.unpack("<HH", head[18:22]) if old else struct.unpack("<ii", head[18:26])
+        # A negative height means that rows begin at the top.
+        return (abs(height), width) if height and width > 0 else None
+    if head.startswith((b"II*\0", b"MM\0*")):
+        return _tiff_size(content, "<" if head.startswith(b"II") else ">")
     return None
+
+
+def _webp_size(head: bytes) -> tuple[int, int] | None:
+    """By the first chunk: extended, lossless or lossy (RFC 9649; RFC 6386, section 9.1)."""
+    if head[12:16] == b"VP8X":
+        return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    if head[12:16] == b"VP8 ":
+        width, height = struct.unpack("<HH", head[26:30])
+        return height & 0x3FFF, width & 0x3FFF
+    return None
+
+
+_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257  # tags, of type 3 (two bytes) or 4 (four)
+
+
+def _tiff_size(content: bytes | memoryview, order: str) -> tuple[int, int] | None:
+    """Of the first of its images."""
+    found = {}
+    try:
+        (at,) = struct.unpack_from(f"{order}I", content, 4)
+        (number,) = struct.unpack_from(f"{order}H", content, at)
+        for entry in range(at + 2, at + 2 + 12 * number, 12):
+            tag, kind = struct.unpack_from(f"{order}HH", content, entry)
+            if tag in (_TIFF_WIDTH, _TIFF_HEIGHT):
+                (found[tag],) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, entry + 8)
+    except struct.error:  # cut short
+        return None
+    return (found[_TIFF_HEIGHT], found[_TIFF_WIDTH]) if len(found) == 2 else None
 
 
 def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:

@@ -101,7 +101,38 @@ def jpeg_bomb(height: int, width: int) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("content", [bomb(20000, 20000), jpeg_bomb(60000, 60000)])
+def webp_bomb(height: int, width: int) -> bytes:
+    content = bytearray(saved(Image.fromarray(picture(0)), "WEBP", lossless=True))
+    at = content.index(b"VP8L") + 9
+    content[at : at + 4] = struct.pack("<I", (width - 1) | (height - 1) << 14)
+    return bytes(content)
+
+
+def bmp_bomb(height: int, width: int) -> bytes:
+    """Run-length encoded: its end follows its palette."""
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, 2, 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1080, 0, 0, 1078) + header + bytes(1024) + b"\x00\x01"
+
+
+def tiff_bomb(height: int, width: int) -> bytes:
+    content = bytearray(saved(Image.fromarray(picture(0)), "TIFF", compression="tiff_adobe_deflate"))
+    for tag, value in ((256, width), (257, height)):
+        at = content.index(struct.pack("<HHI", tag, 3, 1))
+        content[at + 8 : at + 10] = struct.pack("<H", value)
+    return bytes(content)
+
+
+BOMBS = {
+    "png": bomb(20000, 20000),
+    "jpeg": jpeg_bomb(60000, 60000),
+    "webp": webp_bomb(16384, 16384),
+    "bmp": bmp_bomb(14000, 14000),
+    "bmp from the top": bmp_bomb(-14000, 14000),
+    "tiff": tiff_bomb(20000, 20000),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_a_decompression_bomb_is_refused_before_memory_is_taken(content: bytes) -> None:
     size = encoded_size(content)
     assert size is not None
@@ -110,7 +141,7 @@ def test_a_decompression_bomb_is_refused_before_memory_is_taken(content: bytes) 
         decode_image(content)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
 @pytest.mark.parametrize("row", range(5))
 def test_headers_tell_the_size(kind: str, row: int) -> None:
     assert encoded_size(encoded(row, kind)) == picture(row).shape[:2]
@@ -122,9 +153,33 @@ def test_headers_of_other_jpegs_tell_the_size(options: dict[str, Any]) -> None:
     assert encoded_size(content) == picture(3).shape[:2]
 
 
+@pytest.mark.parametrize("options", [{"lossless": True}, {"exif": b"Exif\0\0" + bytes(20)}])
+def test_headers_of_other_webps_tell_the_size(options: dict[str, Any]) -> None:
+    content = saved(Image.fromarray(picture(3)), "WEBP", **options)
+    assert encoded_size(content) == picture(3).shape[:2]
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", [3, 4])
+def test_headers_of_tiffs_of_either_byte_order_tell_the_size(order: str, kind: int) -> None:
+    begin = b"II*\0" if order == "<" else b"MM\0*"
+    value = "HH" if kind == 3 else "I"
+    entries = [
+        struct.pack(f"{order}HHI{value}", tag, kind, 1, *([side, 0] if kind == 3 else [side]))
+        for tag, side in ((256, 70), (257, 50))
+    ]
+    content = begin + struct.pack(f"{order}IH", 8, 2) + b"".join(entries)
+    assert encoded_size(content) == (50, 70)
+    assert encoded_size(content[:-3]) is None
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"BM" + bytes(40), encoded(0)[:30]]
-)
+    "content",
+    [
+        b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"BM" + bytes(40), encoded(0)[:30], b"II*\0\x08",
+        b"RIFF1234WEBPVP8?" + bytes(20),
+    ],
+)  # fmt: skip
 def test_what_has_no_readable_header_has_no_size(content: bytes) -> None:
     assert encoded_size(content) is None
 
