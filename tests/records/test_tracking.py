@@ -42,7 +42,7 @@ def record(folder, fresh_examples, status="reached"):
 
 
 def wait_until_sent(folder, fresh_examples):
-    for _ in range(1200):
+    for _ in range(2400):
         state = json.loads((folder / "wandb.json").read_text()) if (folder / "wandb.json").exists() else {}
         if state.get("fresh_examples") == fresh_examples:
             return

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from scripts.slow_store import make_server
+from tests.ports import free_port
 from tests.scripts.load import SCRIPTS
-from tests.shards.nginx import free_port, needs_nginx, wait_until_it_listens
+from tests.shards.nginx import needs_nginx, wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scripts.slow_store import find_nginx, start_nginx
 from tests.needs import needs
+from tests.ports import free_port
 
 _PROGRAM = find_nginx()
 
@@ -47,13 +48,6 @@ def nginx(folder: Path, root: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until_it_listens(port: int, server: "subprocess.Popen[bytes]") -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from adaecho.errors import UserError
 from adaecho.ranks import joined
 from adaecho.training.trial import run_trial
 from tests.forks import FORKS
+from tests.ports import free_port
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 END_S = 120  # for a rank to end once another has
@@ -28,12 +28,6 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before: Before | None) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ import torch
 
 from adaecho import EchoLoader
 from tests.echo.loops_of_trainers import EPOCHS, ROWS, SAVED_AFTER, SAVED_IN_EPOCH, make
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = 2
@@ -22,14 +22,11 @@ WORLD = 2
 def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     if name != "ddp" and find_spec("accelerate" if name == "accelerate" else "lightning") is None:
         pytest.skip(f"{name} is not installed, with which the loop trains: pip install 'adaecho[trainers]'")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(WORLD),
         "LOCAL_WORLD_SIZE": str(WORLD),
     }
