@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from adaecho.shards.remote import Transfer
 
@@ -30,25 +30,19 @@ _Header = tuple[str, bytes, int]
 """What is needed of a header: name, type, length in bytes."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Group:
     """The members of one example.
 
     Attributes:
-        key: their name up to the extension.
+        example: as a source gives it: as ``__key__`` their name up to the extension, and the content of each
+            by its extension, in lower case; nothing where they were passed over.
         start, end: bytes of the archive from its first header to the end of its last member's blocks.
-        contents: by extension, in lower case; nothing where they were passed over.
     """
 
-    key: str
+    example: dict[str, str | bytes]
     start: int
-    end: int = 0
-    contents: dict[str, bytes] = field(default_factory=dict)
-
-    @property
-    def example(self) -> dict[str, str | bytes]:
-        """As a source gives it."""
-        return {"__key__": self.key, **self.contents}
+    end: int
 
 
 def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
@@ -69,15 +63,17 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         key, extension = _key_and_extension(name)
         if not key:
             continue
-        if group is None or group.key != key:
+        if group is None or group.example["__key__"] != key:
             if group is not None:
                 yield group
-            group = Group(key, start)
+            group = Group({"__key__": key}, start, end)
         group.end = end
         extension = extension.lower()
-        if extension in group.contents:
-            raise ValueError(f"{transfer.url}: two files are called {name} (byte {start})")
-        group.contents[extension] = _exactly(transfer, size) if read else b""
+        if extension in group.example:
+            raise ValueError(
+                f"{transfer.url}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
+            )
+        group.example[extension] = _exactly(transfer, size) if read else b""
     if group is not None:
         yield group
 

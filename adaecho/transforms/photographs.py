@@ -124,10 +124,13 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
         raise ValueError("it holds no image bytes")
     if isinstance(encoded, str):
         raise ValueError(f"a path ({encoded!r}) is no image; let the source read the file")
-    content = encoded if isinstance(encoded, np.ndarray) else np.frombuffer(encoded, np.uint8)
-    if content.ndim != 1 or content.dtype != np.uint8:
-        raise ValueError(f"an encoded image is bytes, not an array {content.dtype} of {content.shape}")
-    size = encoded_size(content.data)
+    if not isinstance(encoded, np.ndarray):
+        content = np.frombuffer(encoded, np.uint8)
+    elif encoded.ndim == 1 and encoded.dtype == np.uint8:
+        content = encoded
+    else:
+        raise ValueError(f"an encoded image is bytes, not an array {encoded.dtype} of {encoded.shape}")
+    size = encoded_size(encoded if isinstance(encoded, bytes) else content.data)
     if size is not None and size[0] * size[1] > MAX_PIXELS:
         raise ValueError(
             f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
