@@ -147,13 +147,7 @@ def _make(
         _remove_abandoned(folder)
         partial.mkdir()
         _Maker(partial, files, packing, bad).make(num_validation, seed)
-        if not _is_whole(folder):  # else another process was faster, and others may have opened its files
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                partial.rename(folder)
-            except OSError:
-                if not _is_whole(folder):
-                    raise
+        _put(partial, folder)
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -162,6 +156,26 @@ def _make(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     bad.report()
+
+
+def _put(partial: Path, folder: Path) -> None:
+    """Rename a new cache into its place, in one step.
+
+    One that another process has put there meanwhile stays: the workers of a sweep begin, and end, together.
+    """
+    if _is_whole(folder):
+        return
+    try:
+        partial.rename(folder)
+    except OSError:  # something stands there
+        if _is_whole(folder):
+            return
+        damaged = partial.with_name(f"{_prefix(folder)}damaged.{os.getpid()}.partial")
+        try:
+            folder.rename(damaged)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(damaged, ignore_errors=True)
 
 
 def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:

@@ -127,10 +127,12 @@ def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(tmp_path: Pa
     assert _make(folder).train.tolist() == whole
 
 
+@pytest.mark.parametrize("looked", [False, True], ids=["before this one looks", "after it has looked"])
 def test_a_cache_that_another_process_made_meanwhile_is_taken(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, looked: bool
 ) -> None:
     folder, finish = write_folder(tmp_path / "text"), tokens_module._Maker._finish
+    is_whole = tokens_module._is_whole
     theirs: list[int] = []
 
     def second(maker: Any, meta: dict[str, Any]) -> None:
@@ -139,7 +141,16 @@ def test_a_cache_that_another_process_made_meanwhile_is_taken(
         faster = tmp_path / "faster"
         shutil.copytree(maker.folder, faster)
         theirs.append((faster / "train.bin").stat().st_ino)
-        faster.rename(cache / maker.folder.name.split(".")[1])
+        place = cache / maker.folder.name.split(".")[1]
+        if looked:
+            monkeypatch.setattr(tokens_module, "_is_whole", lambda _: put(place))
+        else:
+            faster.rename(place)
+
+    def put(place: Path) -> bool:
+        monkeypatch.setattr(tokens_module, "_is_whole", is_whole)
+        (tmp_path / "faster").rename(place)
+        return False
 
     monkeypatch.setattr(tokens_module._Maker, "_finish", second)
     made = _make(folder)
