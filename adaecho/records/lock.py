@@ -131,8 +131,11 @@ class FolderLock:
                 now = probe.stat().st_mtime
             except FileNotFoundError:  # a holder that begins removes what others have left behind
                 continue
+            except OSError:  # one who may only read looks at another user's run
+                now = time.time()
             finally:
-                probe.unlink(missing_ok=True)
+                with suppress(OSError):
+                    probe.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 return now - self.path.stat().st_mtime
             break

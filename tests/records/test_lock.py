@@ -271,6 +271,17 @@ def test_a_holder_that_tidies_up_while_another_process_looks_is_no_error(tmp_pat
     assert len(set(probes)) == 2
 
 
+@pytest.mark.parametrize(("age_s", "held"), [(0.0, True), (lock.STALE_AFTER_S + 30, False)])
+def test_who_may_only_read_sees_whether_a_folder_is_held(tmp_path, monkeypatch, age_s, held):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    write_lock(tmp_path, age_s)
+    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert is_held(tmp_path) == held
+
+
 def test_a_folder_that_is_moved_while_another_process_looks_is_not_held(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
