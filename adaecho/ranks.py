@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from adaecho.config.launched import launched_ranks, started_by_torchrun
-from adaecho.errors import RankError, UserError
+from adaecho.errors import RankError, UserError, with_notes
 
 _T = TypeVar("_T")
 _REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
@@ -168,7 +168,7 @@ class Ranks:
         """
         if self.is_alone or isinstance(error, RankError) or self._store is None:
             return error
-        mine = None if _is_of_connection(error) else f"{type(error).__name__}: {error}"
+        mine = None if _is_of_connection(error) else f"{type(error).__name__}: {with_notes(error)}"
         with suppress(RuntimeError):  # the store went with rank 0's host
             if mine is None:
                 return self._why_cut_off()

@@ -302,14 +302,16 @@ def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_b
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_error_of_one_rank_is_told_by_all(compose_config: Compose, victim: int) -> None:
     config = compose_config(*RUN, "echo=none")
-    before = functools.partial(_fails, victim=victim, error=ValueError("shard 7 is torn"))
-    ends = run_on(2, config, "run", before)
+    error = ValueError("shard 7 is torn")
+    error.add_note("while reading example 3")
+    ends = run_on(2, config, "run", functools.partial(_fails, victim=victim, error=error))
     assert ends[victim] == (1, "ValueError: shard 7 is torn")
-    assert ends[1 - victim] == (2, f"RankError: rank {victim} failed: ValueError: shard 7 is torn")
+    told = f"rank {victim} failed: ValueError: shard 7 is torn\nwhile reading example 3"
+    assert ends[1 - victim] == (2, f"RankError: {told}")
     assert shown_by("run") == ([0] if victim == 1 else [])  # beside the traceback of the rank itself
     found = summary("run")
     assert found["status"] == "failed"
-    assert "shard 7 is torn" in found["error"]
+    assert "shard 7 is torn\nwhile reading example 3" in found["error"]
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
 
 
