@@ -23,9 +23,7 @@ NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main
 
 def write_outcome(state: SweepState, console: Console) -> None:
     """Write ``trials.json``, ``outcome.json`` and the Optuna study beside the trials; show the outcome."""
-    with alone(
-        state.folder
-    ):  # who writes later, e.g. a collect beside the end of its sweep, has the later view
+    with alone(state.folder):  # a collect beside the end of its sweep: the last to write has the latest view
         state.refresh()
         rows = trial_rows(state)
         write_json(state.folder / "trials.json", rows)
