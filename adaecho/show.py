@@ -25,7 +25,7 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
     Args:
         path: the run's folder.
         number: of images at most.
-        out: the file; its suffix (png, svg, pdf) decides the format.
+        out: the file; its suffix (png, jpg, svg, pdf) decides the format.
 
     Raises:
         UserError: the folder holds no run or no checkpoint, its data is gone, its task has no pictures, or
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--number", type=int, default=8, help="images at most (8)")
-    parser.add_argument("--out", type=Path, help="the file: .png, .svg or .pdf")
+    parser.add_argument("--out", type=Path, help="the file: .png, .jpg, .svg or .pdf")
     typed = parser.parse_args(arguments)
     if typed.number < 1:
         parser.error(f"--number {typed.number}: must be at least 1")
-    if typed.out is not None and typed.out.suffix not in (".png", ".svg", ".pdf"):
-        parser.error(f"--out {typed.out}: must end in .png, .svg or .pdf")
+    if typed.out is not None and typed.out.suffix not in (".png", ".jpg", ".svg", ".pdf"):
+        parser.error(f"--out {typed.out}: must end in .png, .jpg, .svg or .pdf")
     with told():
         print(show(typed.run, number=typed.number, out=typed.out))
 

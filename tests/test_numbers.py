@@ -170,7 +170,12 @@ def test_the_table_of_wall_time_is_its_records() -> None:
 
 @pytest.mark.parametrize(
     ("record", "experiment"),
-    [("cifar10_depth8/cifar10", "cifar10_depth8"), ("quickstart_boxes/scenes", "scenes")],
+    [
+        ("cifar10_depth8/cifar10", "cifar10_depth8"),
+        ("quickstart_boxes/scenes", "scenes"),
+        ("caltech101/imagenet", "caltech101"),
+        ("bccd/coco", "bccd"),
+    ],
 )
 def test_a_table_with_intervals_is_its_records(record: str, experiment: str) -> None:
     arms = json.loads((ROOT / "results" / record / "outcome.json").read_text())
@@ -182,6 +187,28 @@ def test_a_table_with_intervals_is_its_records(record: str, experiment: str) -> 
             f"| `{arm['arm']}` | {arm['fresh_examples']['mean']:,.0f} | {arm['ratio_to_baseline']:.2f} | "
             f"{interval} | {arm['steps']['mean']:.0f} | {arm['reached']} of {arm['searches']} |"
         ) in page
+
+
+@pytest.mark.parametrize("record", ["caltech101/imagenet", "bccd/coco"])
+def test_the_ratios_on_photographs_in_the_readme_are_their_records(record: str) -> None:
+    (arm,) = (
+        arm
+        for arm in json.loads((ROOT / "results" / record / "outcome.json").read_text())
+        if arm["arm"] == "example_before_e2"
+    )
+    ratio = f"{arm['ratio_to_baseline']:.2f} ({arm['ratio_low']:.2f} to {arm['ratio_high']:.2f})"
+    assert ratio in (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_average_precisions_is_its_records() -> None:
+    curves = json.loads((ROOT / "results" / "bccd" / "coco" / "curves.json").read_text())
+    page = (ROOT / "experiments" / "bccd" / "README.md").read_text()
+    for arm in ("baseline", "example_before_e2"):
+        ends = [curve["last"] for curve in curves if curve["arm"] == arm]
+        assert len(ends) == 3
+        keys = ("mAP_50", "AP_50/RBC", "AP_50/WBC", "AP_50/Platelets", "mAP")
+        means = [f"{sum(end[key] for end in ends) / 3:.2f}" for key in keys]
+        assert f"| {' | '.join([f'`{arm}`', *means])} |" in page
 
 
 @pytest.mark.parametrize("experiment", ["quickstart_text", "text_imdb"])

@@ -36,6 +36,8 @@ def test_it_writes_a_picture_of_a_run(
     assert picture.std() > 10
     show.main([str(tmp_path / "run"), "--out", str(tmp_path / "b.svg")])
     assert "<svg" in (tmp_path / "b.svg").read_text()
+    show.main([str(tmp_path / "run"), "--out", str(tmp_path / "c.jpg")])
+    assert (tmp_path / "c.jpg").read_bytes().startswith(b"\xff\xd8")
 
 
 class _Perfect(nn.Module):

@@ -18,7 +18,7 @@ from adaecho.records.files import folder_errors
 
 def draw_all(results: Path, into: Path) -> list[Path]:
     """Draw every table under ``results`` and write ``report.md`` and ``report.html``; returns what was
-    written.
+    written. Pictures that lie beside a table (of ``adaecho.show``) are shown with it.
 
     Raises:
         DataError: there are no tables, or one can't be read.
@@ -36,7 +36,10 @@ def draw_all(results: Path, into: Path) -> list[Path]:
         written += figures
         sections.append(about)
     claims = decisions(tables)
-    reports = {"report.md": markdown_report(sections, claims), "report.html": html_report(sections, claims)}
+    reports = {
+        "report.md": markdown_report(sections, claims, into),
+        "report.html": html_report(sections, claims),
+    }
     for name, text in reports.items():
         (into / name).write_text(text)
         written.append(into / name)
@@ -58,7 +61,8 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
     name = f"{table.parts[-3]}_{table.parts[-2]}"
     curves = read_curves(table, rows)
     pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
-    return [*pictures, *vectors], section(describe(rows), rows, pictures, read_commands(table))
+    of_runs = sorted(path for path in table.parent.iterdir() if path.suffix in (".png", ".jpg"))
+    return [*pictures, *vectors], section(describe(rows), rows, [*pictures, *of_runs], read_commands(table))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -50,7 +50,9 @@ def grid(shown: Sequence[Shown], path: Path) -> None:
 def _draw(axis: Axes, box: Box, colour: str) -> None:
     (x1, y1, x2, y2), text = box
     axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.2))
+    below_border = y1 < 0.06 * axis.get_ylim()[0]  # rows count downwards; a label above would be cut off
     axis.text(
-        x1, y1, text, fontsize=5.5, color="white", verticalalignment="bottom", clip_on=True,
+        x1, y1, text, fontsize=5.5, color="white", clip_on=True,
+        verticalalignment="top" if below_border else "bottom",
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
     )  # fmt: skip

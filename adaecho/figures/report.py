@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Section:
         headings: of the table.
         rows: its cells.
         note: a sentence below the table; may be empty.
-        figures: pictures, in the report's folder.
+        figures: files of what is drawn of the records, and of what ``adaecho.show`` drew of a run.
         commands: what made the records; empty where they don't say.
     """
 
@@ -83,8 +84,9 @@ class Section:
         self.title, self.figures, self.commands = title, figures, commands
         self.headings, self.rows, self.note = headings, rows, note
 
-    def markdown(self) -> str:
-        parts = [f"## {self.title}", *(f"![{self.title}]({path.name})" for path in self.figures)]
+    def markdown(self, into: Path) -> str:
+        figures = (Path(os.path.relpath(path, into)).as_posix() for path in self.figures)
+        parts = [f"## {self.title}", *(f"![{self.title}]({figure})" for figure in figures)]
         parts.append(_markdown_table(self.headings, self.rows))
         parts += [self.note] if self.note else []
         parts += ["```\n" + "\n".join(self.commands) + "\n```"] if self.commands else []
@@ -155,11 +157,11 @@ def _interval(ratio: Ratio | None, form: str) -> str:
     return f"{ratio.low:{form}} to {ratio.high:{form}}"
 
 
-def markdown_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
-    """Claims and all sections as Markdown."""
+def markdown_report(sections: list[Section], decisions: Sequence[Decision], into: Path) -> str:
+    """Claims and all sections as Markdown, for a file in the folder ``into``."""
     table = _markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
     head = ["# Results", "## Which of the paper's claims hold", CLAIMS_EXPLANATION, table, EXPLANATION]
-    return "\n\n".join([*head, *(section.markdown() for section in sections)]) + "\n"
+    return "\n\n".join([*head, *(section.markdown(into) for section in sections)]) + "\n"
 
 
 def html_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
@@ -175,7 +177,9 @@ def html_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
 
 
 def _inline(picture: Path) -> str:
-    """A figure in a palette, which is a third as large and looks the same."""
+    """A figure in a palette, which is a third as large and looks the same; a photograph as it is."""
+    if picture.suffix == ".jpg":
+        return f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
     small = io.BytesIO()
     with Image.open(picture) as image:
         image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)

@@ -48,7 +48,7 @@ def figure(height_inches: float, path: Path) -> Iterator[Figure]:
 
     Args:
         height_inches: the width is fixed.
-        path: its suffix decides the format (png, svg, pdf); the folder is made if missing.
+        path: its suffix decides the format (png, jpg, svg, pdf); the folder is made if missing.
     """
     # A user's own defaults don't count; touching the backend's would start one.
     default: Any = {
@@ -58,8 +58,8 @@ def figure(height_inches: float, path: Path) -> Iterator[Figure]:
         drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
         yield drawing
         path.parent.mkdir(parents=True, exist_ok=True)
-        dated = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}[path.suffix[1:]]
-        drawing.savefig(path, dpi=_DPI, metadata={dated: None})
+        dated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)
+        drawing.savefig(path, dpi=_DPI, metadata=dated and {dated: None})
 
 
 def variant_order(variant: str) -> int:

@@ -124,8 +124,8 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
     """The metric over fresh examples of the best trial of each search, from the run folders of a sweep.
 
     Returns:
-        Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, and the
-        lists ``fresh_examples`` and ``values``.
+        Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, the lists
+        ``fresh_examples`` and ``values``, and all that the ``last`` evaluation found but seconds.
     """
     best = best_of_searches(rows) if without_target(rows) else list(best_trials(rows).values())
     return [_curve(row, _trial_folder(sweep, row)) for row in best]
@@ -133,11 +133,13 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:
     metrics = RunFolder(folder).read_metrics()
+    last = metrics[-1] if metrics else {}
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
         "metric": row["target_metric"],
         "fresh_examples": [line["fresh_examples"] for line in metrics],
         "values": [line[row["target_metric"]] for line in metrics],
+        "last": {key: value for key, value in last.items() if not key.endswith("_s")},
     }
 
 

@@ -307,6 +307,15 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
     assert dict(matplotlib.rcParams) == before
 
 
+def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
+    table = results / "quickstart" / "digits"
+    Image.new("RGB", (8, 8), "red").save(table / "boxes.jpg")
+    main(["--results", str(results)])
+    assert "](../quickstart/digits/boxes.jpg)" in (results / "figures" / "report.md").read_text()
+    inline = base64.b64encode((table / "boxes.jpg").read_bytes()).decode()
+    assert f'src="data:image/jpeg;base64,{inline}"' in (results / "figures" / "report.html").read_text()
+
+
 def test_the_report_holds_table_figures_and_command(results):
     main(["--results", str(results)])
     text = (results / "figures" / "report.md").read_text()

@@ -102,6 +102,9 @@ def test_single_runs_become_arms(tmp_path):
     assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == pytest.approx([1.0, 0.5])
     assert found["curves"][1]["fresh_examples"] == [160, 320]
     assert found["curves"][1]["values"] == [0.5, 1.0]
+    last = found["curves"][1]["last"]
+    assert (last["fresh_examples"], last["accuracy"]) == (320, 1.0)
+    assert not any(key.endswith("_s") for key in last)
     assert found["origin"]["commands"] == [
         "python -m adaecho.run task=digits",
         "python -m adaecho.run echo=batch echo.factor=2",
