@@ -28,7 +28,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("-m", "hatchling", "build", "-t", "sdist", "-d", str(folder), folder=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
-        opened.extractall(folder / "source", filter="data")
+        opened.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        opened.extractall(folder / "source")
     (source,) = (folder / "source").iterdir()
     run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), folder=source)
     return folder
