@@ -115,9 +115,10 @@ def test_the_tables_of_fig7_are_their_records() -> None:
         assert f"| {' | '.join([f'{size:,}', *means, *_cells(pair[1])])} |" in page
 
 
-def test_the_table_of_controls_is_its_records() -> None:
+@pytest.mark.parametrize("record", ["controls/digits", "controls_cifar10/cifar10"])
+def test_the_tables_of_controls_are_their_records(record: str) -> None:
     best: dict[str, list[float]] = {}
-    for row in best_of_searches(read_rows(ROOT / "results" / "controls" / "digits" / "trials.json")):
+    for row in best_of_searches(read_rows(ROOT / "results" / record / "trials.json")):
         best.setdefault(row["arm"], []).append(row["best_value"])
     page = (ROOT / "experiments" / "controls" / "README.md").read_text()
     for factor in (2, 4):
