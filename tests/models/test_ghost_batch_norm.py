@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from adaecho.errors import ConfigError
+from adaecho.models import ghost_batch_norm
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d, check_ghost_size, use_ghost_batch_norm
 
 C, SIZE, SLICES = 5, 4, 3
@@ -34,10 +35,15 @@ def _norms(statistics: str) -> tuple[GhostBatchNorm2d, list[nn.BatchNorm2d]]:
     return ghost, plain
 
 
+@pytest.mark.parametrize("of_gradient", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(layout: torch.memory_format) -> None:
+@pytest.mark.parametrize("block", [1, 4 * C, ghost_batch_norm.BLOCK])
+def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(
+    layout: torch.memory_format, of_gradient: torch.memory_format, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ghost_batch_norm, "BLOCK", block)
     ghost, (plain, *_) = _norms("average")
-    x, weight = _batch(layout).requires_grad_(), _batch(layout, seed=2)
+    x, weight = _batch(layout).requires_grad_(), _batch(of_gradient, seed=2)
     slow = x.detach().clone().requires_grad_()
     out = ghost(x)
     (out * weight).sum().backward()
@@ -108,14 +114,19 @@ def test_evaluation_uses_the_running_statistics_for_any_number_of_examples() -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_runs_under_bfloat16_autocast_with_statistics_in_float32(layout: torch.memory_format) -> None:
     ghost, (plain, *_) = _norms("average")
-    x = _batch(layout).bfloat16()
+    x, weight = _batch(layout).bfloat16().requires_grad_(), _batch(layout, seed=2).bfloat16()
+    slow = x.detach().clone().requires_grad_()
     out = ghost(x)
+    out.backward(weight)
     assert out.dtype == torch.bfloat16
     assert ghost.running_mean.dtype == torch.float32
     expected = torch.empty_like(out)
     for index in range(SLICES):
-        expected[_rows(layout, index)] = plain(x[_rows(layout, index)])
+        expected[_rows(layout, index)] = plain(slow[_rows(layout, index)])
+    expected.backward(weight)
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    assert x.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(x.grad, slow.grad, rtol=2e-2, atol=2e-2)
 
 
 def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_nothing() -> None:
