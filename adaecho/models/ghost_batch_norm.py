@@ -71,8 +71,12 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         slices = number // self.ghost_size
         means, variances = x.new_zeros(2, slices, self.num_features, dtype=torch.float32)
         interleaved = x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last)
-        normalise = self._interleaved if interleaved else self._successive
-        result = normalise(x, means, variances)
+        if interleaved:
+            result = self._interleaved(x, means, variances)
+        elif torch.compiler.is_compiling():
+            result = self._traceable(x, means, variances)
+        else:
+            result = self._successive(x, means, variances)
         self._update(means, variances)
         return result
 
@@ -89,6 +93,18 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         """One slice after another: in channels_last the view would be a copy, successive examples are not."""
         result: torch.Tensor = _Successive.apply(x, self.weight, self.bias, means, variances, self.eps)
         return result
+
+    def _traceable(self, x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
+        """The same slices in operations that ``torch.compile`` fuses: it refuses writes into parts."""
+        slices = x.unflatten(0, (len(means), -1))  # [k, S, C, H, W]
+        over, broad = (1, 3, 4), (slice(None), None, slice(None), None, None)
+        variance, mean = torch.var_mean(slices.float(), over, correction=0)  # [k, C]
+        size = slices[0].numel() // self.num_features
+        means.copy_(mean.detach())
+        variances.copy_(variance.detach() * (size / (size - 1)))
+        scale = torch.rsqrt(variance + self.eps) * self.weight
+        result = (slices - mean[broad]) * scale[broad] + self.bias[None, None, :, None, None]
+        return result.to(x.dtype).flatten(0, 1)
 
     @torch.no_grad()
     def _update(self, means: torch.Tensor, variances: torch.Tensor) -> None:
@@ -179,7 +195,7 @@ def _write_gradient(
     scale = weight * inverse
     slope, shift = -scale * inverse * of_weight / size, -scale * of_bias / size
     rows = max(1, BLOCK // len(mean)) if x.device.type == "cpu" else size
-    for block_gradient, block, block_out in zip(*(part.split(rows) for part in blocks), strict=True):
+    for block_gradient, block, block_out in zip(*(torch.split(part, rows) for part in blocks), strict=True):
         centred = block - mean
         torch.addcmul(shift, centred, slope, out=centred)
         torch.addcmul(centred, block_gradient, scale, out=block_out)

@@ -111,6 +111,25 @@ def test_evaluation_uses_the_running_statistics_for_any_number_of_examples() -> 
     torch.testing.assert_close(ghost.eval()(x), plain.eval()(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_it_is_what_it_is(layout: torch.memory_format, dtype: torch.dtype) -> None:
+    eager, _ = _norms("average")
+    inner, _ = _norms("average")
+    compiled = torch.compile(inner, backend="aot_eager", fullgraph=True)
+    ends = []
+    for norm in (eager, compiled):
+        x = _batch(layout).to(dtype).requires_grad_()
+        out = norm(x)
+        out.backward(_batch(layout, seed=2).to(dtype))
+        ends.append([out, x.grad, *(p.grad for p in norm.parameters()), *norm.buffers()])
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for one, other in zip(*ends, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, **close)
+    assert ends[1][0].is_contiguous(memory_format=layout)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_runs_under_bfloat16_autocast_with_statistics_in_float32(layout: torch.memory_format) -> None:
     ghost, (plain, *_) = _norms("average")
