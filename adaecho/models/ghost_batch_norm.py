@@ -96,7 +96,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     def _traceable(self, x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """The same slices in operations that ``torch.compile`` fuses: it refuses writes into parts."""
-        slices = x.unflatten(0, (len(means), -1))  # [k, S, C, H, W]
+        slices = x.view(len(means), self.ghost_size, *x.shape[1:])  # [k, S, C, H, W]
         over, broad = (1, 3, 4), (slice(None), None, slice(None), None, None)
         variance, mean = torch.var_mean(slices.float(), over, correction=0)  # [k, C]
         size = slices[0].numel() // self.num_features
@@ -104,7 +104,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         variances.copy_(variance.detach() * (size / (size - 1)))
         scale = torch.rsqrt(variance + self.eps) * self.weight
         result = (slices - mean[broad]) * scale[broad] + self.bias[None, None, :, None, None]
-        return result.to(x.dtype).flatten(0, 1)
+        return result.to(x.dtype).view(x.shape)
 
     @torch.no_grad()
     def _update(self, means: torch.Tensor, variances: torch.Tensor) -> None:
