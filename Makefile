@@ -35,7 +35,7 @@ figures: $(VENV)/installed ## every figure from the committed records; no GPU, n
 	$(BIN)/python -m adaecho.figures
 
 reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
-	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S)
+	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
 
 bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one run; records in benchmarks/
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \

@@ -3,6 +3,9 @@
 A cell is one experiment on one task. Each is a sweep, so what a budget cuts short goes on with the next call:
 cells run in the order below; a finished one is collected into ``runs/results/`` and not run again. Then
 ``python -m adaecho.figures --results runs/results`` draws them and decides the claims.
+
+``make reproduce CIFAR10=FOLDER`` adds those on CIFAR-10, but for experiments/fig4,
+which needs a slow store besides: see its page.
 """
 
 import argparse
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaecho.errors import UserError, told
@@ -24,24 +27,28 @@ from adaecho.search.sweep import read_design
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment on one task; none needs data that the packages don't bring.
+    """One experiment on one task.
 
     Attributes:
         experiment, task: options of their config groups.
         overrides: of the sweep, e.g. its number of trials.
         recorded_as: the task's name in records, where it isn't its option's.
+        data: where the task's data lie; None where the packages bring them.
     """
 
     experiment: str
     task: str
     overrides: tuple[str, ...] = ()
     recorded_as: str = ""
+    data: str | None = None
 
-    def arguments(self) -> list[str]:
-        return ["-m", f"experiment={self.experiment}", f"task={self.task}", *self.overrides]
+    def arguments(self, data: str | None) -> list[str]:
+        of_data = [] if data is None else [f"data.path={data}"]
+        return ["-m", f"experiment={self.experiment}", f"task={self.task}", *self.overrides, *of_data]
 
     def command(self) -> str:
-        return shlex.join(["python", "-m", "adaecho.run", *self.arguments()])
+        """As a record has it: without this machine's folders."""
+        return shlex.join(["python", "-m", "adaecho.run", *self.arguments(self.data and "DATA")])
 
     def folder(self) -> Path:
         """Of the sweep among runs, and of its tables among results."""
@@ -66,6 +73,22 @@ CELLS = (
         ("search.trials=16", "search.repeats=3", "~search.arms.example_before_e2"),
         recorded_as="small_text",
     ),
+    Cell(
+        "fig5",
+        "small_text_tiny",
+        (
+            "search.trials=8",
+            "max_fresh_examples=6000",
+            *(f"~search.arms.e{factor}_batch128" for factor in (1, 2, 4, 8, 16)),
+        ),
+        recorded_as="small_text",
+    ),
+)
+OF_CIFAR10 = (
+    Cell("fig3", "cifar10_small", ("search.trials=16", "search.repeats=3"), recorded_as="cifar10"),
+    Cell("controls_cifar10", "cifar10_small", recorded_as="cifar10"),
+    Cell("cifar10_depth8", "cifar10"),
+    Cell("cifar10_depth8_80", "cifar10"),
 )
 _STOP_S = 60  # for the checkpoints of an interrupted sweep
 
@@ -86,7 +109,7 @@ def run(cell: Cell, folder: Path, budget_s: float, extra: list[str]) -> bool:
         UserError: the sweep can't be run; its own message has said why.
         KeyboardInterrupt: after the sweep has ended at it too.
     """
-    arguments = [*cell.arguments(), f"hydra.sweep.dir={folder}", *extra]
+    arguments = [*cell.arguments(cell.data), f"hydra.sweep.dir={folder}", *extra]
     process = subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0)
     try:
         code = process.wait(timeout=max(budget_s, 0))
@@ -127,11 +150,16 @@ def main() -> None:
     parser.add_argument(
         "--results", type=Path, default=Path("runs/results"), help="where tables are collected"
     )
+    parser.add_argument(
+        "--cifar10", help="folder of CIFAR-10, as data.path takes it; without it, no cells of it"
+    )
     parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
+    of_cifar10 = [replace(cell, data=options.cifar10) for cell in OF_CIFAR10 if options.cifar10]
+    cells = (*CELLS, *of_cifar10)
     with told():
         try:
-            reproduce(CELLS, options.runs, options.results, options.budget_s, options.overrides)
+            reproduce(cells, options.runs, options.results, options.budget_s, options.overrides)
         except KeyboardInterrupt:
             print("interrupted; the same command continues", file=sys.stderr)
             sys.exit(130)

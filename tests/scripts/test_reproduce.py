@@ -75,7 +75,24 @@ def test_ctrl_c_begins_no_other_sweep(
 
 def test_every_cell_is_an_experiment_and_a_task(reproduce: ModuleType) -> None:
     conf = SCRIPTS.parent / "conf"
-    for cell in reproduce.CELLS:
+    for cell in (*reproduce.CELLS, *reproduce.OF_CIFAR10):
         assert (conf / "experiment" / f"{cell.experiment}.yaml").exists()
         task = OmegaConf.load(conf / "task" / f"{cell.task}.yaml")
         assert cell.folder() == Path(cell.experiment) / task.task.name
+
+
+def test_cells_of_cifar10_come_with_its_folder_and_are_recorded_without_it(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--runs", str(tmp_path), "--results", str(tmp_path), "--budget-s", "0"]
+    monkeypatch.setattr(sys, "argv", ["reproduce", *places])
+    reproduce.main()
+    without = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(sys, "argv", ["reproduce", *places, "--cifar10", "my folder"])
+    reproduce.main()
+    added = capsys.readouterr().out.splitlines()[len(without) :]
+    assert len(without) == len(reproduce.CELLS)
+    assert len(added) == len(reproduce.OF_CIFAR10)
+    assert all("data.path=DATA: all" in line for line in added)
+    cell = reproduce.replace(reproduce.OF_CIFAR10[0], data="my folder")
+    assert cell.arguments(cell.data)[-1] == "data.path=my folder"
