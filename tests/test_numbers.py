@@ -82,6 +82,23 @@ def test_the_table_of_fig5_is_its_records() -> None:
         assert f"| {' | '.join(cells)} |" in page
 
 
+def test_the_table_of_fig5_on_text_is_its_records() -> None:
+    arms = json.loads((ROOT / "results" / "fig5" / "small_text" / "outcome.json").read_text())
+    page = (ROOT / "experiments" / "fig5" / "README.md").read_text()
+    for arm in arms:
+        ratio = ["1", ""] if arm["echo_factor"] == 1 else _cells(arm)
+        cells = [f"{arm['fresh_examples']['mean']:,.0f}", *ratio, f"{arm['steps']['mean']:.0f}"]
+        assert f"| {' | '.join([str(arm['echo_factor']), *cells])} |" in page
+    tables = sorted((ROOT / "results").glob("*/small_text/trials.json"))
+    (found,) = (one for one in decisions(tables) if one.claim.experiment == "fig5")
+    says, _, _, verdict, effect, interval, p, *_ = claim_cells([found])[0]
+    assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in page
+    assert (
+        f"| {says} | small_text | {effect} | {interval} | {p} | {verdict} |"
+        in (ROOT / "README.md").read_text()
+    )
+
+
 def _arms(experiment: str) -> dict[str, dict[str, Any]]:
     found = json.loads((ROOT / "results" / experiment / "digits" / "outcome.json").read_text())
     return {arm["arm"]: arm for arm in found}
