@@ -172,11 +172,12 @@ def test_depth_8_trains_and_reads_the_test_split_at_the_end(
     config = compose_config(
         "task=cifar10", "task.depth=8", path, "data.validation_examples=4", "batch_size=4",
         "echo.shuffle_buffer=4", "echo=example_before_augmentation", "echo.factor=2", "precision=float32",
-        "max_steps=16", "evaluate.every_fresh_examples=8", "target.value=null",
+        "max_steps=64", "evaluate.every_fresh_examples=32", "target.value=null",
+        "optimizer.learning_rate=0.02",
     )  # fmt: skip
     summary = run_trial(config, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert (summary["status"], summary["steps"]) == ("budget_spent", 16)
+    assert (summary["status"], summary["steps"]) == ("budget_spent", 64)
     assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
     assert summary["test"]["cross_entropy"] > 0
 
