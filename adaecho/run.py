@@ -203,6 +203,8 @@ def _headline(config: schema.Config) -> str:
     goal = "no target"
     if config.target.value is not None:
         goal = f"to {config.target.metric} {config.target.value:g}"
+        if config.target.in_a_row > 1:
+            goal += f" in {config.target.in_a_row} evaluations in a row"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
 
 

@@ -78,10 +78,11 @@ class AdaScaleConfig:
 
 @dataclass
 class TargetConfig:
-    """The first evaluation that meets it ends a run; a null value never stops."""
+    """What ends a run: the first evaluation that meets it, or so many in a row; a null value never stops."""
 
     metric: str = MISSING  # one that the task reports
     value: float | None = None  # the first evaluation that meets it ends the run; null never stops
+    in_a_row: int = 1  # evaluations that must meet it one after the other; the cost is read off at the last
     # What guessing would give. A run whose best evaluation is no better once it has read chance_share of
     # max_fresh_examples has diverged, in every arm alike; null: only its loss can tell (max_loss).
     chance: float | None = None
@@ -200,7 +201,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "counts": "steps",
     },
     "evaluate": {"max_examples": None},
-    "target": {"chance": None, "chance_share": 0.5},
+    "target": {"in_a_row": 1, "chance": None, "chance_share": 0.5},
 }
 
 
@@ -346,6 +347,7 @@ def validate(config: Config) -> None:
 
 
 def _validate_target(target: TargetConfig, max_fresh_examples: int | None) -> None:
+    at_least("target.in_a_row", target.in_a_row, 1)
     if target.value is not None and not math.isfinite(target.value):
         raise ConfigError(f"target.value={target.value}: must be a finite number; null never stops")
     if target.metric == "accuracy" and (target.value or 0.0) > 1:

@@ -19,7 +19,8 @@ class Progress:
         next_evaluation: the multiple of ``evaluate.every_fresh_examples`` that falls due next.
         fresh_scale_invariant_steps: AdaScale's tau with each step's share divided by its echoing factor.
         best: the best evaluation so far by the target's metric, with where it was.
-        to_target: the cost read off at the first evaluation that met the target.
+        met_in_a_row: the newest evaluations that met the target, without one between them that didn't.
+        to_target: the cost read off where ``target.in_a_row`` of them had.
     """
 
     steps: int = 0
@@ -28,6 +29,7 @@ class Progress:
     next_evaluation: int = 0
     fresh_scale_invariant_steps: float = 0.0
     best: dict[str, Any] | None = None
+    met_in_a_row: int = 0
     to_target: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -434,7 +434,9 @@ class Trainer:
         if best is None or is_better(direction, value, best["value"]):
             self.progress.best = {"metric": self.config.target.metric, "value": value, **cost}
             self.best_model = self.weights()
-        if meets(direction, value, self.config.target.value):
+        met = meets(direction, value, self.config.target.value)
+        self.progress.met_in_a_row = self.progress.met_in_a_row + 1 if met else 0
+        if self.progress.met_in_a_row == self.config.target.in_a_row:
             tau = None if self.adascale is None else self.adascale.scale_invariant_steps
             self.progress.to_target = {**cost, "scale_invariant_steps": tau}
 

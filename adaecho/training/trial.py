@@ -393,7 +393,11 @@ def _describe(config: Config) -> dict[str, Any]:
         "adascale": config.adascale.enabled,
         "hyperparameters": {key: _value(config, key) for key in sorted({*_TUNED, *config.search.axes})},
         "seed": config.seed,
-        "target": {"metric": config.target.metric, "value": config.target.value},
+        "target": {
+            "metric": config.target.metric,
+            "value": config.target.value,
+            "in_a_row": config.target.in_a_row,
+        },
         "budgets": {key: getattr(config, key) for key in BUDGETS},
         "to_target": None,
         "best": None,

@@ -65,6 +65,7 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
         "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
         "target_metric": "accuracy",
         "target_value": 0.97,
+        "target_in_a_row": 1,
         "to_target_fresh_examples": 320,
         "to_target_steps": 10,
         "to_target_train_time_s": 0.5,

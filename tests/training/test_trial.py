@@ -20,6 +20,7 @@ from adaecho.records.lock import FolderInUseError
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint, trial
 from adaecho.training import trainer as trainer_module
+from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
@@ -36,6 +37,32 @@ def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: 
     assert summary["to_target"]["steps"] == lines[-1]["steps"]
     assert summary["best"]["value"] == max(line["accuracy"] for line in lines)
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
+
+
+def test_a_target_of_evaluations_in_a_row_is_read_off_at_the_last_of_them(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter([0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, *[0.9] * 9])
+    measured = {"cross_entropy": 1.0}
+    monkeypatch.setattr(Trainer, "measure", lambda *_: {**measured, "accuracy": next(accuracies)})
+    summary = run_trial(compose_config("target.value=0.8", "target.in_a_row=3"), FOLDER)
+    lines = metrics(FOLDER, clocks=True)
+    assert [line["accuracy"] for line in lines] == [0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9]
+    assert summary["status"] == "reached"
+    assert summary["to_target"]["fresh_examples"] == lines[-1]["fresh_examples"] == summary["fresh_examples"]
+    assert summary["target"] == {"metric": "accuracy", "value": 0.8, "in_a_row": 3}
+
+
+def test_a_row_of_evaluations_goes_on_after_an_interruption(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "measure", lambda *_: {"cross_entropy": 1.0, "accuracy": 0.9})
+    goal = ("target.value=0.8", "target.in_a_row=4", "evaluate.every_fresh_examples=160")
+    whole = run_trial(compose_config(*goal), Path("whole"))
+    run_trial(compose_config(*goal, f"max_fresh_examples={whole['fresh_examples'] - 1}"), FOLDER)
+    assert len(metrics(FOLDER, clocks=True)) == 3
+    continued = run_trial(compose_config(*goal), FOLDER)
+    assert continued["to_target"]["fresh_examples"] == whole["to_target"]["fresh_examples"]
 
 
 @pytest.mark.parametrize(
