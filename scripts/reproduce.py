@@ -64,6 +64,7 @@ CELLS = (
     Cell("fig7b", "digits"),
     Cell("fig6", "digits"),
     Cell("fig3_winners", "digits"),
+    Cell("fig3_winners_fresh", "digits"),
     Cell("controls", "digits"),
     Cell("reuse", "digits"),
     Cell(
