@@ -19,6 +19,7 @@ from adaecho.echo.gauges import Gauges
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
 from adaecho.echo.read.sources import IterableSource, as_source
+from adaecho.echo.read.wrapped import keyed, warn_if_unshared
 from adaecho.echo.settings import (
     Settings,
     check_place,
@@ -145,10 +146,8 @@ class EchoLoader(Gauges):
         **arguments_of_data_loader: Any,
     ) -> None:
         self._state_of_all_ranks = state_of_all_ranks
-        # Neither given a part nor told one by torch.distributed. Whole batches are shared out already.
-        self._made_alone = (
-            (rank, world_size) == (None, None) and batch_size is not None and not is_distributed()
-        )
+        # Neither given a part nor told one by torch.distributed.
+        self._made_alone = (rank, world_size) == (None, None) and not is_distributed()
         rank, world_size = share(rank, world_size)
         self._num_workers = num_workers = check_workers(num_workers)
         self._dataset, self._sampler = source, sampler
@@ -170,9 +169,11 @@ class EchoLoader(Gauges):
         )  # fmt: skip
         check_place(place, decode, self.settings)
         check_whole_batches(batch_size, augment, collate, batch_length)
+        if batch_size is None:
+            warn_if_unshared(source, world_size)
         one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
-        found = as_source(source)
+        found = as_source(keyed(source, self.settings.seed))
         place = self._place = choose_place(place, decode, found, self.settings)
         if isinstance(found, IterableSource):
             check_iterable(found.name, shuffle=shuffle, sampler=sampler)
@@ -289,8 +290,11 @@ class EchoLoader(Gauges):
         Raises:
             TypeError: it is endless, or not known.
         """
-        if self._made_alone:
+        if self._made_alone and self.batch_size is not None:
             check_still_alone()
+        elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
+            self._made_alone = False
+            warn_if_unshared(self._dataset, share(None, None)[1])
         position = self._position
         if position.in_pass and (self._iterating or position.restored):
             first = position.first_index, position.first_number
@@ -339,8 +343,11 @@ class EchoLoader(Gauges):
             return {**state, "place": self._place}
 
     def _check_process(self) -> None:
-        if self._made_alone:
+        if self._made_alone and self.batch_size is not None:
             check_still_alone()
+        elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
+            self._made_alone = False
+            warn_if_unshared(self._dataset, share(None, None)[1])
         if self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
 

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 from adaecho.echo.order.permutation import Permutation
 
 
+def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
+    """Of what a sampler draws in a pass, and of what is drawn as its rows are read, each below 2**63."""
+    drawn = np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)).random_raw(2)
+    return int(drawn[0]) >> 1, int(drawn[1]) >> 1
+
+
 class SampledOrder(Permutation):
     """What a sampler gives in each pass, drawn at once and as a function of (seed, pass).
 
@@ -55,7 +61,7 @@ class SampledOrder(Permutation):
         if not hasattr(sampler, "generator"):
             return self._rows()
         drawn_with = torch.Generator()
-        drawn_with.manual_seed(int(self._bits(number).random_raw()) >> 1)
+        drawn_with.manual_seed(seeds_of_pass(self._seed, number)[0])
         own, sampler.generator = sampler.generator, drawn_with
         try:
             return self._rows()

@@ -196,7 +196,9 @@ class SequentialReader:
         return [mark.plain() for mark in marks]
 
     def release(self) -> None:
-        if not self._source.seekable or not self._reading.acquire(blocking=False):
+        if not self._source.seekable or self._source.kept_open:
+            return
+        if not self._reading.acquire(blocking=False):
             return
         try:
             if self._iterator is not None:
@@ -211,6 +213,7 @@ class SequentialReader:
     def close(self) -> None:
         # Without the lock: the garbage collector may come to a loader in a thread that holds it.
         self._let_go()
+        self._source.close()
 
     def _let_go(self) -> None:
         iterator, self._iterator, self._released = self._iterator, None, None

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, Rows, flatten
 from adaecho.echo.read.map_source import MapSource
+from adaecho.echo.read.wrapped import hears_of_passes, tell_pass
 
 
 class ArraySource:
@@ -35,7 +36,8 @@ class IterableSource:
 
     Args:
         source: an iterable that can be iterated again for the next pass, or a factory of iterators. It may
-            have ``set_epoch(number)``, called before each pass; ``set_share(rank, world_size)``, after which
+            have ``set_epoch(number)``, called before each pass, or a sampler or dataset that has it;
+            ``set_share(rank, world_size)``, after which
             it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
             ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
             iterator was closed before its end.
@@ -46,7 +48,8 @@ class IterableSource:
         self.name = getattr(source, "__name__", type(source).__name__)
         self._begun: Any = None  # an iterator that was begun, and can't begin again
         self.seekable = hasattr(source, "iterate_from")
-        self.reordered = hasattr(source, "set_epoch")  # passes may differ in their order
+        self.kept_open = bool(getattr(source, "kept_open", False))  # also while nobody reads
+        self.reordered = hears_of_passes(source)  # passes may differ in their order
 
     @property
     def length(self) -> int | None:
@@ -65,9 +68,7 @@ class IterableSource:
 
     def open(self, number: int, position: tuple[int, ...] = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
-        set_epoch = getattr(self._source, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(number)
+        tell_pass(self._source, number)
         if position:
             iterator: Iterator[Any] = self._source.iterate_from(position)  # type: ignore[union-attr]
             return iterator
@@ -77,6 +78,11 @@ class IterableSource:
         if _begins_once(given):
             self._begun = given
         return iter(given)
+
+    def close(self) -> None:
+        """Let go of what stays from one pass to the next."""
+        if self.kept_open:
+            self._source.close()  # type: ignore[union-attr]
 
     def check_restart(self) -> None:
         """Raises ValueError where what was read can't be read again, and would be passed over silently."""

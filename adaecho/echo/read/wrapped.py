@@ -1,0 +1,287 @@
+"""A DataLoader inside an EchoLoader: its passes as functions of (seed, pass), and whether ranks share it out.
+
+What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here it is
+iterated through a copy, whose samplers draw from a generator of their own: the given one stays as it was.
+"""
+
+import copy
+import random
+import threading
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from adaecho.echo.order.sampled import seeds_of_pass
+from adaecho.echo.threads.seeded_process import global_generators_kept
+from adaecho.echo.threads.workers import PoolThread
+
+Position = tuple[int, ...]
+"""Of a pass: batches given, and a digest of what they were made of."""
+
+
+def keyed(source: Any, seed: int) -> Any:
+    """A DataLoader as passes that are functions of (seed, pass); anything else as it is.
+
+    One that overrides how it is iterated is a loader of its own kind.
+    """
+    if not isinstance(source, DataLoader) or type(source).__iter__ is not DataLoader.__iter__:
+        return source
+    if isinstance(source.dataset, IterableDataset):
+        return KeyedDataLoader(source, seed)
+    return SeekableDataLoader(source, seed)
+
+
+class KeyedDataLoader:
+    """A DataLoader whose randomness is a function of (seed, pass).
+
+    Its samplers draw from a generator of (seed, pass), as those of ``sampler=`` do; what a dataset draws from
+    the global generators of torch, NumPy and ``random`` follows (seed, pass, batch), in worker processes, and
+    without them where the caller's thread reads. A pass is not begun before its first batch is asked for.
+    """
+
+    kept_open = True  # workers are dear to start
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self.__name__ = type(loader).__name__
+        self._loader, self._seed, self._number = loader, seed, 0
+        self._generator = torch.Generator()
+        self._upcoming = _Upcoming()
+        self._copied: DataLoader[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, number: int) -> None:
+        """Which pass comes next."""
+        self._number = number
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(number)
+
+    def __iter__(self) -> "Pass":
+        order_seed, seed = seeds_of_pass(self._seed, self._number)
+        generator = torch.Generator()
+        generator.manual_seed(order_seed)
+        sampler = _drawing_with(generator, _indices_of(self._loader), self._number)
+        return Pass(self, _Indices(iter(sampler), seed, sent=self._loader.num_workers > 0), seed)
+
+    def batches(self, indices: "_Indices", seed: int) -> Iterator[Any]:
+        """Of these indices. Persistent workers stay from one pass to the next."""
+        if self._copied is None:
+            self._copied = copy.copy(self._loader)
+            of_samples = self._loader.batch_sampler is None
+            # Not assigned as attributes, which a DataLoader refuses for some of them.
+            vars(self._copied).update(
+                {"sampler" if of_samples else "batch_sampler": self._upcoming},
+                generator=self._generator,
+                in_order=True,  # what comes as it happens to be ready can't come again
+                _iterator=None,
+            )
+        self._upcoming.indices = indices
+        self._generator.manual_seed(seed)
+        return iter(self._copied)
+
+    def close(self) -> None:
+        """Let go of persistent workers."""
+        self._copied = None
+
+
+class SeekableDataLoader(KeyedDataLoader):
+    """One with a map-style dataset: a pass can begin at any batch, by indices alone."""
+
+    def iterate_from(self, position: Position) -> "Pass":
+        """The pass from a position on.
+
+        Raises:
+            ValueError: the batches up to there would be others this time.
+        """
+        opened = iter(self)
+        opened.skip_to(position)
+        return opened
+
+
+class Pass:
+    """The batches of one pass.
+
+    Attributes:
+        position: just after the last one.
+    """
+
+    def __init__(self, loader: KeyedDataLoader, indices: "_Indices", seed: int) -> None:
+        self._loader, self._indices, self._seed = loader, indices, seed
+        self._batches: Iterator[Any] | None = None
+        self.position: Position = 0, 0
+
+    def __iter__(self) -> "Pass":
+        return self
+
+    def __next__(self) -> Any:
+        # A thread of ours must not touch the global generators, which the training step may use meanwhile.
+        if self._indices.sent or isinstance(threading.current_thread(), PoolThread):
+            batch = self._next()
+        else:
+            with global_generators_kept():
+                _seed_global(self._seed + self.position[0])
+                batch = self._next()
+        self.position = self.position[0] + 1, self._indices.digest_of_next()
+        return batch
+
+    def _next(self) -> Any:
+        if self._batches is None:
+            self._batches = self._loader.batches(self._indices, self._seed)
+        return next(self._batches)
+
+    def skip_to(self, position: Position) -> None:
+        """Pass over the batches before a position unread."""
+        number = position[0]
+        for _ in range(number):
+            if next(self._indices, None) is None:
+                break
+            self.position = self.position[0] + 1, self._indices.digest_of_next()
+        if self.position != position:
+            raise ValueError(
+                f"load_state_dict: the first {number} batches of this {self._loader.__name__} would be "
+                "others than when the state was saved: its sampler draws from something that no seed "
+                "governs, or its dataset has changed; let the sampler draw from a torch.Generator in its "
+                "attribute `generator`, or from what set_epoch(pass) told"
+            )
+
+    def close(self) -> None:
+        """Let go of the workers, unless they are persistent."""
+        self._batches = None
+
+
+class _Upcoming:
+    """In the place of a DataLoader's index sampler: the indices of the pass that is opened next."""
+
+    indices: "_Indices"
+
+    def __iter__(self) -> "_Indices":
+        return self.indices
+
+
+class _Indices:
+    """What the batches of a pass are made of, drawn as workers ask for it.
+
+    Args:
+        indices: of the sampler.
+        seed: of the first batch; those of the others count on.
+        sent: they go to worker processes.
+    """
+
+    def __init__(self, indices: Iterator[Any], seed: int, *, sent: bool) -> None:
+        self.sent = sent
+        self._indices, self._seed, self._digest = indices, seed, 0
+        self._digests: deque[int] = deque()  # after each that has been drawn, and whose batch hasn't come
+
+    def __iter__(self) -> "_Indices":
+        return self
+
+    def __next__(self) -> Any:
+        index = next(self._indices)
+        self._digest = zlib.crc32(str(index).encode(), self._digest)
+        self._digests.append(self._digest)
+        seed, self._seed = self._seed, self._seed + 1
+        return _Seeding(seed, index) if self.sent else index
+
+    def digest_of_next(self) -> int:
+        """Of all indices up to those of the next batch to come."""
+        return self._digests.popleft()
+
+
+class _Seeding:
+    """An index that seeds the generators of the worker process that unpickles it, just before it is read.
+
+    So what a batch draws depends on no other, however many workers there are and however long they live.
+    """
+
+    def __init__(self, seed: int, index: Any) -> None:
+        self._seed, self._index = seed, index
+
+    def __reduce__(self) -> Any:
+        return _seeded, (self._seed, self._index)
+
+
+def _seeded(seed: int, index: Any) -> Any:
+    _seed_global(seed)
+    return index
+
+
+def _seed_global(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+def _indices_of(loader: DataLoader[Any]) -> Any:
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _drawing_with(generator: torch.Generator, sampler: Any, number: int) -> Any:
+    """A copy of a sampler, and of those within it, that draws with a generator and knows the pass."""
+    try:
+        copied = copy.copy(sampler)
+    except TypeError:  # an iterator, which can be used once
+        return sampler
+    for name in ("sampler", "batch_sampler"):
+        if hasattr(copied, name):
+            setattr(copied, name, _drawing_with(generator, getattr(copied, name), number))
+    if hasattr(copied, "generator"):
+        copied.generator = generator
+    if hasattr(copied, "set_epoch"):
+        copied.set_epoch(number)
+    return copied
+
+
+def hears_of_passes(source: Any) -> bool:
+    """Whether a source, or a part of it, has ``set_epoch``."""
+    return any(hasattr(part, "set_epoch") for part in _parts(source))
+
+
+def tell_pass(source: Any, number: int) -> None:
+    """Tell a source which pass comes; one that doesn't hear it, its sampler, batch sampler and dataset."""
+    for part in _parts(source):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(number)
+            if part is source:
+                return
+
+
+def _parts(source: Any) -> list[Any]:
+    batch_sampler = getattr(source, "batch_sampler", None)
+    named = [getattr(source, name, None) for name in ("dataset", "sampler")]
+    parts = [source, *named, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return [part for place, part in enumerate(parts) if all(part is not other for other in parts[:place])]
+
+
+_SHARE_NOTHING = (RandomSampler, SequentialSampler, WeightedRandomSampler, BatchSampler)
+
+
+def warn_if_unshared(source: Any, world_size: int) -> bool:
+    """Warn where each of several ranks reads everything of a DataLoader; whether it did."""
+    if world_size == 1 or not isinstance(source, DataLoader) or isinstance(source.dataset, IterableDataset):
+        return False
+    samplers = [one for one in _parts(source)[2:] if one is not None]
+    if not all(type(sampler) in _SHARE_NOTHING for sampler in samplers):
+        return False
+    warnings.warn(
+        f"source: each of {world_size} ranks reads all examples of this {type(source).__name__}, in the same "
+        f"order: its {type(source.sampler).__name__} shares out nothing. Give it "
+        "sampler=DistributedSampler(dataset), which is told each pass; or give its dataset itself, "
+        "EchoLoader(dataset, batch_size), which shares out; where the dataset is one rank's part already, "
+        "rank=0, world_size=1 says so",
+        stacklevel=3,
+    )
+    return True

@@ -1,0 +1,251 @@
+"""Around a DataLoader: whatever draws its order or contents, a resume continues the undisturbed stream."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from adaecho import EchoLoader
+from tests.echo.behaviour.test_restore import through_torch_save
+
+ROWS, PASSES = 40, 3
+Loader = DataLoader[Any]
+
+
+class Drawn(Dataset[Any]):
+    """Rows with what they drew from each of the global generators."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[int, float, float, float]:
+        return row, random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+class DrawnStream(IterableDataset[Any]):
+    """Rows in an order drawn from a global generator."""
+
+    def __iter__(self) -> Any:
+        rows = list(range(ROWS))
+        random.shuffle(rows)
+        return iter(rows)
+
+
+WEIGHTS = torch.arange(1.0, ROWS + 1)
+LOADERS: dict[str, Callable[[], Loader]] = {
+    "shuffle": lambda: DataLoader(Drawn(), 8, shuffle=True),
+    "seeded": lambda: DataLoader(Drawn(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "weighted": lambda: DataLoader(Drawn(), 8, sampler=WeightedRandomSampler(WEIGHTS, ROWS)),
+    "subset": lambda: DataLoader(Drawn(), 8, sampler=SubsetRandomSampler(range(ROWS))),
+    "batch_sampler": lambda: DataLoader(
+        Drawn(), batch_sampler=BatchSampler(RandomSampler(range(ROWS)), 8, drop_last=False)
+    ),
+    "no collation": lambda: DataLoader(
+        torch.arange(ROWS), batch_size=None, sampler=BatchSampler(RandomSampler(range(ROWS)), 8, True)
+    ),
+    "distributed": lambda: DataLoader(Drawn(), 8, sampler=DistributedSampler(Drawn(), 1, 0)),
+    "stream": lambda: DataLoader(DrawnStream(), 8),
+    "2 workers": lambda: DataLoader(Drawn(), 8, shuffle=True, num_workers=2),
+    "2 workers out of order": lambda: DataLoader(Drawn(), 8, shuffle=True, num_workers=2, in_order=False),
+    "2 persistent workers": lambda: DataLoader(
+        Drawn(), 8, shuffle=True, num_workers=2, persistent_workers=True
+    ),
+}
+
+
+def wrapped(loader: Loader, epochs: int | None = 1, **arguments: Any) -> EchoLoader:
+    return EchoLoader(
+        loader, batch_size=None, epochs=epochs, echo="batch", factor=2, batch_shuffle_buffer=3, **arguments
+    )
+
+
+def contents(batch: Any) -> list[Any]:
+    return [part.tolist() for part in batch] if isinstance(batch, list) else [batch.tolist()]
+
+
+def taken(loader: EchoLoader, number: int) -> list[Any]:
+    """So many batches, over as many iterations as that takes."""
+    batches: list[Any] = []
+    while len(batches) < number:
+        batches += map(contents, islice(loader, number - len(batches)))
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs"),
+    [(kind, None) for kind in LOADERS] + [(kind, 1) for kind in LOADERS if not kind.startswith("2 workers")],
+)
+def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None) -> None:
+    steps = PASSES * 2 * ROWS // 8
+    stream, states = [], []
+    with wrapped(LOADERS[kind](), epochs) as loader:
+        while len(stream) < steps:
+            for batch in loader:
+                stream.append(contents(batch))
+                states.append(loader.state_dict())
+                if len(stream) == steps:
+                    break
+    data_loader = LOADERS[kind]()  # one for all that follow, which none of them may change
+    own = data_loader.generator and data_loader.generator.get_state()
+    spacing = 3 if data_loader.num_workers == 0 else 13
+    for position in range(1, steps, spacing):
+        torch.manual_seed(position)
+        with wrapped(data_loader, epochs) as restored:
+            restored.load_state_dict(through_torch_save(states[position - 1]))
+            if kind != "stream":
+                assert restored.reread_examples <= (3 + 2) * 8  # what the buffer held, and the echoes of one
+            assert taken(restored, steps - position) == stream[position:]
+    if data_loader.generator is not None:
+        assert torch.equal(data_loader.generator.get_state(), own)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOADERS if "workers" not in kind])
+def test_each_pass_uses_every_example_twice_and_in_an_order_of_its_own(kind: str) -> None:
+    with wrapped(LOADERS[kind](), PASSES) as loader:
+        uses = [row for batch in loader for row in contents(batch)[0]]
+    assert len(uses) == PASSES * 2 * ROWS
+    if kind != "weighted":
+        assert Counter(Counter(uses).values()) == {2 * PASSES: ROWS}
+    with wrapped(LOADERS[kind]()) as loader:
+        passes = [tuple(row for batch in loader for row in contents(batch)[0]) for _ in range(PASSES)]
+    assert len(set(passes)) == PASSES
+    for rows in passes:
+        if kind != "weighted":
+            assert Counter(Counter(rows).values()) == {2: ROWS}
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(range(ROWS)), WeightedRandomSampler(WEIGHTS, ROWS)])
+def test_a_sampler_gives_the_same_rows_inside_a_data_loader_and_without(sampler: Any) -> None:
+    inside = EchoLoader(DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
+    without = EchoLoader(range(ROWS), 8, sampler=sampler, seed=5, epochs=2)
+    assert [batch.tolist() for batch in inside] == [batch.tolist() for batch in without]
+    assert sampler.generator is None
+
+
+def test_contents_depend_on_no_number_of_workers() -> None:
+    streams = []
+    for num_workers in (0, 1, 2):
+        data_loader: Loader = DataLoader(Drawn(), 8, shuffle=True, num_workers=num_workers)
+        with EchoLoader(data_loader, None, epochs=1, seed=1) as loader:
+            streams.append([contents(batch) for batch in loader])
+    assert streams[0] == streams[1] == streams[2]
+
+
+def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
+    data_loader: Loader = DataLoader(Drawn(), 8, shuffle=True)
+    sampler = data_loader.sampler
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    undisturbed = [contents(batch) for batch in data_loader]
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    with EchoLoader(data_loader, None, epochs=2) as loader:
+        assert len(list(loader)) == 10
+    assert [contents(batch) for batch in data_loader] == undisturbed
+    assert data_loader.sampler is sampler
+
+
+class Lawless:
+    """A sampler that draws from a global generator."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Any:
+        rows = list(range(ROWS))
+        random.Random().shuffle(rows)
+        return iter(rows)
+
+
+def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume() -> None:
+    def make() -> EchoLoader:
+        return wrapped(DataLoader(range(ROWS), 8, sampler=Lawless()))  # type: ignore[arg-type]
+
+    loader = make()
+    taken(loader, 4)
+    with pytest.raises(
+        ValueError, match=r"the first \d batches of this DataLoader would be others.*`generator`"
+    ):
+        make().load_state_dict(loader.state_dict())
+
+
+class Heard:
+    """A sampler that remembers the passes it was told of, in a list that its copies share."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def set_epoch(self, number: int) -> None:
+        self.told.append(number)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Any:
+        return iter(range(ROWS))
+
+
+class OfItsOwnKind(DataLoader[Any]):
+    """Overrides how it is iterated."""
+
+    def __iter__(self) -> Any:
+        return iter(list(super().__iter__()))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OfItsOwnKind])
+@pytest.mark.parametrize("within", [False, True])
+def test_each_pass_is_told_to_the_sampler(kind: type[Loader], within: bool) -> None:
+    told: list[int] = []
+    sampler: Any = Heard(told)
+    parts = {"batch_sampler": BatchSampler(sampler, 8, False)} if within else {"sampler": sampler}
+    loader = EchoLoader(kind(range(ROWS), **parts), None, epochs=1)  # type: ignore[arg-type]
+    for _ in range(2):
+        list(loader)
+    loader.set_epoch(7)
+    next(iter(loader))
+    assert list(dict.fromkeys(told)) == [0, 1, 7]
+
+
+def test_a_distributed_sampler_draws_each_epoch_anew_as_in_a_loop_that_sets_it() -> None:
+    sampler: Any = DistributedSampler(Drawn(), 2, 1)
+    data_loader: Loader = DataLoader(range(ROWS), 5, sampler=sampler)  # type: ignore[arg-type]
+    with EchoLoader(data_loader, None, epochs=1, rank=1, world_size=2) as loader:
+        seen = [[batch.tolist() for batch in loader] for _ in range(2)]
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert [batch.tolist() for batch in data_loader] == seen[epoch]
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("arguments", [{"shuffle": True}, {"batch_sampler": None}, {}])
+def test_ranks_that_all_read_everything_are_warned(arguments: dict[str, Any]) -> None:
+    if "batch_sampler" in arguments:
+        arguments = {"batch_sampler": BatchSampler(RandomSampler(range(ROWS)), 4, False)}
+    data_loader: Loader = DataLoader(range(ROWS), **arguments)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="each of 2 ranks reads all .*DistributedSampler"):
+        EchoLoader(data_loader, None, rank=0, world_size=2)
+    EchoLoader(data_loader, None, rank=0, world_size=1)
+
+
+def test_what_may_share_out_is_not_warned_of() -> None:
+    samplers: list[Any] = [DistributedSampler(Drawn(), 2, 0), SubsetRandomSampler(range(3)), Heard([])]
+    for sampler in samplers:
+        EchoLoader(DataLoader(Drawn(), sampler=sampler), None, rank=0, world_size=2)
+    EchoLoader(DataLoader(DrawnStream()), None, rank=0, world_size=2)
