@@ -95,63 +95,6 @@ def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:
         )
 
 
-def checked_world_size(world_size: int | None) -> int:
-    """The number of ranks to average over; ``torch.distributed``'s where none is given.
-
-    Raises:
-        ValueError: it is neither 1 nor the number of ranks there are.
-    """
-    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if world_size not in (None, 1, ranks):
-        raise ValueError(
-            f"AdaScale: world_size={world_size}, but torch.distributed has {ranks} rank(s); leave it out, or "
-            "give 1 for statistics of this rank alone"
-        )
-    return ranks if world_size is None else world_size
-
-
-def checked_scale(scale: float) -> float:
-    """S.
-
-    Raises:
-        ValueError: not a finite number >= 1.
-    """
-    if not (math.isfinite(scale) and scale >= 1):
-        raise ValueError(f"AdaScale: scale={scale}: a step averages over at least one base batch, so >= 1")
-    return float(scale)
-
-
-def checked_smoothing(smoothing: float) -> float:
-    """theta.
-
-    Raises:
-        ValueError: outside [0, 1).
-    """
-    if not 0 <= smoothing < 1:
-        raise ValueError(
-            f"AdaScale: smoothing={smoothing}: must be in [0, 1); 0 uses each step's estimate alone"
-        )
-    return float(smoothing)
-
-
-def checked_num_gradients(num_gradients: int) -> int:
-    """Backward passes per step.
-
-    Raises:
-        ValueError: not a whole number >= 1.
-    """
-    if num_gradients != int(num_gradients) or num_gradients < 1:
-        raise ValueError(
-            f"AdaScale: num_gradients_to_accumulate={num_gradients}: a whole number >= 1 of backward passes"
-        )
-    return int(num_gradients)
-
-
-def default_smoothing(num_gradients: int, scale: float) -> float:
-    """theta of AdaScale, appendix B.3, with one gradient per base batch: averages span 1000 base batches."""
-    return max(1 - (num_gradients if num_gradients > 1 else scale) / 1000, 0.0)
-
-
 def checked_settings(
     world_size: int | None,
     scale: float | None,
@@ -167,15 +110,35 @@ def checked_settings(
     Raises:
         ValueError: one of them can't be.
     """
-    ranks = checked_world_size(world_size)
-    num_passes = checked_num_gradients(num_gradients_to_accumulate)
-    num_gradients = ranks * num_passes
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if world_size not in (None, 1, ranks):
+        raise ValueError(
+            f"AdaScale: world_size={world_size}, but torch.distributed has {ranks} rank(s); leave it out, or "
+            "give 1 for statistics of this rank alone"
+        )
+    if num_gradients_to_accumulate != int(num_gradients_to_accumulate) or num_gradients_to_accumulate < 1:
+        raise ValueError(
+            f"AdaScale: num_gradients_to_accumulate={num_gradients_to_accumulate}: a whole number >= 1 of "
+            "backward passes"
+        )
+    num_passes, world_size = int(num_gradients_to_accumulate), ranks if world_size is None else world_size
+    num_gradients = world_size * num_passes
     if scale is None and num_gradients == 1:
         raise ValueError(
             "AdaScale: one process without gradient accumulation has one gradient a step. Give scale= (how "
             "many base batches it averages over; the variance is then taken across steps), or "
             "num_gradients_to_accumulate >= 2"
         )
-    scale = checked_scale(num_gradients if scale is None else scale)
-    theta = default_smoothing(num_gradients, scale) if smoothing is None else checked_smoothing(smoothing)
-    return GainSettings(ranks, num_passes, scale, theta, is_scaled_loss, debias_ewma, grad_scaler, rule)
+    scale = float(num_gradients if scale is None else scale)
+    if not (math.isfinite(scale) and scale >= 1):
+        raise ValueError(f"AdaScale: scale={scale}: a step averages over at least one base batch, so >= 1")
+    if smoothing is None:
+        # Appendix B.3, with one gradient for each base batch: an average spans 1000 base batches.
+        smoothing = max(1 - (num_gradients if num_gradients > 1 else scale) / 1000, 0.0)
+    if not 0 <= smoothing < 1:
+        raise ValueError(
+            f"AdaScale: smoothing={smoothing}: must be in [0, 1); 0 uses each step's estimate alone"
+        )
+    return GainSettings(
+        world_size, num_passes, scale, float(smoothing), is_scaled_loss, debias_ewma, grad_scaler, rule
+    )

@@ -23,7 +23,7 @@ from adaecho.adascale.estimators import (
 
 @dataclass
 class GainSettings:
-    """What AdaScale's arguments say; see there. ``num_passes`` is num_gradients_to_accumulate."""
+    """AdaScale's arguments with their defaults filled in; ``num_passes`` is num_gradients_to_accumulate."""
 
     world_size: int
     num_passes: int
@@ -41,11 +41,17 @@ class GainSettings:
 
 
 class Sample(NamedTuple):
-    """What a finished accumulation makes of the statistics, once its step is taken."""
+    """The statistics as they are to be once the coming step is taken.
+
+    Attributes:
+        averages: those of before with the new estimate, float64 [num_groups] each.
+        gradient: the step's own, to be compared with the next one's; empty where a step has several.
+        finite: bool scalar on the gradients' device, whether the step may be taken.
+    """
 
     averages: Averages
     gradient: StepGradient
-    finite: Tensor  # bool scalar: whether the step may be taken
+    finite: Tensor
 
 
 class GradientStatistics:
@@ -56,11 +62,12 @@ class GradientStatistics:
 
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: GainSettings) -> None:
         self.settings = settings
+        # On the CPU until the first sample, then where the gradients are: float64 [num_groups] each.
         self.averages = Averages.empty(len(groups), torch.device("cpu"))
-        self.repeated_batch = False
+        self._next_is_repeated = self._is_repeated = False
         self._gradient: StepGradient = {}  # of the last step; only where a step has one gradient
         self._sample: Sample | None = None
-        self.collector = GradientCollector(groups, settings.num_passes, self._take_sample)
+        self.collector = GradientCollector(groups, settings.num_passes, self._take_mark, self._take_sample)
 
     @property
     def sample(self) -> Sample | None:
@@ -75,7 +82,7 @@ class GradientStatistics:
     def gains(self) -> Tensor:
         """The gain of each group, then the pooled one: float64 [num_groups + 1]."""
         variance, square = (
-            torch.cat([average, average.sum(0, keepdim=True)])
+            torch.cat([average, average.sum(0, keepdim=True)])  # [num_groups + 1]
             for average in (self.current_averages.variance, self.current_averages.square)
         )
         return gain_ratio(variance, square, self.settings.scale)
@@ -92,7 +99,10 @@ class GradientStatistics:
         self.averages = sample.averages
         if keep_gradient:
             self._gradient = sample.gradient
-        self.repeated_batch = False
+
+    def mark_repeated_batch(self) -> None:
+        """Take no sample across steps from the backward pass that comes next."""
+        self._next_is_repeated = True
 
     def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Begin a step: forget passes, and watch parameters that are new or have been unfrozen."""
@@ -113,10 +123,14 @@ class GradientStatistics:
         self.averages = saved_state.unpacked_averages(state, num_groups, self.settings.debias_ewma)
         self._gradient = saved_state.unpacked_gradient(state, parameters)
 
+    def _take_mark(self) -> None:
+        # The mark is of the step that begins here, and gone with it, whether or not it is taken.
+        self._is_repeated, self._next_is_repeated = self._next_is_repeated, False
+
     @torch.no_grad()
     def _take_sample(self) -> None:
         # At the end of the last backward pass: after DDP's reduction, before .grad can be touched.
-        sums = self.collector.sums_of_squares()
+        sums = self.collector.sums_of_squares()  # float64 [num_groups], of this rank
         if self.settings.world_size > 1:
             # A copy: reentrant checkpoints come here within a pass, and the collector adds to its own then.
             sums = sums.clone()
@@ -127,7 +141,7 @@ class GradientStatistics:
 
     def _across_gradients(self, averages: Averages, sums: Tensor) -> Sample:
         settings = self.settings
-        squares = self.collector.squares_of_accumulated()
+        squares = self.collector.squares_of_accumulated()  # float64 [num_groups], the same on all ranks
         # If losses are divided by c, a pass brings g_i / c and .grad is G; else g_i, and .grad is c G.
         divided = settings.num_passes if settings.is_scaled_loss else 1
         summed = 1 if settings.is_scaled_loss else settings.num_passes
@@ -143,7 +157,7 @@ class GradientStatistics:
 
     def _across_steps(self, averages: Averages, sums: Tensor) -> Sample:
         finite = torch.isfinite(sums).all()
-        if self.repeated_batch:
+        if self._is_repeated:
             return Sample(averages, self._gradient, finite)
         groups = self.collector.groups
         gradient = step_gradient(groups, 1 / self._loss_scale(sums))
@@ -153,7 +167,7 @@ class GradientStatistics:
         return Sample(averages, gradient, finite)
 
     def _loss_scale(self, like: Tensor) -> Tensor:
-        one = torch.ones((), device=like.device)
+        one = torch.ones((), device=like.device)  # float32, as GradScaler's scale is
         # scale(1) is GradScaler's public way to its scale that does not wait for the device.
         scaler = self.settings.grad_scaler
         return (one if scaler is None else scaler.scale(one)).to(like.dtype)

@@ -114,7 +114,12 @@ class AdaScale(Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "_optimizer":  # not constructed yet
             raise AttributeError(name)
-        return getattr(self._optimizer, name)
+        try:
+            return getattr(self._optimizer, name)
+        except AttributeError as error:
+            wrapped = type(self._optimizer).__name__
+            message = f"neither {type(self).__name__} nor the {wrapped} in it has an attribute {name!r}"
+            raise AttributeError(message, name=name, obj=self) from error
 
     # Gain and progress
 
@@ -185,38 +190,14 @@ class AdaScale(Optimizer):
         """Whether tau >= ``total_steps``, the base schedule's number of steps (Algorithm 2); waits."""
         return self._progress.tau >= total_steps
 
-    # Settings that may change between steps
-
-    def set_scale(self, scale: float, update_estimate: bool = True) -> None:  # noqa: ARG002
-        """Change S, >= 1, between steps, as when ranks come and go.
-
-        The estimates stay: the variance of one base batch does not depend on how many of them make a step.
-        ``update_estimate`` is accepted for FairScale's callers and changes nothing.
-        """
-        self._statistics.collector.refuse_between_passes("set_scale()")
-        self._settings.scale = checks.checked_scale(scale)
-
-    def set_num_gradients_to_accumulate(
-        self, num_gradients_to_accumulate: int, update_smoothing: bool = True
-    ) -> None:
-        """Change the backward passes per step, between steps, and theta to its default for them.
-
-        ``update_smoothing=False`` keeps theta. S is changed by ``set_scale``.
-        """
-        self._statistics.collector.refuse_between_passes("set_num_gradients_to_accumulate()")
-        num_passes = checks.checked_num_gradients(num_gradients_to_accumulate)
-        self._settings.num_passes = self._statistics.collector.num_passes = num_passes
-        self._statistics.begin(self._groups())
-        if update_smoothing:
-            self._settings.smoothing = checks.default_smoothing(self._settings.num_gradients, self.scale)
-
     def mark_repeated_batch(self) -> None:
         """Say, before backward, that the coming step repeats an earlier batch (batch echoing).
 
         Only the estimate across steps needs to know: it takes no sample there, since the noise of two passes
-        over one batch is the same noise.
+        over one batch is the same noise. The mark is used up by the step whose backward comes next, even if
+        that step is then skipped.
         """
-        self._statistics.repeated_batch = True
+        self._statistics.mark_repeated_batch()
 
     # The optimizer's methods
 

@@ -1,4 +1,4 @@
-"""AdaScale's part of a checkpoint, and FairScale's."""
+"""AdaScale's part of a checkpoint, and what it reads of FairScale's."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,10 @@ def unpacked_gradient(state: Mapping[str, Any], parameters: Sequence[Tensor]) ->
 def split(
     state: Mapping[str, Any], num_groups: int, debias_ewma: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A checkpoint's part for the wrapped optimizer, and AdaScale's: ours, FairScale's, or an empty one."""
+    """Take a checkpoint apart: what the wrapped optimizer loads, and what AdaScale does.
+
+    The second comes from an AdaScale or from FairScale's; of a bare optimizer's checkpoint it is empty.
+    """
     optimizer_state = dict(state)
     if KEY in state:
         return optimizer_state, optimizer_state.pop(KEY)
@@ -73,7 +76,8 @@ def split(
 
 
 def _from_fairscale(entries: Mapping[str, Any]) -> dict[str, Any]:
-    # Its estimators are the same and its averages in the same units: numpy arrays, one element per group.
+    # Its estimators are the same and its averages in the same units: numpy float [num_groups] each, and the
+    # count of the paper's form [1], since it keeps one for all groups.
     warnings.warn(
         "AdaScale: a FairScale checkpoint holds no scale-invariant steps; assign the sum of the gains so "
         "far to optimizer.scale_invariant_steps, else they count from 0",

@@ -15,7 +15,7 @@ class ScaleInvariantSteps:
     """
 
     def __init__(self) -> None:
-        self._counts = torch.zeros(2, dtype=torch.float64)  # tau, skipped steps
+        self._counts = torch.zeros(2, dtype=torch.float64)  # [2]: tau, skipped steps
         self._copies = [_HostCopy(self._counts)] * 2  # the one reported, the newest
         self.schedule_steps = 0
 
@@ -53,7 +53,7 @@ class ScaleInvariantSteps:
         return increment
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """The counts as plain numbers."""
         tau, skipped_steps = self._counts.tolist()
         return {
             "scale_invariant_steps": tau,

@@ -42,7 +42,7 @@ class Slots:
         for number in chain.from_iterable(groups):  # a view for each tensor: [] or [parts]
             begin, end = end, end + lengths[number]
             self._slots[number] = self._room[begin] if lengths[number] == 1 else self._room[begin:end]
-        self._full: set[int] = set()
+        self._full: set[int] = set()  # numbers of tensors that have been put in
 
     def fit(self, number: int, tensor: Tensor) -> bool:
         """Whether a tensor is of the shape, type and device that this was made for."""
@@ -103,7 +103,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
             slots.put(number, tensor)
         return slots.sums()[0]
     dense = [_dense(tensor) for tensor in tensors]
-    norms = torch.stack(torch._foreach_norm(dense, 2, dtype=_wide(dense)))
+    norms = torch.stack(torch._foreach_norm(dense, 2, dtype=_wide(dense)))  # [tensors]
     return norms.to(statistics_dtype(norms.device)).square().sum()
 
 

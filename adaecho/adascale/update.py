@@ -10,7 +10,10 @@ from torch.optim import Optimizer
 
 @contextmanager
 def scaled_learning_rates(optimizer: Optimizer, factors: Sequence[float | Tensor]) -> Iterator[None]:
-    """Each group's ``lr`` times its factor within, and the very same objects as before afterwards."""
+    """Multiply each group's ``lr`` by its factor within, and put the very same objects back afterwards.
+
+    The same, since a schedule may hold a learning rate that is a tensor and write into it.
+    """
     base = [group["lr"] for group in optimizer.param_groups]
     for group, lr, factor in zip(optimizer.param_groups, base, factors, strict=True):
         group["lr"] = lr * factor
@@ -28,14 +31,14 @@ def step_on_host(
 
     Args:
         optimizer: any.
-        factors: of each group.
-        gain: the pooled one, scalar.
+        factors: of each group, float64 [num_groups].
+        gain: the pooled one, a float64 scalar.
         finite: bool scalar.
 
     Returns:
         On the host: the pooled gain, and whether the step was taken.
     """
-    host = torch.cat([factors, gain[None], finite[None].to(factors.dtype)]).cpu()
+    host = torch.cat([factors, gain[None], finite[None].to(factors.dtype)]).cpu()  # float64 [num_groups + 2]
     taken = host[-1] > 0
     if taken:
         with scaled_learning_rates(optimizer, host[:-2].tolist()):

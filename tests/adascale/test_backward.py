@@ -92,6 +92,73 @@ def test_a_parameter_used_by_one_micro_batch_has_zero_gradient_in_the_other():
     assert optimizer.gain() == pytest.approx(expected)
 
 
+def gradients_in_turn(heads, micro_batches):
+    """For the slow version: a micro-batch has no gradient, or one of zero, in the other head."""
+    for number, (x, y) in enumerate(micro_batches):
+        (own,) = next(micro_gradients(heads[number], [list(heads[number].parameters())], [(x, y)]))
+        zeros = [torch.zeros_like(p) for p in heads[1 - number].parameters()]
+        yield [[*zeros, *own] if number else [*own, *zeros]]
+
+
+def backward_in_turn(heads, micro_batches, run=lambda head, x: head(x)):
+    for head, (x, y) in zip(heads, micro_batches, strict=True):
+        (nn.functional.cross_entropy(run(head, x), y) / 2).backward()
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_heads_trained_in_turn_share_no_parameter(reentrant):
+    heads, twins = [mlp(), mlp()], [mlp(), mlp()]
+    for model in (heads, twins):
+        nn.init.constant_(model[1][0].weight, 0.1)
+    optimizer = accumulating(nn.ModuleList(heads), momentum=0.0, smoothing=0.5)
+    groups = [[p.detach() for twin in twins for p in twin.parameters()]]
+    slow = SlowAdaScale(groups, [0.05], 2, 0.5)
+
+    def run(head, x):
+        if reentrant is None:
+            return head(x)
+        hidden = checkpoint(head[0], x.clone().requires_grad_(), use_reentrant=reentrant)
+        return head[2](torch.tanh(hidden))
+
+    for micro_batches in batches(6, 2):
+        optimizer.zero_grad()
+        expected = slow.step(list(gradients_in_turn(twins, micro_batches)))
+        backward_in_turn(heads, micro_batches, run)
+        assert optimizer.gain() == pytest.approx(expected, rel=1e-9)
+        optimizer.step()
+    assert optimizer.scale_invariant_steps == pytest.approx(slow.tau, rel=1e-9)
+    torch.testing.assert_close(
+        weights(nn.ModuleList(heads)), weights(nn.ModuleList(twins)), rtol=1e-9, atol=0
+    )
+
+
+def test_a_loss_in_two_backward_calls_is_refused_where_a_step_has_one_pass():
+    heads = [mlp(), mlp()]
+    optimizer = accumulating(nn.ModuleList(heads), num_gradients=1, scale=2.0)
+    with pytest.raises(RuntimeError, match=r"backward pass 2 .* add up losses that are of one pass"):
+        backward_in_turn(heads, next(batches(1, 2)))
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("outside", ["before", "after", "none"])
+def test_reentrant_checkpoints_are_no_passes_of_their_own(outside):
+    model, expected = mlp(), mlp()
+    parts = {"before": [model[0]], "after": [model[2]], "none": []}[outside]
+    optimizer, plain = accumulating(model), accumulating(expected)
+
+    def part(layer, x):
+        return layer(x) if layer in parts else checkpoint(layer, x, use_reentrant=True)
+
+    for micro_batches in batches(3, 2):
+        optimizer.zero_grad()
+        for x, y in micro_batches:
+            output = part(model[2], torch.tanh(part(model[0], x.clone().requires_grad_())))
+            (nn.functional.cross_entropy(output, y) / 2).backward()
+        gain = optimizer.gain()
+        optimizer.step()
+        assert train(expected, plain, [micro_batches]) == [pytest.approx(gain, rel=1e-12)]
+
+
 def test_unfrozen_parameters_count_from_the_next_step():
     model = Branches()
     model.extra.requires_grad_(False)
@@ -109,7 +176,7 @@ def test_passes_and_steps_in_the_wrong_order():
     optimizer = accumulating(model, num_gradients=3)
     micro_batches = next(batches(1, 3))
     backward(model, micro_batches[:2])
-    for refused in (optimizer.step, optimizer.state_dict, lambda: optimizer.set_scale(4)):
+    for refused in (optimizer.step, optimizer.state_dict):
         with pytest.raises(RuntimeError, match="after 2 of num_gradients_to_accumulate=3"):
             refused()
     backward(model, micro_batches[2:])

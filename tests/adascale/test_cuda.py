@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from adaecho import AdaScale
 from adaecho.adascale.squares import sum_of_squares
@@ -95,3 +96,22 @@ def test_a_step_with_its_rate_on_the_host_does_wait():
     backward(model, micro_batches)
     with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("inner", [0, 2])
+def test_a_reentrant_checkpoint_is_no_pass_of_its_own(inner):
+    """The engine's thread of the device runs the hooks, not the one that called backward."""
+    model, expected = mlp().cuda(), mlp()
+    optimizer, plain = wrapped(model, 0.05), wrapped(expected, 0.05)
+    for micro_batches in batches(3, 2):
+        optimizer.zero_grad()
+        for x, y in micro_batches:
+            hidden = x.cuda().requires_grad_()
+            for number, layer in enumerate(model):
+                hidden = checkpoint(layer, hidden, use_reentrant=True) if number == inner else layer(hidden)
+            (torch.nn.functional.cross_entropy(hidden, y.cuda()) / 2).backward()
+        plain.zero_grad()
+        backward(expected, micro_batches)
+        assert optimizer.gain() == pytest.approx(plain.gain(), rel=1e-5)
+        optimizer.step()
+        plain.step()

@@ -107,3 +107,28 @@ def test_dampening_steps_on_the_host():
         damped = torch.optim.SGD(one.parameters(), momentum=0.9, dampening=0.5, **arguments)
         train(one, AdaScale(damped, num_gradients_to_accumulate=2), steps)
     torch.testing.assert_close(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("clears", ["optimizer", "model"])
+def test_the_mark_of_a_repeat_that_the_scaler_skips_does_not_reach_the_next_fresh_batch(clears):
+    model, expected = mlp(torch.float32), mlp(torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = AdaScale(sgd(model, fused=False), scale=2.0, smoothing=0.5, grad_scaler=scaler)
+    plain = AdaScale(sgd(expected, fused=False), scale=2.0, smoothing=0.5)
+
+    def step(x, y, factor=1.0):
+        scaler.scale(factor * torch.nn.functional.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        (optimizer if clears == "optimizer" else model).zero_grad()
+
+    for number, ((x, y),) in enumerate(batches(4, 1, dtype=torch.float32)):
+        step(x, y)
+        if number == 1:
+            optimizer.mark_repeated_batch()
+            step(x, y, factor=float("inf"))
+            assert scaler.get_scale() == 2.0**9
+        train(expected, plain, [[(x, y)]])
+        assert optimizer.grad_var_avg() == pytest.approx(plain.grad_var_avg(), rel=1e-5)
+        assert optimizer.gain() == pytest.approx(plain.gain(), rel=1e-5)
+    torch.testing.assert_close(weights(model), weights(expected))
