@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.shards.remote import Retries, Transfer, Version
+from adaecho.shards.remote import Retries, Transfer, Version, rest
 from adaecho.shards.sequential import shard_urls
 from adaecho.shards.tar import groups
 
@@ -77,7 +77,10 @@ class IndexedTarShards:
     def _index_of(self, url: str) -> tuple[NDArray[np.int64], Version]:
         transfer = Transfer(url, retries=self._retries)
         try:
-            spans = [(group.start, group.end) for group in groups(transfer, read=False)]
+            spans = []
+            for group in groups(transfer, read=False):
+                rest(0)  # where Ctrl-C ends it
+                spans.append((group.start, group.end))
         finally:
             transfer.close()
         return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version

@@ -4,6 +4,7 @@ Files that follow one another and have the same name up to the first dot of its 
 in WebDataset: ``0001.jpg`` and ``0001.cls`` are ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
 """
 
+import re
 import struct
 import tarfile
 import zlib
@@ -19,6 +20,18 @@ _NOT_READ = {
     tarfile.SYMTYPE: ("a symbolic link", "with --dereference"),
     tarfile.GNUTYPE_SPARSE: ("a sparse file", "without --sparse"),
 }
+# Extended headers: of the file that follows them (GNU tar's long name and long link, pax), or of all that do.
+_OF_THE_NEXT = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE,
+)  # fmt: skip
+_WITHOUT_CONTENT = (  # whatever size they tell (POSIX.1-2001, ustar)
+    tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
+)  # fmt: skip
+_LONGEST_EXTENDED = (
+    1 << 20
+)  # bytes: names and attributes take a few thousand; what a header claims is no limit
+_PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s c 100x 5s 83x c 166x")
@@ -87,40 +100,61 @@ def _key_and_extension(name: str) -> tuple[str, str]:
 
 def _members(transfer: Transfer) -> Iterator[Member]:
     """Regular files; the content of each may be read before the next is asked for."""
-    start, renamed = transfer.offset, ""
+    start = transfer.offset
+    named: str | None = None
     sized: int | None = None
     while True:
         offset = transfer.offset
         header = transfer.read(_BLOCK)
         found = _plain_header(header)
         if found is None and not any(header):
+            if start != offset:
+                raise ValueError(f"{transfer.url}: no file follows the extended header at byte {start}")
             if header or not transfer.is_part:
                 _check_end(transfer, offset, header)
             return
         name, kind, size = found or _any_header(header, transfer.url, offset)
-        content = transfer.offset
-        if kind == tarfile.GNUTYPE_LONGNAME:
-            renamed = _text(_exactly(transfer, size).rstrip(b"\0"))
-        elif kind == tarfile.XHDTYPE:
-            renamed_by_pax, sized = _pax_name_and_size(_exactly(transfer, size), transfer.url, offset)
-            renamed = renamed_by_pax or renamed
-        else:
-            name, size = renamed or name, size if sized is None else sized
-            length = transfer.length
-            if length is not None and content + size > length:
-                raise _ends_within(transfer, length, content, size)
-            end = _padded(content + size, offset)
-            if kind in _STORED_TYPES:
-                yield name, start, end, size
-            elif kind in _NOT_READ and _key_and_extension(name)[0]:
-                raise _not_read(transfer.url, start, name, kind)
-            elif kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
-                end = content  # whatever size they tell
-            renamed, sized = "", None
-            transfer.skip(end - transfer.offset)
-            start = transfer.offset
+        if kind in _OF_THE_NEXT:
+            other_name, other_size = _extended(transfer, kind, size, offset)
+            if None not in (named, other_name) or None not in (sized, other_size):
+                raise ValueError(f"{transfer.url}: the header at byte {offset} contradicts that at {start}")
+            named = other_name if named is None else named
+            sized = other_size if sized is None else sized
             continue
-        transfer.skip(_padded(transfer.offset, offset) - transfer.offset)
+        name, size = name if named is None else named, size if sized is None else sized
+        content, length = transfer.offset, transfer.length
+        end = content if kind in _WITHOUT_CONTENT else content + _padded(size)
+        if length is not None and end > content and content + size > length:
+            raise _ends_within(transfer, length, content, size)
+        if kind in _STORED_TYPES:
+            yield name, start, end, size
+        elif kind in _NOT_READ and _key_and_extension(name)[0]:
+            raise _not_read(transfer.url, start, name, kind)
+        named = sized = None
+        transfer.skip(end - transfer.offset)
+        start = transfer.offset
+
+
+def _extended(transfer: Transfer, kind: bytes, size: int, offset: int) -> tuple[str | None, int | None]:
+    """Name and size that an extended header tells of the file that follows; None for what it doesn't tell."""
+    if size > _LONGEST_EXTENDED:
+        raise ValueError(
+            f"{transfer.url}: the extended header at byte {offset} claims {size} bytes, where "
+            f"{_LONGEST_EXTENDED} are ample: it is damaged. Write the archive again"
+        )
+    content = _exactly(transfer, size)
+    padding = transfer.read(_padded(size) - size)
+    if kind == tarfile.GNUTYPE_LONGLINK:
+        return None, None
+    if kind == tarfile.GNUTYPE_LONGNAME:  # ended by a zero, which not every writer counts
+        return _text((content + padding).partition(b"\0")[0]), None
+    name, told_size = _pax_name_and_size(content, transfer.url, offset)
+    if kind == tarfile.XGLTYPE and (name, told_size) != (None, None):
+        raise ValueError(
+            f"{transfer.url}: the global header at byte {offset} gives one name or size to all files; write "
+            "the archive again without it"
+        )
+    return name, told_size
 
 
 def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
@@ -157,9 +191,9 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
         second = transfer.read(_REST)
 
 
-def _padded(end: int, header: int) -> int:
-    """The next header after content that ends there: archives are whole blocks."""
-    return end + (header - end) % _BLOCK
+def _padded(size: int) -> int:
+    """Bytes that content takes: whole blocks."""
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def _any_header(block: bytes, url: str, offset: int) -> _Header:
@@ -168,6 +202,10 @@ def _any_header(block: bytes, url: str, offset: int) -> _Header:
     except tarfile.HeaderError as error:
         kind = "it is compressed; shards must be plain tar" if block[:2] == b"\x1f\x8b" else str(error)
         raise ValueError(f"{url}: no tar header at byte {offset}: {kind}") from error
+    if found.size < 0:  # in base 256, which GNU tar uses for large numbers, and which has a sign
+        raise ValueError(
+            f"{url}: the header at byte {offset} claims a file of {found.size} bytes: it is damaged"
+        )
     return found.name, found.type, found.size
 
 
@@ -225,24 +263,25 @@ def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ValueEr
     )
 
 
-def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str, int | None]:
+def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str | None, int | None]:
     """Of the file that follows, where extended header records tell: ``length key=value`` and a newline each
     (POSIX.1-2001, pax)."""
-    records = {}
-    try:
-        while content:
-            length = int(content.partition(b" ")[0])
-            if not 0 < length <= len(content):
-                raise ValueError(f"a record of {length} bytes where {len(content)} are left")
-            key, _, value = content[:length].partition(b" ")[2].rstrip(b"\n").partition(b"=")
-            records[_text(key)] = _text(value)
-            content = content[length:]
-        name, size = records.get("path", ""), int(records["size"]) if "size" in records else None
-    except ValueError as error:
-        raise ValueError(f"{url}: damaged extended header at byte {offset}: {error}") from error
+    records: dict[str, bytes] = {}
+    at = 0
+    while at < len(content):
+        found = _PAX_RECORD.match(content, at)
+        end = at + int(found[1]) if found else 0
+        if not found or not found.end() < end <= len(content) or content[end - 1 : end] != b"\n":
+            raise ValueError(f"{url}: damaged extended header at byte {offset}: no record at its byte {at}")
+        records[_text(found[2])] = content[found.end() : end - 1]
+        at = end
+    name, size = records.get("path"), records.get("size")
     if any(key.startswith("GNU.sparse.") for key in records):
-        raise _not_read(url, offset, records.get("GNU.sparse.name", name), tarfile.GNUTYPE_SPARSE)
-    return name, size
+        sparse = records.get("GNU.sparse.name", name or b"a file")
+        raise _not_read(url, offset, _text(sparse), tarfile.GNUTYPE_SPARSE)
+    if size is not None and not re.fullmatch(rb"\d{1,18}", size):
+        raise ValueError(f"{url}: damaged extended header at byte {offset}: size={_text(size)}")
+    return None if name is None else _text(name).rstrip("/"), None if size is None else int(size)
 
 
 def _text(name: bytes) -> str:

@@ -35,11 +35,13 @@ from hydra import compose, initialize_config_dir
 from adaecho.config.schema import from_plain, to_plain
 from adaecho.run import CONF
 from tests.faults import piece
+from tests.shards import hostile
 
 STEPS = 24
 # Disk touches and steps of one undisturbed run, about: where faults fall.
 PLACES = 420
 ROUNDS = 40
+HEADERS = 250  # archives of one story
 ARMS = {
     "none": ("echo=none",),
     "batch": ("echo=batch", "echo.factor=1.5"),
@@ -166,6 +168,15 @@ class Campaign:
         finally:
             image.unlink()
             copy.unlink(missing_ok=True)
+
+    def headers(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """Tar archives with mutated headers, read as the standard library reads them or refused by byte."""
+        folder.mkdir()
+        outcome = Counter(stories=HEADERS, faults=HEADERS)
+        for _ in range(HEADERS):
+            content = hostile.mutated(hostile.archive(choose), choose)
+            outcome[hostile.verdict(content, folder / "shard.tar").partition(" ")[0].rstrip(":")] += 1
+        return outcome
 
     def sweep(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A sweep of which a worker, the launcher or the whole group is killed, until it comes to its end."""
@@ -294,6 +305,7 @@ def main() -> None:
         ("power-cuts", 60),
         ("sweeps", 40),
         ("rank-kills", 40),
+        ("headers", 100_000),
     ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
@@ -306,6 +318,7 @@ def main() -> None:
         kinds = {
             "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
             "power_cuts": campaign.cut, "sweeps": campaign.sweep, "rank_kills": campaign.ranks,
+            "headers": campaign.headers,
         }  # fmt: skip
         begun = time.monotonic()
         for round_ in range(1, ROUNDS + 1):

@@ -1,7 +1,9 @@
 """Tar archives member by member, against the standard library's writer."""
 
 import io
+import random
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer
 from adaecho.shards.tar import _plain_header, _sum_of_header, groups
 from tests.shards.archives import number_of, write_shard
+from tests.shards.hostile import archive, mutated, time_limit, verdict, with_sum
 
 
 def read(path: Path, start: int = 0) -> list[dict[str, str | bytes]]:
@@ -208,6 +211,78 @@ def test_a_damaged_extended_header_names_file_and_byte(tmp_path: Path) -> None:
         (tmp_path / "b.tar").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"b\.tar: damaged extended header at byte 0: "):
             read(tmp_path / "b.tar")
+
+
+def header(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> bytes:
+    """With a size in base 256, which has a sign."""
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    block = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
+    block[124:136] = (size % 256**11).to_bytes(11, "big").rjust(12, b"\xff" if size < 0 else b"\x80")
+    return bytes(with_sum(block))
+
+
+def extended(kind: bytes, content: bytes) -> bytes:
+    """An extended header with its content."""
+    return header("extended", kind, len(content)) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+L, K, X, G = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE
+
+
+@pytest.mark.parametrize("contents", [True, False], ids=["read", "indexed"])
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (header("0.jpg", size=-512), "the header at byte 512 claims a file of -512 bytes"),
+        (header("0.jpg", size=-1), "the header at byte 512 claims a file of -1 bytes"),
+        (header("0", L, -512), "the header at byte 512 claims a file of -512 bytes"),
+        (header("0", X, -(2**60)), "the header at byte 512 claims a file of -1152921504606846976 bytes"),
+        (header("0", L, 2**40), "the extended header at byte 512 claims 1099511627776 bytes"),
+        (extended(X, b"13 size=-512\n"), "damaged extended header at byte 512: size=-512"),
+        (extended(X, b"12 size=1_0\n"), "damaged extended header at byte 512: size=1_0"),
+        (extended(X, b"12 path=a.b\0"), "damaged extended header at byte 512: no record at its byte 0"),
+        (extended(X, b"5 a=\n99 path=x\n"), "damaged extended header at byte 512: no record at its byte 5"),
+        (extended(G, b"12 path=a.b\n"), "the global header at byte 512 gives one name or size to all"),
+        (extended(L, b"a.b") + extended(X, b"12 path=c.d\n"), "header at byte 1536 contradicts that at 512"),
+        (extended(L, b"a.b") + bytes(1024), "no file follows the extended header at byte 512"),
+    ],
+    ids=[
+        "whole block", "one byte", "long name", "extended", "huge", "pax", "underscore", "no newline",
+        "beyond", "global", "two names", "no file",
+    ],
+)  # fmt: skip
+def test_a_header_that_is_hostile_names_file_and_byte(
+    tmp_path: Path, headers: bytes, message: str, contents: bool
+) -> None:
+    (tmp_path / "a.tar").write_bytes(header("before.jpg") + headers + header("after.jpg") + 2 * ZEROS)
+    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
+    with pytest.raises(ValueError, match=rf"a\.tar: .*{message}"), time_limit():
+        list(groups(transfer, read=contents))
+    transfer.close()
+
+
+def test_the_name_in_an_extended_header_is_taken_as_it_is(tmp_path: Path) -> None:
+    files = [
+        extended(L, b"long\0rest") + extended(K, b"link\0") + header("0.jpg"),
+        extended(L, b"1.jpg") + header("x"),
+        extended(tarfile.SOLARIS_XHDTYPE, b"15 path=2.jpg\n\n") + header("x"),
+        extended(G, b"13 comment=x\n") + header("3.jpg"),
+    ]
+    (tmp_path / "a.tar").write_bytes(b"".join(files) + 2 * ZEROS)
+    assert read(tmp_path / "a.tar") == [
+        {"__key__": "1", "jpg": b""},
+        {"__key__": "2", "jpg\n": b""},
+        {"__key__": "3", "jpg": b""},
+    ]
+
+
+def test_mutated_headers_are_read_as_the_standard_library_reads_them_or_refused(tmp_path: Path) -> None:
+    outcomes: Counter[str] = Counter()
+    for number in range(2000):
+        choose = random.Random(number)
+        outcomes[verdict(mutated(archive(choose), choose), tmp_path / "a.tar")] += 1
+    assert set(outcomes) == {"same", "refused"}
 
 
 def _headers() -> list[bytes]:
