@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adaecho.figures.__main__ import decisions
-from adaecho.figures.claims import Decision
+from adaecho.figures.decisions import Decision
 from adaecho.figures.report import claim_cells
 from adaecho.records.ends import best_of_searches
 from adaecho.records.statistics import cost_ratio

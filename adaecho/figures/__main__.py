@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaecho.errors import DataError, told
-from adaecho.figures.claims import Decision, Records, decide
 from adaecho.figures.committed import read_commands, read_curves, read_table
+from adaecho.figures.decisions import Decision, Records, decide
 from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors

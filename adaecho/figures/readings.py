@@ -3,25 +3,39 @@
 Beside the searches as they were run: two parts of the space that they searched, three quarters of each axis
 (by its scale) from the lower and from the upper end; and two easier targets, 1.5 and 2 times the error (0.1
 and 0.2 more of a loss), read off the curves of the trials that were chosen at the target, as the paper does
-for its Fig. 4. No reading needs training.
+for its Fig. 4. An easier target that guessing meets is no reading. No reading needs training.
 
+What is known of a search's cost are its bounds. A search that missed the target costs at least what it read.
 In a part of the space another trial may be its search's best, and one that was stopped early
 (``search.prune``) may have become it: all that is known of its cost is that it lies above what it had read.
-Such a cost is taken at both ends of what it can be.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaecho.records.ends import LESS_IS_BETTER
 from adaecho.records.outcome import Row, best_trials
 
 Curve = dict[str, Any]
-Costs = list[float | None]  # one of each search; None where it missed the target
 _PART = 0.75  # of each axis
 _EASIER_LOSS = 0.1
+_ROUNDING = 1e-9
+# What guessing reaches: of ten classes one, of the 1,024 subwords of small_text ln 1,024 nats.
+_CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
+
+
+class Bounds(NamedTuple):
+    """Of a search's cost: equal where it was read off, ``high`` infinite where the target was missed."""
+
+    low: float
+    high: float
+
+
+Costs = list[Bounds]  # one of each search
+_UNKNOWN = Bounds(0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -30,22 +44,18 @@ class Reading:
 
     Attributes:
         name: as the report says it.
-        costs: of an arm's rows, the curves of their best trials, and whether to take the larger cost where a
-            trial was stopped early; None where the records don't hold it.
-        best_values: the best metric of each search, of an arm's rows; None where there is no such reading.
+        costs: in fresh examples, of an arm's rows and the curves of their best trials; None where the records
+            don't hold it.
+        best_values: the best metric of each search, of an arm's rows, None of a search without one; None
+            where there is no such reading.
     """
 
     name: str
-    costs: Callable[[Sequence[Row], Sequence[Curve], bool], Costs | None]
-    best_values: Callable[[Sequence[Row]], list[float] | None]
+    costs: Callable[[Sequence[Row], Sequence[Curve]], Costs | None]
+    best_values: Callable[[Sequence[Row]], list[float | None] | None]
 
 
-def searched_costs(rows: Sequence[Row], _: Sequence[Curve], __: bool) -> Costs:
-    """The cost of each search's best trial."""
-    return costs_of_best(rows, "fresh_examples")
-
-
-def costs_of_best(rows: Sequence[Row], cost: str) -> Costs:
+def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> Costs:
     """What each search's best trial, that with the fewest fresh examples, took to the target.
 
     Args:
@@ -53,7 +63,10 @@ def costs_of_best(rows: Sequence[Row], cost: str) -> Costs:
         cost: fresh_examples, steps, train_time_s, or s_per_fresh_example, the ratio of two of these.
     """
     best = {repeat: row for (_, repeat), row in best_trials(list(rows)).items()}
-    return [_cost(best[repeat], cost) if repeat in best else None for repeat in _repeats(rows)]
+    return [
+        _exact(_cost(best[repeat], cost)) if repeat in best else _missed(search, cost)
+        for repeat, search in _searches(rows)
+    ]
 
 
 def _cost(row: Row, cost: str) -> float:
@@ -63,59 +76,94 @@ def _cost(row: Row, cost: str) -> float:
     return found
 
 
-def searched_best_values(rows: Sequence[Row]) -> list[float]:
+def _missed(search: Sequence[Row], cost: str) -> Bounds:
+    """Of a search that never met its target: the least that any of its trials had spent when it ended."""
+    counted = [row for row in search if row["counted"]]
+    if cost == "s_per_fresh_example":  # known without a target
+        rates = [row["train_time_s"] / row["fresh_examples"] for row in counted]
+        return Bounds(min(rates), max(rates)) if rates else _UNKNOWN
+    return Bounds(min((row[cost] for row in counted), default=0), math.inf)
+
+
+def searched_best_values(rows: Sequence[Row]) -> list[float | None]:
     """The best metric, at any evaluation of any counted trial, of each search; larger is better."""
-    values = [
-        [row["best_value"] for row in rows if row["repeat"] == repeat and row["counted"]]
-        for repeat in _repeats(rows)
-    ]
-    known = [[value for value in of_search if value is not None] for of_search in values]
-    return [max(of_search) for of_search in known if of_search]
+    return [_best_value(search) for _, search in _searches(rows)]
 
 
-def _part_costs(
-    low: float, high: float, rows: Sequence[Row], _: Sequence[Curve], worst: bool
-) -> Costs | None:
+def _best_value(search: Sequence[Row]) -> float | None:
+    values = [row["best_value"] for row in search if row["counted"]]
+    return max((value for value in values if value is not None), default=None)
+
+
+def _part_costs(low: float, high: float, rows: Sequence[Row], _: Sequence[Curve]) -> Costs | None:
     if not _were_searched(rows):
         return None
-    found: Costs = []
-    for repeat in _repeats(rows):
-        inside = [row for row in _inside(rows, low, high) if row["repeat"] == repeat and row["counted"]]
-        costs = [row["to_target_fresh_examples"] for row in inside if row["to_target_fresh_examples"]]
-        if not worst:
-            costs += [row["fresh_examples"] for row in inside if _was_stopped_early(row)]
-        found.append(min(costs, default=None))
-    return found
+    return [_bounds(_inside(search, low, high)) for _, search in _searches(rows)]
 
 
-def _part_best_values(low: float, high: float, rows: Sequence[Row]) -> list[float] | None:
-    return searched_best_values(_inside(rows, low, high)) if _were_searched(rows) else None
+def _bounds(search: Sequence[Row]) -> Bounds:
+    """Of the cheapest of these trials, some of which had read so much when they were stopped."""
+    counted = [row for row in search if row["counted"]]
+    costs = [row["to_target_fresh_examples"] for row in counted]
+    reached = [cost for cost in costs if cost is not None]
+    read = [row["fresh_examples"] for row, cost in zip(counted, costs, strict=True) if cost is None]
+    return Bounds(min([*reached, *read], default=0), min(reached, default=math.inf))
 
 
-def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve], _: bool) -> Costs | None:
+def _part_best_values(low: float, high: float, rows: Sequence[Row]) -> list[float | None] | None:
+    if not _were_searched(rows):
+        return None
+    return [_best_value(_inside(search, low, high)) for _, search in _searches(rows)]
+
+
+def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
     if not curves or not _were_searched(rows):
         return None
-    metric, target = rows[0]["target_metric"], rows[0]["target_value"]
+    metric = rows[0]["target_metric"]
+    target = easier(metric, rows[0]["target_value"], step, _CHANCE.get(rows[0]["task"]))
+    if target is None:
+        return None
     by_repeat = {curve["repeat"]: curve for curve in curves}
     return [
-        _first_at(by_repeat[repeat], easier(metric, target, step), metric) if repeat in by_repeat else None
-        for repeat in _repeats(rows)
+        _first_at(by_repeat[repeat], target, metric) if repeat in by_repeat else _UNKNOWN
+        for repeat, _ in _searches(rows)
     ]
 
 
-def easier(metric: str, target: float, step: int) -> float:
-    """The easier target of a metric: at each step half as much error again, or 0.1 more of a loss."""
-    return target + _EASIER_LOSS * step if metric in LESS_IS_BETTER else 1 - (1 - target) * (1 + step / 2)
+def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
+    """The easier target of a metric: at each step half as much error again, or 0.1 more of a loss.
+
+    Args:
+        metric: its name.
+        target: the one that was trained to.
+        step: 1 or 2.
+        chance: what guessing reaches; by default 0, of a loss nothing.
+
+    Returns:
+        None where guessing meets it: a cost to there would be that of the first evaluation.
+    """
+    if metric in LESS_IS_BETTER:
+        value = target + _EASIER_LOSS * step
+        return value if chance is None or value < chance - _ROUNDING else None
+    value = 1 - (1 - target) * (1 + step / 2)
+    return value if value > (chance or 0) + _ROUNDING else None
 
 
-def _first_at(curve: Curve, target: float, metric: str) -> float | None:
+def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
     sign = -1 if metric in LESS_IS_BETTER else 1
     pairs = zip(curve["fresh_examples"], curve["values"], strict=True)
-    return next((fresh for fresh, value in pairs if sign * value >= sign * target), None)
+    first = next((fresh for fresh, value in pairs if sign * value >= sign * target), None)
+    return _UNKNOWN if first is None else _exact(first)
 
 
-def _repeats(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["repeat"] for row in rows})
+def _exact(cost: float) -> Bounds:
+    return Bounds(cost, cost)
+
+
+def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
+    """Of one arm, in the order of their repeats."""
+    repeats = sorted({row["repeat"] for row in rows})
+    return [(repeat, [row for row in rows if row["repeat"] == repeat]) for repeat in repeats]
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
@@ -126,18 +174,14 @@ def _inside(rows: Sequence[Row], low: float, high: float) -> list[Row]:
     return [row for row in rows if all(low <= place <= high for place in row["positions"].values())]
 
 
-def _was_stopped_early(row: Row) -> bool:
-    return row["to_target_fresh_examples"] is None and row["status"] not in ("budget_spent", "reached")
+def _part(name: str, low: float, high: float) -> Reading:
+    return Reading(name, partial(_part_costs, low, high), partial(_part_best_values, low, high))
 
 
-AS_SEARCHED = Reading("as searched", searched_costs, searched_best_values)
+AS_SEARCHED = Reading("as searched", lambda rows, _: searched_costs(rows), searched_best_values)
 OTHERS = (
-    Reading("lower part of the space", partial(_part_costs, 0, _PART), partial(_part_best_values, 0, _PART)),
-    Reading(
-        "upper part of the space",
-        partial(_part_costs, 1 - _PART, 1),
-        partial(_part_best_values, 1 - _PART, 1),
-    ),
+    _part("lower part of the space", 0, _PART),
+    _part("upper part of the space", 1 - _PART, 1),
     Reading("1.5 times the error", partial(_easier_costs, 1), lambda _: None),
     Reading("twice the error", partial(_easier_costs, 2), lambda _: None),
 )

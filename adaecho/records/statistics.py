@@ -5,7 +5,6 @@ of geometric means. A run that missed its target has no cost, only a rank: worse
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,19 @@ class Ratio:
     high: float | None
 
 
+@dataclass(frozen=True)
+class Noise:
+    """How uncertain a difference of two means is.
+
+    Attributes:
+        error: its standard error.
+        freedom: the degrees of freedom of Student's t, by Welch and Satterthwaite.
+    """
+
+    error: float
+    freedom: float
+
+
 def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Ratio:
     """The ratio of geometric means, with Welch's t interval of the difference of mean log costs.
 
@@ -40,12 +52,67 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))
     difference = float(ours.mean() - theirs.mean())
-    if min(len(ours), len(theirs)) < 2:
+    noise = welch_noise(ours, theirs)
+    if noise is None:
         return Ratio(math.exp(difference), None, None)
-    if ours.var() == theirs.var() == 0:  # equal costs throughout: scipy would divide by their variance
-        return Ratio(math.exp(difference), math.exp(difference), math.exp(difference))
-    interval = welch(ours, theirs).confidence_interval(confidence)
-    return Ratio(math.exp(difference), math.exp(interval.low), math.exp(interval.high))
+    low, high = difference_interval(difference, noise, confidence)
+    return Ratio(math.exp(difference), math.exp(low), math.exp(high))
+
+
+def welch_noise(
+    ours: Sequence[float] | NDArray[Any],
+    theirs: Sequence[float] | NDArray[Any],
+    least_variances: tuple[float, float] = (0.0, 0.0),
+) -> Noise | None:
+    """The noise of the difference of two means by Welch (1947), each side with a variance of its own.
+
+    Args:
+        ours, theirs: finite values; with fewer than two on a side nothing is known: None.
+        least_variances: of either side, e.g. ``grid_variance``: what is read off a grid may be equal by
+            chance, and was not known that well.
+    """
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    parts, freedom = [], 0.0
+    for values, least in zip((ours, theirs), least_variances, strict=True):
+        # Equal values have a variance of 1e-33 by rounding, which would pass for knowledge.
+        variance = 0.0 if np.ptp(values) == 0 else float(np.var(values, ddof=1))
+        parts.append(max(variance, least) / len(values))
+        freedom += parts[-1] ** 2 / (len(values) - 1)
+    total = sum(parts)
+    return Noise(math.sqrt(total), total**2 / freedom if freedom else math.inf)
+
+
+def grid_variance(costs: Sequence[float], step: float) -> float:
+    """The least variance of log costs that are read off at multiples of ``step``: that of a uniform error.
+
+    The target was met anywhere in the step before the evaluation that saw it: step^2 / 12, and of the
+    logarithm that over the cost's square, averaged over the costs.
+    """
+    return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
+
+
+def difference_interval(difference: float, noise: Noise, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of a difference; of one that is infinite, itself."""
+    from scipy import special  # takes long to import, and no run or worker needs it
+
+    half = float(special.stdtrit(noise.freedom, (1 + confidence) / 2)) * noise.error
+    return difference - half, difference + half
+
+
+def less_p(difference: float, noise: Noise) -> float:
+    """One-sided p value of "the difference is below 0"; the noise's error is above 0."""
+    from scipy import special
+
+    return float(special.stdtr(noise.freedom, difference / noise.error))
+
+
+def power(difference: float, noise: Noise, level: float = 0.05) -> float:
+    """How often a true difference would give a ``less_p`` below the level, with this noise."""
+    from scipy import stats
+
+    edge = stats.t.ppf(level, noise.freedom)
+    return float(stats.nct.cdf(edge, noise.freedom, difference / noise.error))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -55,15 +122,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     array = np.asarray(values, float)
     half = stats.t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
     return float(array.mean() - half), float(array.mean() + half)
-
-
-def welch(ours: Any, theirs: Any, alternative: str = "two-sided") -> Any:
-    """Welch's t test; scipy warns of a side whose costs are equal, and is right on it."""
-    from scipy import stats  # takes a second to import, and no run or worker needs it
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return stats.ttest_ind(ours, theirs, equal_var=False, alternative=alternative)
 
 
 def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
