@@ -25,12 +25,12 @@ import numpy as np
 
 from adaecho.figures.claims import CLAIMS, Claim
 from adaecho.figures.readings import AS_SEARCHED, OTHERS, Bounds, Curve, Reading, searched_costs
-from adaecho.records.outcome import Row, arm_of_winner
+from adaecho.figures.winners import ratio_of_winners
+from adaecho.records.outcome import Row
 from adaecho.records.statistics import (
     Noise,
     Ratio,
     cheaper_p,
-    cost_ratio,
     difference_interval,
     grid_variance,
     holm,
@@ -59,7 +59,7 @@ class Decision:
         p: of the claim's test, adjusted for the task's claims; None for claims that an interval decides.
         permutation_p: of the rank test, not adjusted.
         least_p: what ranks of so many searches show at most; a smaller p rests on the t test alone.
-        power: how often the test, not adjusted, would see a true ratio of ``SAVING``.
+        power: how often the test would see a true ratio of ``SAVING`` at the level of Holm's first step.
         reached: searches of the arm and of the other that reached the target, and of how many.
         turns_in: the readings in which the verdict is another one, or may be; nothing turns what is open.
         readings: what the other readings say that the records allow, by their names.
@@ -131,6 +131,15 @@ def decide(records: Records, task: str) -> list[Decision]:
         _with_readings(one, {name: readings[name][key] for name in readings}, _rerun(one.claim, records))
         for key, one in found.items()
     ]
+
+
+def _rerun(claim: Claim, records: Records) -> Ratio | None:
+    """From the newest experiment that ran the winners again on seeds of their own."""
+    for experiment in (f"{claim.experiment}_winners_fresh", f"{claim.experiment}_winners"):
+        rows = records.rows.get(experiment)
+        if rows and not claim.no_harm:
+            return ratio_of_winners(rows, claim.arm, claim.other)
+    return None
 
 
 def _with_readings(found: Decision, readings: Mapping[str, Decision], rerun: Ratio | None) -> Decision:
@@ -224,7 +233,9 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
     adjusted = holm({key: one.p for key, one in found.items() if one.p is not None})
     for key, p in adjusted.items():
         verdict = HOLDS if p < LEVEL else found[key].verdict
-        found[key] = replace(found[key], p=p, verdict=verdict)
+        noise, level = getattr(pairs[key], "noise", None), LEVEL / len(adjusted)
+        seen = power(math.log(SAVING), noise, level) if noise and noise.error else None
+        found[key] = replace(found[key], p=p, verdict=verdict, power=seen)
     return found
 
 
@@ -249,7 +260,6 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
         p=less_p(against, noise) if noise.error else rank_p,
         permutation_p=rank_p,
         least_p=1 / math.comb(sum(searches), searches[0]),
-        power=power(math.log(SAVING), noise) if noise.error else None,
     )
 
 
@@ -272,22 +282,3 @@ def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | Non
 def _reached(pair: _Pair) -> tuple[int, int, int, int]:
     ours, theirs = (sum(math.isfinite(value.high) for value in one) for one in (pair.ours, pair.theirs))
     return ours, len(pair.ours), theirs, len(pair.theirs)
-
-
-def _rerun(claim: Claim, records: Records) -> Ratio | None:
-    """The ratio of the winners' costs on new seeds, from the experiment of that name with ``_winners``."""
-    ours, theirs = (_winners_costs(records, claim.experiment, name) for name in (claim.arm, claim.other))
-    return cost_ratio(ours, theirs) if ours and theirs and not claim.no_harm else None
-
-
-def _winners_costs(records: Records, experiment: str, arm: str) -> list[float]:
-    """For the winner of each search (``<arm>_search0``, ...) the geometric mean over its seeds.
-
-    A seed that missed the target counts with what it read.
-    """
-    found: dict[str, list[float]] = {}
-    for row in records.rows.get(f"{experiment}_winners", ()):
-        if row["arm"] != arm and arm_of_winner(row["arm"]) == arm:
-            cost = row["to_target_fresh_examples"] or row["fresh_examples"]
-            found.setdefault(row["arm"], []).append(cost)
-    return [float(np.exp(np.log(of_seeds).mean())) for of_seeds in found.values()]

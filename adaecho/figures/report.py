@@ -28,14 +28,14 @@ CLAIMS_EXPLANATION = (
     "Each claim of the paper that two arms can decide, on each task that has records of its experiment. "
     "Cheaper: the ratio of geometric mean costs over searches with Welch's 95 % interval; p is Welch's "
     "one-sided, adjusted by Holm for the claims of the task, and beside it that of the permutation test of "
-    "ranks; where p is smaller than ranks of so many searches can show, it rests on the t test alone. A "
-    "search that missed the target costs at least what it read, and costs are known no better than their grid "
-    "of evaluations. No worse: the difference of the best metric with its interval, against a margin of one "
-    "percentage point. At most 3 % more: the interval of the ratio ends below 1.03. "
-    "Fragile: decided, but not so in each of up to four other readings of the same records: the lower and "
-    "the upper three quarters of every searched axis, and targets with 1.5 and 2 times the error (of a loss: "
-    "0.1 and 0.2 more), unless guessing meets them. Winners: the ratio for the cheapest trial of each search, "
-    "run again on new seeds: the best of many trials is partly luck, and what luck chose doesn't repeat."
+    "ranks; a p smaller than ranks of so many searches can show rests on the t test alone. A search that "
+    "missed the target costs at least what it read, and costs are known no better than their grid of "
+    "evaluations. No worse: the difference of the best metric with its interval, against a margin of one "
+    "percentage point. At most 3 % more: the interval of the ratio ends below 1.03. Fragile: decided, not "
+    "so in each of up to four other readings of the same records: the lower and the upper three quarters of "
+    "every searched axis, and targets with 1.5 and 2 times the error (of a loss: 0.1 and 0.2 more), unless "
+    "guessing meets them. Winners: the ratio for the cheapest trial of each search, run again on new seeds: "
+    "the best of many trials is partly luck, and what luck chose doesn't repeat."
 )
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -88,7 +88,7 @@ class Section:
     def markdown(self, into: Path) -> str:
         figures = (Path(os.path.relpath(path, into)).as_posix() for path in self.figures)
         parts = [f"## {self.title}", *(f"![{self.title}]({figure})" for figure in figures)]
-        parts.append(_markdown_table(self.headings, self.rows))
+        parts.append(markdown_table(self.headings, self.rows))
         parts += [self.note] if self.note else []
         parts += ["```\n" + "\n".join(self.commands) + "\n```"] if self.commands else []
         return "\n\n".join(parts)
@@ -143,12 +143,12 @@ def _claim_row(one: Decision) -> Cells:
         one.task,
         one.verdict,
         "-" if one.effect is None else format(one.effect.value, form),
-        _interval(one.effect, form),
+        interval_words(one.effect, form),
         p_words(one),
         "-" if one.permutation_p is None else f"{one.permutation_p:.2g}",
         reached,
         turns_words(one),
-        "-" if one.rerun is None else f"{one.rerun.value:.2f} ({_interval(one.rerun, '.2f')})",
+        "-" if one.rerun is None else f"{one.rerun.value:.2f} ({interval_words(one.rerun, '.2f')})",
     )
 
 
@@ -168,7 +168,7 @@ def turns_words(one: Decision) -> str:
     return "; ".join(one.turns_in) or f"none of {len(one.readings)}"
 
 
-def _interval(ratio: Ratio | None, form: str) -> str:
+def interval_words(ratio: Ratio | None, form: str) -> str:
     if ratio is None or ratio.low is None or ratio.high is None:
         return "-"
     return f"{ratio.low:{form}} to {ratio.high:{form}}"
@@ -176,7 +176,7 @@ def _interval(ratio: Ratio | None, form: str) -> str:
 
 def markdown_report(sections: list[Section], decisions: Sequence[Decision], into: Path) -> str:
     """Claims and all sections as Markdown, for a file in the folder ``into``."""
-    table = _markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
+    table = markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
     head = ["# Results", "## Which of the paper's claims hold", CLAIMS_EXPLANATION, table, EXPLANATION]
     return "\n\n".join([*head, *(section.markdown(into) for section in sections)]) + "\n"
 
@@ -203,7 +203,7 @@ def _inline(picture: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
-def _markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
+def markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
     rule = ("---", *["---:"] * (len(headings) - 1))
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
 
