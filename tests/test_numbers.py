@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from adaecho.figures.__main__ import decisions
-from adaecho.figures.decisions import Decision
-from adaecho.figures.report import claim_cells
+from adaecho.figures.__main__ import decisions, rows_of_tables
+from adaecho.figures.claims_page import claims_page, overview
 from adaecho.records.ends import best_of_searches
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
@@ -22,8 +21,7 @@ _ROW = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", ["README.md", "experiments/quickstart/README.md"])
-def test_the_quickstarts_table_is_its_records(page: str) -> None:
+def test_the_quickstarts_table_is_its_records() -> None:
     outcome = json.loads((ROOT / "results" / "quickstart" / "digits" / "outcome.json").read_text())
     expected = {
         arm["arm"]: (
@@ -35,39 +33,26 @@ def test_the_quickstarts_table_is_its_records(page: str) -> None:
         for arm in outcome
         if arm["arm"] != "baseline"
     }
-    assert {row[0]: row[1:] for row in _ROW.findall((ROOT / page).read_text())} == expected
+    assert {
+        row[0]: row[1:]
+        for row in _ROW.findall((ROOT / "experiments" / "quickstart" / "README.md").read_text())
+    } == expected
 
 
-def test_the_claims_in_the_texts_are_what_the_records_decide() -> None:
-    found = [one for one in decisions(sorted((ROOT / "results").glob("*/digits/trials.json"))) if one.effect]
-    assert len(found) >= 5
-    for one in found:
-        page = {"fig7a": "fig7", "fig7b": "fig7"}.get(one.claim.experiment, one.claim.experiment)
-        for text in ("README.md", f"experiments/{page}/README.md"):
-            assert _claim_row(one) in (ROOT / text).read_text(), text
-            assert f"| {one.verdict} |" in _claim_row(one)
+TABLES = sorted((ROOT / "results").glob("*/*/trials.json"))
 
 
-def test_the_claims_of_fig4_are_in_the_texts() -> None:
-    tables = sorted((ROOT / "results").glob("*/cifar10/trials.json"))
-    found = [claim_cells([one])[0] for one in decisions(tables) if one.claim.experiment == "fig4"]
-    assert len(found) == 2
-    for says, _, _, verdict, effect, interval, p, *_ in found:
-        for page in ("README.md", "experiments/fig4/README.md"):
-            assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
+def test_the_page_of_claims_is_what_the_records_say() -> None:
+    decided = decisions(TABLES)
+    page = claims_page(decided, rows_of_tables(TABLES), ROOT / "results")
+    assert (ROOT / "docs" / "claims.md").read_text() == page, "make figures writes it anew"
+    assert overview(decided) in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("task", ["cifar10", "small_text"])
-def test_the_claims_of_fig3_on_other_tasks_are_in_the_texts(task: str) -> None:
-    tables = sorted((ROOT / "results").glob(f"*/{task}/trials.json"))
-    found = [
-        claim_cells([one])[0] for one in decisions(tables) if one.claim.experiment == "fig3" and one.effect
-    ]
-    for says, _, _, verdict, effect, interval, p, *_ in found:
-        for page in ("README.md", "experiments/fig3/README.md"):
-            assert (
-                f"| {says} | {task} | {effect} | {interval} | {p} | {verdict} |" in (ROOT / page).read_text()
-            )
+def test_every_decided_verdict_has_the_one_of_the_rule_before_beside_it() -> None:
+    earlier = json.loads((ROOT / "results" / "earlier_verdicts.json").read_text())["verdicts"]
+    found = {(one.claim.key, one.task) for one in decisions(TABLES) if one.effect}
+    assert found == {(one["claim"], one["task"]) for one in earlier}
 
 
 def test_the_table_of_fig5_is_its_records() -> None:
@@ -89,14 +74,6 @@ def test_the_table_of_fig5_on_text_is_its_records() -> None:
         ratio = ["1", ""] if arm["echo_factor"] == 1 else _cells(arm)
         cells = [f"{arm['fresh_examples']['mean']:,.0f}", *ratio, f"{arm['steps']['mean']:.0f}"]
         assert f"| {' | '.join([str(arm['echo_factor']), *cells])} |" in page
-    tables = sorted((ROOT / "results").glob("*/small_text/trials.json"))
-    (found,) = (one for one in decisions(tables) if one.claim.experiment == "fig5")
-    says, _, _, verdict, effect, interval, p, *_ = claim_cells([found])[0]
-    assert f"| {says} | {effect} | {interval} | {p} | {verdict} |" in page
-    assert (
-        f"| {says} | small_text | {effect} | {interval} | {p} | {verdict} |"
-        in (ROOT / "README.md").read_text()
-    )
 
 
 def _arms(experiment: str) -> dict[str, dict[str, Any]]:
@@ -160,11 +137,6 @@ def test_the_winners_table_is_their_records() -> None:
         mean, low, high = geometric_mean(costs), min(costs), max(costs)
         best = chosen["fresh_examples"]["mean"]
         assert f"| {best:,.0f} | {mean:,.0f} ({low:,.0f} to {high:,.0f}) | {mean / best:.1f} |" in page
-
-
-def _claim_row(one: Decision) -> str:
-    says, _, _, verdict, effect, interval, p, _, _, _, rerun = claim_cells([one])[0]
-    return f"| {re.sub(' at e = 4', '', says)} | {effect} | {interval} | {p} | {verdict} | {rerun} |"
 
 
 def test_the_table_of_wall_time_is_its_records() -> None:

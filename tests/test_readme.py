@@ -21,7 +21,7 @@ PYTHON = {
     for name, text in {"README.md": README, **DOCS}.items()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
 }
-COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README + DOCS["framework.md"], flags=re.MULTILINE)
 
 
 def test_there_is_something_to_try() -> None:
@@ -62,12 +62,20 @@ def test_commands_compose(command: str) -> None:
         schema.from_plain(schema.to_plain(composed))
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?://)([^)#]+)", README))
-def test_links_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize(
+    "page", sorted({ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/*/*.md")})
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short_and_begins_with_code_to_copy() -> None:
+    assert len(README.split()) <= 1300
+    assert "EchoLoader(" in "\n".join(README.splitlines()[:60])
 
 
 def test_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z]+)\b", README):
+    for target in re.findall(r"`make ([a-z]+)\b", README + DOCS["framework.md"]):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

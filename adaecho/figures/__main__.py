@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaecho.errors import DataError, told
+from adaecho.figures.claims_page import claims_page
 from adaecho.figures.committed import read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
 from adaecho.figures.report import Section, html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors
+from adaecho.records.outcome import Row
 
 
-def draw_all(results: Path, into: Path) -> list[Path]:
+def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list[Path]:
     """Draw every table under ``results`` and write ``report.md`` and ``report.html``; returns what was
-    written. Pictures that lie beside a table (of ``adaecho.show``) are shown with it.
+    written. Pictures that lie beside a table (of ``adaecho.show``) are shown with it. The page of claims
+    goes into a file of its own, if one is named.
 
     Raises:
         DataError: there are no tables, or one can't be read.
@@ -43,7 +46,15 @@ def draw_all(results: Path, into: Path) -> list[Path]:
     for name, text in reports.items():
         (into / name).write_text(text)
         written.append(into / name)
+    if claims_into is not None:
+        claims_into.write_text(claims_page(claims, rows_of_tables(tables), results))
+        written.append(claims_into)
     return written
+
+
+def rows_of_tables(tables: Sequence[Path]) -> dict[tuple[str, str], list[Row]]:
+    """By experiment and task."""
+    return {table.parts[-3:-1]: read_table(table) for table in tables}  # type: ignore[misc]
 
 
 def decisions(tables: Sequence[Path]) -> list[Decision]:
@@ -70,12 +81,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m adaecho.figures", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
+    parser.add_argument(
+        "--claims", type=Path, help="file for the page of claims, docs/claims.md (default: none)"
+    )
     options = parser.parse_args(arguments)
     with told():
         into = options.into or options.results / "figures"
         with folder_errors(into):
             into.mkdir(parents=True, exist_ok=True)
-            written = draw_all(options.results, into)
+            written = draw_all(options.results, into, options.claims)
         for path in written:
             print(path)
 

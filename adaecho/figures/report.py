@@ -148,7 +148,7 @@ def _claim_row(one: Decision) -> Cells:
         "-" if one.permutation_p is None else f"{one.permutation_p:.2g}",
         reached,
         turns_words(one),
-        "-" if one.rerun is None else f"{one.rerun.value:.2f} ({interval_words(one.rerun, '.2f')})",
+        with_interval_words(one.rerun),
     )
 
 
@@ -172,6 +172,11 @@ def interval_words(ratio: Ratio | None, form: str) -> str:
     if ratio is None or ratio.low is None or ratio.high is None:
         return "-"
     return f"{ratio.low:{form}} to {ratio.high:{form}}"
+
+
+def with_interval_words(ratio: Ratio | None) -> str:
+    """A ratio with its interval."""
+    return "-" if ratio is None else f"{ratio.value:.2f} ({interval_words(ratio, '.2f')})"
 
 
 def markdown_report(sections: list[Section], decisions: Sequence[Decision], into: Path) -> str:
