@@ -79,6 +79,8 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Timers)
         "clocks": clocks.state_dict(),
         "bad_examples": [dict(bad) for bad in stages.bad.found if bad["index"] < position.next_index],
     }
+    if _permutation(stages) != "drawn":
+        state["permutation"] = _permutation(stages)
     for stage in stages.all:
         state |= stage.save(position)
     if settings.batch_size is not None or settings.variant.repeats:  # nothing repeats whole batches passed on
@@ -149,6 +151,18 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
             f"load_state_dict: source had {_examples(length)} and has {_examples(stages.source_length)} now, "
             "so that positions in it mean other examples; give the source it was saved with"
         )
+    permutation = state.get("permutation", "drawn")
+    if permutation != _permutation(stages):
+        raise ValueError(
+            f"load_state_dict: the permutation of the state's {_examples(length)} is {permutation}, and this "
+            f"adaecho's of so many is {_permutation(stages)}: other examples would follow; go on with the "
+            "adaecho that saved it, or begin without load_state_dict"
+        )
+
+
+def _permutation(stages: Stages) -> str:
+    # Permutation.method; what is only iterated has an order of its own.
+    return str(getattr(stages.reader, "method", "drawn"))
 
 
 def _foreign(state: Any) -> str:

@@ -1,9 +1,21 @@
 """The order in which the rows of a source of known length are read."""
 
+from math import isqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from adaecho.echo.order import keyed
+
+Rows = NDArray[np.int64]
+
+# From so many rows on a permutation is computed row by row. Below it is drawn as an array for each pass: that
+# keeps the orders of recorded runs, and there it costs little (benchmarks/permutation_length.json).
+LEAST_COMPUTED = 1 << 22
+BLOCK = 4096  # rows computed at once
+_ROUNDS = 6  # a Feistel network of 4 is a pseudorandom permutation already (Luby and Rackoff, 1988)
+_ROUND_KEYS = keyed.STAGE_PURPOSES + 3  # the purpose of the first round's key, after those of the buffers
 
 
 class Permutation:
@@ -11,7 +23,7 @@ class Permutation:
 
     Args:
         length: examples in the source.
-        order: "permutation" draws a new one for every pass from (seed, pass); "shards" permutes the shards
+        order: "permutation" takes a new one for every pass from (seed, pass); "shards" permutes the shards
             and reads each through; "stored" keeps the source's.
         seed: of the permutations.
         shard_lengths: examples of each shard, for "shards".
@@ -22,6 +34,7 @@ class Permutation:
 
     Attributes:
         iteration_length: serials of one iteration, of all ranks; 0 where there is no end.
+        method: of permuting, which a state names: "drawn" as an array, or "computed" row by row.
     """
 
     def __init__(
@@ -29,7 +42,7 @@ class Permutation:
         length: int,
         order: str,
         seed: int,
-        shard_lengths: NDArray[np.int64] | None = None,
+        shard_lengths: Rows | None = None,
         *,
         passes: int | None = None,
         world: int = 1,
@@ -39,13 +52,37 @@ class Permutation:
         of_each = self._stored // world if drop_last else -(-self._stored // world)
         self.iteration_length = of_each * world
         self.length = length
-        self._lengths = shard_lengths
+        self._lengths = None if shard_lengths is None else np.asarray(shard_lengths, dtype=np.int64)
         self._order, self._seed = order, seed
+        self.method = "computed" if order == "permutation" and length >= LEAST_COMPUTED else "drawn"
         self._dtype = np.uint32 if length <= 1 << 32 else np.int64
         self._kept: dict[int, NDArray[Any]] = {}
+        self._block: tuple[int, int, Rows] = (0, 1, np.empty(0, dtype=np.int64))  # of serials: see _in_block
 
-    def rows(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of each serial."""
+    def rows(self, serials: NDArray[np.int64]) -> Rows:
+        """The row of each serial, int64 [n]; several threads may ask at once."""
+        return self._in_block(serials) if self.method == "computed" else self._of_serials(serials)
+
+    def _in_block(self, serials: NDArray[np.int64]) -> Rows:
+        """Rows from a block of those to come: a call of NumPy costs as much for a few of them as for many.
+
+        One rank's serials are first, first + step, first + 2 step, ...; what is asked for otherwise, as by a
+        resume, is computed alone.
+        """
+        if not 1 < len(serials) <= BLOCK:
+            return self._of_serials(serials)
+        first, step, rows = self._block
+        places, rest = np.divmod(serials - first, step)  # [n] each
+        if rest.any() or places.min() < 0 or places.max() >= len(rows):
+            first, step = int(serials[0]), int(serials[1] - serials[0])
+            if step < 1 or (np.diff(serials) != step).any():
+                return self._of_serials(serials)
+            rows = self._of_serials(first + step * np.arange(BLOCK, dtype=np.int64))
+            self._block = first, step, rows  # at once: what an interrupt leaves is whole
+            places = np.arange(len(serials))
+        return rows[places]
+
+    def _of_serials(self, serials: NDArray[np.int64]) -> Rows:
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
@@ -55,11 +92,25 @@ class Permutation:
         if not len(passes):
             return positions
         if (passes == passes[0]).all():
-            return self._pass(int(passes[0]))[positions].astype(np.int64)
+            return self._of_pass(int(passes[0]), positions)
         rows = np.empty(len(serials), dtype=np.int64)
         for number in np.unique(passes):
             chosen = passes == number  # bool [n]
-            rows[chosen] = self._pass(int(number))[positions[chosen]]
+            rows[chosen] = self._of_pass(int(number), positions[chosen])
+        return rows
+
+    def _of_pass(self, number: int, positions: Rows) -> Rows:
+        """The row at each position of one pass."""
+        if self.method == "computed":
+            return permuted(positions, self.length, self._seed, number)
+        if self._order != "shards":
+            return self._pass(number)[positions].astype(np.int64)
+        assert self._lengths is not None
+        shards = self._pass(number)  # [shards], in the order of this pass
+        ends = np.cumsum(self._lengths[shards])  # [shards], positions where each ends
+        place = np.searchsorted(ends, positions, side="right")  # [n], which of them a position lies in
+        starts = np.cumsum(self._lengths) - self._lengths  # [shards], the first row of each as stored
+        rows: Rows = positions - (ends - self._lengths[shards])[place] + starts[shards[place]]
         return rows
 
     def _pass(self, number: int) -> NDArray[Any]:
@@ -71,13 +122,48 @@ class Permutation:
 
     def _drawn(self, number: int) -> NDArray[Any]:
         rng = np.random.Generator(self._bits(number))
-        rows = np.arange(self.length, dtype=self._dtype)  # [length]
-        return self._shards(rows, rng) if self._order == "shards" else rng.permutation(rows)
+        if self._order == "shards":
+            assert self._lengths is not None
+            return rng.permutation(len(self._lengths))  # [shards]
+        return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]
 
     def _bits(self, number: int) -> np.random.Philox:
         return np.random.Philox(key=np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64))
 
-    def _shards(self, rows: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        assert self._lengths is not None
-        shards = np.split(rows, np.cumsum(self._lengths)[:-1])
-        return np.concatenate([shards[shard] for shard in rng.permutation(len(shards))])
+
+def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
+    """The row at each position of one pass: a bijection of [0, ``length``), computed in place of drawn.
+
+    A Feistel network on pairs (left, right) of [0, a) x [0, b), a b >= length, whose rounds add a keyed hash
+    of one side to the other modulo its size, walked on from what falls beyond the length until it lies within
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: generalized Feistel and
+    cycle-walking). a b is below length + a, so that few walk on. A pass differs from the next by its keys.
+
+    Args:
+        positions: int64 [n], each in [0, length).
+        length: rows, >= 1.
+        seed: any integer.
+        number: of the pass.
+
+    Returns:
+        Rows, int64 [n].
+    """
+    key = keyed.item_keys(seed, np.array([number << keyed.ECHO_BITS], dtype=np.int64))
+    keys = [keyed.bits(key, _ROUND_KEYS + turn) for turn in range(_ROUNDS)]  # uint64 [1] each
+    sizes = isqrt(length - 1) + 1, -(-length // (isqrt(length - 1) + 1))
+    rows = _network(positions, keys, sizes)
+    beyond = np.flatnonzero(rows >= length)
+    while len(beyond):
+        rows[beyond] = _network(rows[beyond], keys, sizes)
+        beyond = beyond[rows[beyond] >= length]
+    return rows
+
+
+def _network(values: Rows, keys: list[keyed.Keys], sizes: tuple[int, int]) -> Rows:
+    size, other = sizes
+    left, right = np.divmod(values, other)  # [n] each, below size and other
+    for key in keys:
+        left += keyed.integers(right.astype(np.uint64) + key, 0, 0, size)
+        left -= np.where(left >= size, size, 0)
+        left, right, size, other = right, left, other, size
+    return left * other + right

@@ -49,6 +49,11 @@ class RandomReader:
         self._index, self._limit = 0, sys.maxsize
         self._seed, self._num_workers, self._echo = seed + _DATASET_SEED, num_workers, echo
 
+    @property
+    def method(self) -> str:
+        """How rows are permuted, which a state names: see ``Permutation``."""
+        return self._permutation.method
+
     def begin(
         self,
         iteration: int,
