@@ -4,7 +4,9 @@ All are map-style sources that give the bytes of an image and its label; task im
 ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
+import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,8 +153,11 @@ def _folders(top: Path) -> LabelledImages:
     classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir())
     files: list[Path] = []
     labels: list[int] = []
+    others: Counter[str] = Counter()  # by their endings
     for label, name in enumerate(classes):
-        found = sorted(file for file in (top / name).rglob("*") if file.suffix.lower() in IMAGE_ENDINGS)
+        inside = [file for file in (top / name).rglob("*") if file.is_file() and file.name[0] != "."]
+        found = sorted(file for file in inside if file.suffix.lower() in IMAGE_ENDINGS)
+        others.update(file.suffix.lower() for file in inside if file.suffix.lower() not in IMAGE_ENDINGS)
         if not found:
             raise DataError(
                 f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
@@ -164,6 +169,15 @@ def _folders(top: Path) -> LabelledImages:
         raise DataError(
             f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar (shards are read "
             "plain: gunzip those that end in .gz)"
+        )
+    if others:
+        kinds = ", ".join(
+            f"{count} {ending or 'without an ending'}" for ending, count in sorted(others.items())
+        )
+        print(
+            f"warning: {top}: {others.total()} files in its class folders are left out, as images end in "
+            f"{', '.join(IMAGE_ENDINGS)}: {kinds}",
+            file=sys.stderr,
         )
     return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
 

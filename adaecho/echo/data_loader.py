@@ -29,6 +29,9 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "augment(example, rng)",
     ),
 }
+# Those of DataLoader's arguments that are taken.
+_TAKEN = ("shuffle", "collate_fn", "prefetch_factor", "persistent_workers")
+NO_SOURCE = object()
 # Attributes of a DataLoader that have no counterpart.
 _ABSENT = {
     "sampler": "order= and the ranks decide what comes next; loader.set_epoch(n) goes to an iteration",
@@ -42,6 +45,20 @@ _ABSENT = {
     "timeout": "the source has a time limit of its own",
     "multiprocessing_context": "workers are threads",
 }
+
+
+def source_of(source: Any, given: dict[str, Any]) -> Any:
+    """The source, which may have been given under a DataLoader's name for it; takes that out of ``given``.
+
+    Raises:
+        TypeError: there is none, or there are two.
+    """
+    dataset = given.pop("dataset", NO_SOURCE)
+    if source is not NO_SOURCE and dataset is not NO_SOURCE:
+        raise TypeError("dataset= with source: they are the same argument; give one")
+    if source is NO_SOURCE and dataset is NO_SOURCE:
+        raise TypeError("EchoLoader needs a source of examples: EchoLoader(dataset, batch_size)")
+    return dataset if source is NO_SOURCE else source
 
 
 @dataclass
@@ -76,7 +93,8 @@ class Taken:
             elif name == "persistent_workers":
                 pass  # threads: to end them or keep them is the same
             elif name not in _REFUSED:
-                raise TypeError(f"EchoLoader has no argument {name!r}{_similar(name, names)}")
+                known = [*names, *_TAKEN, *_REFUSED]
+                raise TypeError(f"EchoLoader has no argument {name!r}{_similar(name, known)}")
             elif not any(value is nothing or value == nothing for nothing in _REFUSED[name][0]):
                 raise ValueError(f"{name}={_shown(value)}: {_REFUSED[name][1]}")
 

@@ -14,7 +14,15 @@ import torch
 from adaecho.echo import state as saved
 from adaecho.echo.batch.batches import Position, Ready
 from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.data_loader import Taken, absent, check_iterable, check_sampler, check_source
+from adaecho.echo.data_loader import (
+    NO_SOURCE,
+    Taken,
+    absent,
+    check_iterable,
+    check_sampler,
+    check_source,
+    source_of,
+)
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
@@ -22,6 +30,7 @@ from adaecho.echo.read.sources import IterableSource, as_source
 from adaecho.echo.read.wrapped import keyed, warn_if_unshared
 from adaecho.echo.settings import (
     Settings,
+    check_functions,
     check_place,
     check_still_alone,
     check_whole_batches,
@@ -55,8 +64,9 @@ class EchoLoader(Gauges):
     Args:
         source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
             function that returns an iterator for each pass.
-        batch_size: examples per batch. None: the source gives whole batches (a DataLoader, say), which are
-            passed on in its order or, with ``echo="batch"``, repeated; ``decode`` takes a whole batch then.
+        batch_size: examples per batch, 1 by default as in a DataLoader. None: the source gives whole batches
+            (a DataLoader, say), which are passed on in its order or, with ``echo="batch"``, repeated;
+            ``decode`` takes a whole batch then.
         echo: one of ``none``, ``batch``, ``example_before_augmentation``, ``example_after_augmentation``.
         factor: echoing factor e >= 1: how often each item leaves the echo stage. Not whole: floor or ceil
             for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
@@ -102,9 +112,9 @@ class EchoLoader(Gauges):
         batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
-        arguments_of_data_loader: other arguments that a DataLoader has. ``shuffle``, ``collate_fn`` and
-            ``prefetch_factor`` are taken for ``order``, ``collate`` and ``prefetch``, others refused with
-            what replaces them (docs/from-dataloader.md).
+        arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
+            ``collate_fn`` and ``prefetch_factor`` are taken for ``source``, ``order``, ``collate`` and
+            ``prefetch``, others refused with what replaces them (docs/from-dataloader.md).
 
     Attributes:
         agree_on_R: what ``factor="auto"`` follows, as a function of this rank's R (None until known); may be
@@ -117,8 +127,8 @@ class EchoLoader(Gauges):
 
     def __init__(
         self,
-        source: Any,
-        batch_size: int | None,
+        source: Any = NO_SOURCE,
+        batch_size: int | None = 1,
         *,
         echo: str = "none",
         factor: float | str = 1.0,
@@ -145,6 +155,7 @@ class EchoLoader(Gauges):
         state_of_all_ranks: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
+        source = source_of(source, arguments_of_data_loader)
         self._state_of_all_ranks = state_of_all_ranks
         # Neither given a part nor told one by torch.distributed.
         self._made_alone = (rank, world_size) == (None, None) and not is_distributed()
@@ -167,6 +178,8 @@ class EchoLoader(Gauges):
             world_size, max_factor, max_bad_examples, drop_last,
             None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
         )  # fmt: skip
+        self.settings.warn_of_idle_echo()
+        check_functions(decode=decode, collate=collate, batch_length=batch_length)
         check_place(place, decode, self.settings)
         check_whole_batches(batch_size, augment, collate, batch_length)
         if batch_size is None:
@@ -374,6 +387,9 @@ class EchoLoader(Gauges):
             self._look_ahead()
 
     # As of a DataLoader
+
+    def __repr__(self) -> str:
+        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
 
     @property
     def dataset(self) -> Any:

@@ -1,12 +1,13 @@
 """The arguments of an EchoLoader, checked."""
 
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
+from adaecho.echo.read.access import warn_caller
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, Variant, check_factor
 
 # Settings that are whole numbers, with the least that each may be.
@@ -121,6 +122,26 @@ class Settings:
         """As numbers and strings."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def __str__(self) -> str:
+        """Those that tell loaders apart: what has a default is left out where it has that."""
+        told = [
+            field for field in fields(self) if getattr(self, field.name) != _USUAL.get(field.name, MISSING)
+        ]
+        return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
+
+    def warn_of_idle_echo(self) -> None:
+        """Warn of an echo that repeats nothing, or whose repeats of an example follow one another."""
+        echo, repeats = f"echo={self.echo!r}", self.variant.repeats
+        if not repeats:
+            return
+        if self.factor == 1:
+            warn_caller(f"{echo} with factor=1 repeats nothing; give factor=2, say, or leave echo out")
+        elif repeats == "examples" and not self.shuffle_buffer:
+            warn_caller(
+                f"{echo} with shuffle_buffer=0: all repeats of an example follow one another, mostly in one "
+                "batch; give shuffle_buffer=, many times batch_size, which spreads them"
+            )
+
     def check_same(self, saved: dict[str, Any]) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others."""
         for name, value in self.plain().items():
@@ -134,6 +155,23 @@ class Settings:
                 )
             raise ValueError(
                 f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; {remedy}"
+            )
+
+
+# Of settings that most loaders leave as they are.
+_USUAL = {
+    "echo": "none", "factor": 1.0, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "order": "permutation",
+    "epochs": None, "seed": 0, "rank": 0, "world_size": 1, "max_factor": 16, "max_bad_examples": 0,
+    "drop_last": False, "sampler": None,
+}  # fmt: skip
+
+
+def check_functions(**given: Any) -> None:
+    """Raises ValueError for what can't be called."""
+    for name, function in given.items():
+        if function is not None and not callable(function):
+            raise ValueError(
+                f"{name}={function!r:.80}: must be a function; a {type(function).__name__} is none"
             )
 
 

@@ -120,16 +120,21 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
     """The bytes of an encoded image, uint8 [n], of no more pixels than allowed."""
     if isinstance(encoded, dict):
         encoded = encoded.get("bytes")
-    if encoded is None or not len(encoded):
-        raise ValueError("it holds no image bytes")
     if isinstance(encoded, str):
         raise ValueError(f"a path ({encoded!r}) is no image; let the source read the file")
-    if not isinstance(encoded, np.ndarray):
-        content = np.frombuffer(encoded, np.uint8)
-    elif encoded.ndim == 1 and encoded.dtype == np.uint8:
-        content = encoded
-    else:
-        raise ValueError(f"an encoded image is bytes, not an array {encoded.dtype} of {encoded.shape}")
+    of_bytes = isinstance(encoded, np.ndarray) and encoded.ndim == 1 and encoded.dtype == np.uint8
+    if encoded is not None and not of_bytes and not isinstance(encoded, bytes | bytearray | memoryview):
+        kind = f"{type(encoded).__module__.partition('.')[0]}.{type(encoded).__name__}"
+        shape = getattr(encoded, "shape", None) or getattr(encoded, "size", None)
+        if shape is not None:
+            raise ValueError(
+                f"an encoded image is bytes, not a {kind} of {tuple(shape)}: it is decoded already; leave "
+                "decode= out, and give what it holds as a uint8 array [height, width, 3]"
+            )
+        raise ValueError(f"an encoded image is bytes, not a {kind}")
+    if encoded is None or not len(encoded):
+        raise ValueError("it holds no image bytes")
+    content = encoded if isinstance(encoded, np.ndarray) else np.frombuffer(encoded, np.uint8)
     size = encoded_size(encoded if isinstance(encoded, bytes) else content.data)
     if size is not None and size[0] * size[1] > MAX_PIXELS:
         raise ValueError(

@@ -194,3 +194,16 @@ def test_parquet_of_another_schema_or_cut_short_is_refused(tmp_path: Path) -> No
 def test_bad_examples_say_why(example: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_labelled(example, 3)
+
+
+def test_files_in_class_folders_that_are_no_images_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders(tmp_path, {"train": range(6)})
+    inside = next((tmp_path / "train").iterdir())
+    for name in ("one.heic", "two.HEIC", "list.txt", ".DS_Store"):
+        (inside / name).touch()
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    assert len(found.source) == 6
+    assert "3 files in its class folders are left out" in capsys.readouterr().err.replace("\n", "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -212,3 +213,11 @@ def test_the_centre_is_cropped_as_by_resizing_first() -> None:
     left = (pillow.width - 28) // 2
     theirs = np.asarray(pillow.crop((left, 2, left + 28, 30)))
     assert np.abs(ours["image"].astype(int) - theirs).mean() < 8
+
+
+@pytest.mark.parametrize(
+    "image", [np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8), Image.new("RGB", (8, 8))]
+)
+def test_an_image_that_is_decoded_already_is_refused_with_what_to_do(image: Any) -> None:
+    with pytest.raises(ValueError, match="is decoded already; leave decode= out"):
+        DecodeImage()({"image": image})

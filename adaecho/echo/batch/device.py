@@ -19,7 +19,7 @@ class ToDevice:
         device: where to; None leaves batches as they are.
 
     Raises:
-        ValueError: torch knows no such device.
+        ValueError: torch knows no such device, or doesn't find it.
     """
 
     def __init__(self, device: str | torch.device | None) -> None:
@@ -28,6 +28,8 @@ class ToDevice:
         except RuntimeError as error:
             raise ValueError(f"device={device!r}: torch knows no such device ({error})") from error
         self._cuda = self._device is not None and self._device.type == "cuda"
+        if self._cuda and not torch.cuda.is_available():
+            raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; give None, or 'cpu'")
         if self._device == torch.device("cuda") and torch.cuda.is_available():
             # The current one of this thread: that of the loader's threads would be the first.
             self._device = torch.device("cuda", torch.cuda.current_device())

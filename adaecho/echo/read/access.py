@@ -76,7 +76,7 @@ class ThreadCopies:
         """Warn, once, where several threads have to take turns."""
         if self._hindrance is not None and not self._warned:
             self._warned = True
-            _warn_caller(_in_turns(self._dataset, self._hindrance))
+            warn_caller(_in_turns(self._dataset, self._hindrance))
 
     def _loaded(self) -> Any:
         assert self._pickled is not None
@@ -142,7 +142,7 @@ def _in_turns(dataset: Any, error: Exception) -> str:
     )
 
 
-def _warn_caller(message: str) -> None:
+def warn_caller(message: str) -> None:
     """Warn at the line outside this package that made the loader or asked for a batch."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
@@ -205,7 +205,7 @@ def check_draws(dataset: Any, echo: str) -> bool:
         ),
         "batch": "all repeats of a batch then show the same draws, as batch echoing has it; ",
     }.get(echo, "")
-    _warn_caller(
+    warn_caller(
         f"source: {type(dataset).__name__} draws random numbers{what} as it reads an example: {consequence}"
         "give the dataset without it, and its transform as EchoLoader(augment=...). Until then the "
         "generators of random, NumPy and torch are seeded for each example, and num_workers read in as many "

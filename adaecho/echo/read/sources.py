@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, Rows, flatten
 from adaecho.echo.read.map_source import MapSource
@@ -109,6 +109,8 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     """
     if isinstance(source, IterableDataset):  # it may tell a length, and inherits a __getitem__ that raises
         return IterableSource(source)
+    if isinstance(source, np.ndarray | torch.Tensor) and not source.ndim:
+        raise ValueError(f"source: {source!r:.80} is one number, and no array of examples")
     arrays = _as_arrays(source)
     found: ArraySource | MapSource | IterableSource
     if arrays is not None:
@@ -129,7 +131,13 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
 
 
 def _check_rows(source: Any) -> None:
-    """Raises ValueError for a table that is indexed by its columns' names."""
+    """Raises ValueError for what is indexed by the names of its columns, or splits."""
+    if isinstance(source, dict) and source and all(map(_is_dataset, source.values())):
+        name = next(iter(source))
+        raise ValueError(
+            f"source: a {type(source).__name__} holds splits ({', '.join(map(str, source))}), not examples; "
+            f"give one: source[{name!r}]"
+        )
     of_columns = isinstance(source, dict) and len(source) > 0 and 0 not in source
     if of_columns or (hasattr(source, "iloc") and hasattr(source, "columns")):
         raise ValueError(
@@ -137,6 +145,11 @@ def _check_rows(source: Any) -> None:
             "{name: numpy.asarray(source[name]) for name in source}, or a dataset whose __getitem__(row) "
             "returns one example"
         )
+
+
+def _is_dataset(value: Any) -> bool:
+    """Whether a dict's value is a dataset by itself; a column of one has no columns."""
+    return isinstance(value, Dataset | IterableDataset) or hasattr(value, "column_names")
 
 
 def _as_arrays(source: Any) -> Columns | None:

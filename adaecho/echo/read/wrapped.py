@@ -7,7 +7,6 @@ iterated through a copy, whose samplers draw from a generator of their own: the 
 import copy
 import random
 import threading
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from torch.utils.data import (
 )
 
 from adaecho.echo.order.sampled import seeds_of_pass
+from adaecho.echo.read.access import warn_caller
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
@@ -276,12 +276,11 @@ def warn_if_unshared(source: Any, world_size: int) -> bool:
     samplers = [one for one in _parts(source)[2:] if one is not None]
     if not all(type(sampler) in _SHARE_NOTHING for sampler in samplers):
         return False
-    warnings.warn(
+    warn_caller(
         f"source: each of {world_size} ranks reads all examples of this {type(source).__name__}, in the same "
         f"order: its {type(source.sampler).__name__} shares out nothing. Give it "
         "sampler=DistributedSampler(dataset), which is told each pass; or give its dataset itself, "
         "EchoLoader(dataset, batch_size), which shares out; where the dataset is one rank's part already, "
-        "rank=0, world_size=1 says so",
-        stacklevel=3,
+        "rank=0, world_size=1 says so"
     )
     return True

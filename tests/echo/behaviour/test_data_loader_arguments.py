@@ -1,6 +1,7 @@
 """Every argument and attribute of a DataLoader gets an answer."""
 
 import inspect
+import warnings
 from itertools import islice
 from typing import Any
 
@@ -268,3 +269,67 @@ def test_batches_of_an_echo_loader_are_not_batched_again() -> None:
         EchoLoader(inner, 3)
     twice = EchoLoader(inner, batch_size=None, echo="batch", factor=2, epochs=1)
     assert [len(batch["label"]) for batch in twice] == [4] * 4
+
+
+def test_calls_as_of_a_data_loader() -> None:
+    dataset = TensorDataset(torch.arange(20.0))
+    assert len(next(iter(EchoLoader(dataset, shuffle=True)))[0]) == 1
+    assert len(next(iter(EchoLoader(dataset=dataset, batch_size=10)))[0]) == 10
+    with pytest.raises(ValueError, match="batch_sampler=BatchSampler: batches are made after the echo"):
+        EchoLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, False))
+    with pytest.raises(TypeError, match="needs a source of examples"):
+        EchoLoader(batch_size=3)
+    with pytest.raises(TypeError, match="the same argument"):
+        EchoLoader(dataset, dataset=dataset)
+
+
+def test_it_shows_what_it_was_made_with() -> None:
+    shown = repr(EchoLoader(arrays(9), 3, echo="batch", factor=2, epochs=1))
+    assert shown == "EchoLoader(dict, batch_size=3, echo='batch', factor=2, epochs=1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("shufle", "shuffle"), ("pinmemory", "pin_memory"), ("num_worker", "num_workers")]
+)
+def test_a_mistyped_argument_of_either_loader_is_answered_with_the_nearest(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"no argument '{name}'; did you mean '{meant}'"):
+        EchoLoader(arrays(9), 3, **{name: True})
+
+
+@pytest.mark.parametrize("name", ["decode", "collate", "collate_fn", "batch_length"])
+def test_what_is_no_function_is_refused(name: str) -> None:
+    batch_size = None if name == "batch_length" else 3
+    with pytest.raises(ValueError, match="=3: must be a function; a int is none"):
+        EchoLoader([torch.zeros(3)], batch_size, **{name: 3})
+
+
+@pytest.mark.parametrize("number", [np.array(3.0), torch.tensor(3.0)])
+def test_a_single_number_is_no_source(number: Any) -> None:
+    with pytest.raises(ValueError, match="is one number, and no array of examples"):
+        EchoLoader(number, 3)
+
+
+def test_of_a_dict_of_splits_one_is_asked_for() -> None:
+    splits = {"train": TensorDataset(torch.arange(3)), "test": TensorDataset(torch.arange(2))}
+    with pytest.raises(ValueError, match=r"a dict holds splits \(train, test\).*source\['train'\]"):
+        EchoLoader(splits, 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
+def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made(device: Any) -> None:
+    with pytest.raises(ValueError, match=r"device='cuda(:1)?': torch finds no CUDA device here"):
+        EchoLoader(arrays(9), 3, device=device)
+
+
+def test_an_echo_that_does_nothing_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing") as caught:
+        EchoLoader(arrays(9), 3, echo="batch")
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an example follow one another"):
+        EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EchoLoader(arrays(9), 3)
+        EchoLoader(arrays(9), 3, echo="batch", factor="auto")
+        EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=6)
