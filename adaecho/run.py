@@ -4,7 +4,6 @@ Training is imported only when it is about to begin, so that ``--cfg job`` and t
 """
 
 import difflib
-import gc
 import os
 import re
 import sys
@@ -19,8 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.config.launched import launched_rank, launched_ranks, local_rank
+from adaecho.config.identity import BUDGETS
+from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
 from adaecho.errors import ConfigError, UserError, fail, told
+from adaecho.records.status import Status
 
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -48,13 +49,11 @@ def _run(composed: DictConfig) -> None:
     if launched_rank() == 0:
         for caution in cautions(config):
             print(f"warning: {caution}", file=sys.stderr)
-    gc.disable()  # what torch makes at import stays: scanning it while it grows only takes time
-    from adaecho.ranks import joined
-    from adaecho.training.device import choose_device
-    from adaecho.training.display import Display
-    from adaecho.training.trial import run_trial
-
-    gc.enable()
+    with importing():
+        from adaecho.ranks import joined
+        from adaecho.training.device import choose_device
+        from adaecho.training.display import Display
+        from adaecho.training.trial import run_trial
     with joined(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
             print(f"{folder}: {_headline(config)}{_of(ranks.world_size)}", flush=True)
@@ -65,7 +64,7 @@ def _run(composed: DictConfig) -> None:
         for name, path in summary.get("model", {}).items():
             print(f"{name} weights: {folder / path}", flush=True)
         print(_outcome(summary), flush=True)
-    if summary["status"] == "preempted":
+    if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
             print("the same command continues", file=sys.stderr)
         sys.exit(130)
@@ -87,7 +86,7 @@ def _check_mode(config: schema.Config, mode: RunMode | None) -> None:
 
 def cautions(config: schema.Config) -> list[str]:
     """What a run may be meant to do, but rarely is; one sentence each."""
-    if config.target.value is None and all(getattr(config, key) is None for key in schema.BUDGETS):
+    if config.target.value is None and all(getattr(config, key) is None for key in BUDGETS):
         return [
             "neither a target nor a budget: the run goes on until it is interrupted; set target.value=, "
             "max_steps=, max_fresh_examples= or max_train_time_s="

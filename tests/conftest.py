@@ -1,11 +1,14 @@
 """What every test shares: composed configs, small and deterministic."""
 
+import copy
+import functools
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -39,15 +42,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     return hand
 
 
+@functools.cache  # composing takes a fifteenth of a second, and tests of one file share their overrides
+def _composed(*overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return schema.to_plain(compose("config", overrides=["tracking=none", *overrides]))
+
+
 @pytest.fixture
 def compose_config() -> Compose:
     """``compose_config("task=digits", "echo=batch")`` is the validated config of that command, untracked."""
 
     def composed(*overrides: str) -> schema.Config:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return schema.from_plain(
-                schema.to_plain(compose("config", overrides=["tracking=none", *overrides]))
-            )
+        return schema.from_plain(copy.deepcopy(_composed(*overrides)))
 
     return composed
 

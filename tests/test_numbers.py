@@ -10,7 +10,7 @@ import pytest
 
 from adaecho.figures.__main__ import decisions, rows_of_tables
 from adaecho.figures.claims_page import claims_page, overview
-from adaecho.records.ends import best_of_searches
+from adaecho.records.outcome import best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
 from adaecho.records.trials import read_rows
@@ -112,7 +112,7 @@ def test_the_tables_of_fig7_are_their_records() -> None:
 @pytest.mark.parametrize("record", ["controls/digits", "controls_cifar10/cifar10"])
 def test_the_tables_of_controls_are_their_records(record: str) -> None:
     best: dict[str, list[float]] = {}
-    for row in best_of_searches(read_rows(ROOT / "results" / record / "trials.json")):
+    for row in best_trials(read_rows(ROOT / "results" / record / "trials.json")).values():
         best.setdefault(row["arm"], []).append(row["best_value"])
     page = (ROOT / "experiments" / "controls" / "README.md").read_text()
     for factor in (2, 4):

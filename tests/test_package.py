@@ -17,6 +17,26 @@ def test_importing_the_package_imports_no_torch() -> None:
     _python("import sys, adaecho; assert 'torch' not in sys.modules")
 
 
+_DESIGN = """
+import sys
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from adaecho.run import CONF
+from adaecho.search import sweeper
+with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    hydra = GlobalHydra.instance().hydra
+    config = hydra.compose_config("config", ["experiment=fig3", "task=cifar10"], RunMode.MULTIRUN)
+    design = sweeper.build_design(config, hydra.config_loader, list(config.hydra.overrides.task))
+assert len(design.arms) > 1
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_sweep_is_composed_and_checked_without_torch() -> None:
+    _python(_DESIGN)
+
+
 def test_the_drop_ins_import_where_the_extras_are_absent() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = {"opencv-python-headless": "cv2", "scikit-learn": "sklearn", "hydra-core": "hydra"}

@@ -11,10 +11,23 @@ def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
 
 
-def at_least(key: str, value: int, least: int) -> None:
-    """Raises ConfigError where a whole number is too small."""
-    if value < least:
+def at_least(key: str, value: float | None, least: float) -> None:
+    """Raises ConfigError where a number is too small; null, where the key may be, passes."""
+    if value is not None and value < least:
         raise ConfigError(f"{key}={value}: must be at least {least}")
+
+
+def positive(key: str, value: float | None, null: str = "") -> None:
+    """Raises ConfigError where a number is not positive and finite; ``null`` says what null means."""
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"{key}={value}: must be a positive number{'; null ' * bool(null)}{null}")
+
+
+def within(key: str, value: float, interval: str) -> None:
+    """Raises ConfigError where a number lies outside of an interval from 0 to 1, such as ``[0, 1)``."""
+    low = value >= 0 if interval[0] == "[" else value > 0
+    if not (low and (value <= 1 if interval[-1] == "]" else value < 1)):
+        raise ConfigError(f"{key}={value}: must lie in {interval}")
 
 
 def finite_at_least(key: str, value: float, least: float) -> None:

@@ -1,6 +1,10 @@
-"""Which of how many processes this one is, as torchrun or a Slurm job of ours put it into the environment."""
+"""This process: which of how many, as torchrun or a Slurm job of ours told it, and how it imports torch."""
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from adaecho.errors import ConfigError
 
@@ -36,6 +40,20 @@ def started_by_torchrun() -> bool:
 def was_restarted() -> bool:
     """Whether torchrun started this process again after a failure (``--max-restarts``)."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around the first import of torch, whose objects stay: no garbage collection is to scan them."""
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _number(name: str, default: int) -> int:

@@ -1,11 +1,10 @@
 """The sections ``optimizer`` and ``schedule`` of a config."""
 
-import math
 from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from adaecho.config.bounds import at_least, finite_at_least, one_of
+from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
 from adaecho.errors import ConfigError
 
 SCHEDULES = ("constant", "linear_decay", "drops")
@@ -53,21 +52,14 @@ class ScheduleConfig:
 
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
-    rate, momentum = optimizer.learning_rate, optimizer.momentum
     one_of("optimizer.name", optimizer.name, OPTIMIZERS)
-    if not (math.isfinite(rate) and rate > 0):
-        raise ConfigError(f"optimizer.learning_rate={rate}: must be a positive number")
-    for key, value in (("momentum", momentum), ("beta1", optimizer.beta1), ("beta2", optimizer.beta2)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"optimizer.{key}={value}: must lie in [0, 1)")
-    if optimizer.name == "sgd" and optimizer.nesterov and momentum == 0:
+    positive("optimizer.learning_rate", optimizer.learning_rate)
+    for key in ("momentum", "beta1", "beta2"):
+        within(f"optimizer.{key}", getattr(optimizer, key), "[0, 1)")
+    if optimizer.name == "sgd" and optimizer.nesterov and optimizer.momentum == 0:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum > 0")
-    if not 0 < optimizer.epsilon < math.inf:
-        raise ConfigError(f"optimizer.epsilon={optimizer.epsilon}: must be a positive number")
-    if optimizer.clip_norm is not None and not 0 < optimizer.clip_norm < math.inf:
-        raise ConfigError(
-            f"optimizer.clip_norm={optimizer.clip_norm}: must be a positive number; null doesn't clip"
-        )
+    positive("optimizer.epsilon", optimizer.epsilon)
+    positive("optimizer.clip_norm", optimizer.clip_norm, "doesn't clip")
     finite_at_least("optimizer.weight_decay", optimizer.weight_decay, 0)
 
 
@@ -92,10 +84,8 @@ def _validate_duration(schedule: ScheduleConfig, name: str) -> None:
         raise ConfigError(
             f"schedule.{name}_steps={steps} and schedule.{name}_epochs={epochs}: say it in one of the two"
         )
-    if steps is not None:
-        at_least(f"schedule.{name}_steps", steps, 0)
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise ConfigError(f"schedule.{name}_epochs={epochs}: must be a positive number; null means none")
+    at_least(f"schedule.{name}_steps", steps, 0)
+    positive(f"schedule.{name}_epochs", epochs, "means none")
 
 
 def _duration(schedule: ScheduleConfig, name: str) -> float | None:

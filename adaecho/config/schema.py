@@ -1,13 +1,10 @@
 """The typed config tree: the schema that ``conf/`` fills and every override is checked against.
 
-Types catch typos and wrong kinds at composition, ``validate`` what a type can't say. ``run_id`` names a
-run folder by what can change its trajectory and by nothing else.
+Types catch typos and wrong kinds at composition, ``validate`` what a type can't say.
 """
 
 import functools
-import hashlib
 import inspect
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +13,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from adaecho.config.bounds import at_least, finite_at_least, one_of
+from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
+from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
@@ -24,10 +22,7 @@ from adaecho.echo.variants import ORDERS, PLACES, RESTORES, VARIANTS, check_fact
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
-PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-COMPILATIONS = ("off", "default", "reduce-overhead")
-TRACKERS = ("none", "wandb")
 MAX_THREADS = 1024
 
 
@@ -121,7 +116,6 @@ class SearchConfig:
     # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
     prune: bool = False
     needs_every_trial: bool = False  # refuses prune=true
-    allow_changed_code: bool = False  # let a queued job run although the code has changed since
     # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1))
     axes: dict[str, str] = field(default_factory=dict)
     # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
@@ -160,72 +154,8 @@ class Config:
     fresh: bool = False  # start anew and keep the old folder beside the new one
 
 
-# Keys that can't change what a run computes up to a given step: they may differ when a run is resumed.
-# Budgets are here too: a larger one continues the run.
-COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see RunFolder.start
-BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-_NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS)
-# Below a group: what only decides how fast or in how much memory the same batches are made.
-_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("place",)}
-# Keys that came after the first records, with the value that means what runs did before: at that value they
-# are no part of the identity, so that folders keep their names and searches their points.
-_ADDED_KEYS = {"compile": "off"}
-_ADDED: dict[str, dict[str, Any]] = {
-    "task": {
-        "model": "conv",
-        "depth": 32,
-        "channels": 16,
-        "validation_shards": None,
-        "training_examples": None,
-    },
-    "adascale": {"rule": "gain"},
-    "data": {"order": "permutation"},
-    "optimizer": {
-        "name": "sgd",
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-8,
-        "decay_norms_and_biases": True,
-        "clip_norm": None,
-        "fused": False,
-        "zero_redundancy": False,
-    },
-    "schedule": {
-        "decay_epochs": None,
-        "warmup_epochs": None,
-        "first_drop_steps": None,
-        "first_drop_epochs": None,
-        "drop_gap_steps": None,
-        "drop_gap_epochs": None,
-        "drop_factor": 10.0,
-        "counts": "steps",
-    },
-    "evaluate": {"max_examples": None},
-    "target": {"in_a_row": 1, "chance": None, "chance_share": 0.5},
-}
-
-
-def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a plain config that decides a run's trajectory; resuming compares it."""
-    kept = {
-        key: value
-        for key, value in config.items()
-        if key not in _NOT_IDENTITY and (key not in _ADDED_KEYS or value != _ADDED_KEYS[key])
-    }
-    for group in kept.keys() & {*_NOT_IDENTITY_IN, *_ADDED}:
-        dropped, added = _NOT_IDENTITY_IN.get(group, ()), _ADDED.get(group, {})
-        kept[group] = {
-            key: value
-            for key, value in config[group].items()
-            if key not in dropped and (key not in added or value != added[key])
-        }
-    return kept
-
-
-def run_id(config: dict[str, Any]) -> str:
-    """Ten hex digits that name a run by its identity."""
-    canonical = json.dumps(identity(config), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+# Keys that there were, which nothing reads any more: those of recorded configs are passed over.
+_GONE = {"search": ("allow_changed_code",)}
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
@@ -252,6 +182,8 @@ def from_plain(plain: dict[str, Any]) -> Config:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
     """
     others: dict[Any, Any] = {**plain, "task": {"name": "checked below"}}
+    for group in _GONE.keys() & others.keys():
+        others[group] = {key: value for key, value in others[group].items() if key not in _GONE[group]}
     try:
         config = OmegaConf.to_object(OmegaConf.merge(_schema(), others))
     except Exception as error:
@@ -292,6 +224,33 @@ def _name_or(name: str | None, other: str) -> str:
     return name or other
 
 
+def value_at(tree: Any, key: str) -> Any:
+    """What stands at a dotted key of a config or of plain dicts; None where a dict has no such key."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else getattr(tree, name)
+    return tree
+
+
+_ALLOWED = {
+    "echo.variant": tuple(VARIANTS),
+    "echo.place": PLACES,
+    "data.order": ORDERS,
+    "data.restore": RESTORES,
+    "precision": ("auto", "float32", "bfloat16"),
+    "device": DEVICES,
+    "compile": ("off", "default", "reduce-overhead"),
+    "tracking.kind": ("none", "wandb"),
+    "tracking.mode": ("offline", "online"),
+}
+_LEAST = {
+    **dict.fromkeys(("batch_size", "threads", "echo.shuffle_buffer", "target.in_a_row"), 1),
+    **dict.fromkeys(("evaluate.every_fresh_examples", "evaluate.batch_size", "evaluate.max_examples"), 1),
+    **dict.fromkeys(("data.validation_examples", "search.trials", "search.repeats", "search.workers"), 1),
+    **dict.fromkeys(("seed", "echo.batch_shuffle_buffer", "data.num_workers", "data.prefetch"), 0),
+    **dict.fromkeys(("data.split_seed", "data.max_bad_examples", "search.max_diverged"), 0),
+}
+
+
 def validate(config: Config) -> None:
     """Check what types can't say.
 
@@ -300,46 +259,20 @@ def validate(config: Config) -> None:
     """
     if config.data.path is not None and not config.data.path.strip():
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
-    one_of("echo.variant", config.echo.variant, tuple(VARIANTS))
-    one_of("echo.place", config.echo.place, PLACES)
-    one_of("data.order", config.data.order, ORDERS)
-    one_of("data.restore", config.data.restore, RESTORES)
-    one_of("precision", config.precision, PRECISIONS)
-    one_of("device", config.device, DEVICES)
-    one_of("compile", config.compile, COMPILATIONS)
-    one_of("tracking.kind", config.tracking.kind, TRACKERS)
-    one_of("tracking.mode", config.tracking.mode, ("offline", "online"))
-    _validate_factor(config.echo)
-    at_least("batch_size", config.batch_size, 1)
-    at_least("threads", config.threads, 1)
+    for key, allowed in _ALLOWED.items():
+        one_of(key, value_at(config, key), allowed)
+    for key, least in _LEAST.items():
+        at_least(key, value_at(config, key), least)
+    for key in BUDGETS:
+        positive(key, value_at(config, key), "means no limit")
     if config.threads > MAX_THREADS:
         raise ConfigError(f"threads={config.threads}: more than {MAX_THREADS}, which no processor has")
     if not config.max_loss > 0:
         raise ConfigError(f"max_loss={config.max_loss}: must be positive; beyond it a run counts as diverged")
-    at_least("echo.shuffle_buffer", config.echo.shuffle_buffer, 1)
-    at_least("echo.batch_shuffle_buffer", config.echo.batch_shuffle_buffer, 0)
-    at_least("evaluate.every_fresh_examples", config.evaluate.every_fresh_examples, 1)
-    at_least("evaluate.batch_size", config.evaluate.batch_size, 1)
-    if config.evaluate.max_examples is not None:
-        at_least("evaluate.max_examples", config.evaluate.max_examples, 1)
-    if config.data.validation_examples is not None:
-        at_least("data.validation_examples", config.data.validation_examples, 1)
-    at_least("data.num_workers", config.data.num_workers, 0)
-    at_least("data.prefetch", config.data.prefetch, 0)
-    at_least("data.split_seed", config.data.split_seed, 0)
-    at_least("seed", config.seed, 0)
     finite_at_least("checkpoint_every_s", config.checkpoint_every_s, 0)
     finite_at_least("rank_timeout_s", config.rank_timeout_s, 1)
-    at_least("data.max_bad_examples", config.data.max_bad_examples, 0)
-    at_least("search.trials", config.search.trials, 1)
-    at_least("search.repeats", config.search.repeats, 1)
-    at_least("search.workers", config.search.workers, 1)
-    if config.search.max_diverged is not None:
-        at_least("search.max_diverged", config.search.max_diverged, 0)
-    for key in BUDGETS:
-        value = getattr(config, key)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{key}={value}: a budget must be positive; null means no limit")
+    within("target.chance_share", config.target.chance_share, "(0, 1]")
+    _validate_factor(config.echo)
     check_optimizer(config.optimizer)
     check_schedule(config.schedule)
     _validate_adascale(config)
@@ -347,7 +280,6 @@ def validate(config: Config) -> None:
 
 
 def _validate_target(target: TargetConfig, max_fresh_examples: int | None) -> None:
-    at_least("target.in_a_row", target.in_a_row, 1)
     if target.value is not None and not math.isfinite(target.value):
         raise ConfigError(f"target.value={target.value}: must be a finite number; null never stops")
     if target.metric == "accuracy" and (target.value or 0.0) > 1:
@@ -359,11 +291,6 @@ def _validate_target(target: TargetConfig, max_fresh_examples: int | None) -> No
         raise ConfigError(
             f"target.chance={target.chance:g}: is judged after a share of max_fresh_examples, which is null; "
             "set it, or drop target.chance"
-        )
-    if not 0 < target.chance_share <= 1:
-        raise ConfigError(
-            f"target.chance_share={target.chance_share:g}: a share of max_fresh_examples lies above 0 and is "
-            "at most 1"
         )
 
 
@@ -415,8 +342,7 @@ def _validate_adascale(config: Config) -> None:
             f"batch_size={config.batch_size}: can't be dealt evenly to adascale.num_gradients_to_accumulate="
             f"{count} micro-batches; make it a multiple"
         )
-    if adascale.total_steps is not None and not adascale.total_steps > 0:
-        raise ConfigError(f"adascale.total_steps={adascale.total_steps}: must be positive; null never stops")
+    positive("adascale.total_steps", adascale.total_steps, "never stops")
     shares_examples = config.echo.factor != 1 and (
         VARIANTS[config.echo.variant].repeats != "batches" or config.echo.batch_shuffle_buffer > 0
     )

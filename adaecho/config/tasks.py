@@ -5,12 +5,12 @@ A task's module has a function ``build(config, options)`` and, where the task ha
 """
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,6 +26,10 @@ class TaskConfig:
     """Which workload, and in subclasses its own options; the keys ``task.*``."""
 
     name: str = MISSING  # of a module in adaecho/tasks/, an entry point of adaecho.tasks, or a module's path
+
+    # Options that came after the task's first records. At their defaults, which mean what runs did before,
+    # they are no part of a run's identity: so folders keep their names and searches their points.
+    added: ClassVar[tuple[str, ...]] = ()
 
 
 def find_task(name: str) -> ModuleType:
@@ -73,14 +77,27 @@ def task_names() -> list[str]:
 
 
 def options_class(name: str) -> type[TaskConfig]:
-    """The dataclass of a task's options.
+    """The dataclass of a task's options; those of this package's tasks without importing torch.
 
     Raises:
         ConfigError: there is no such task, or its options don't extend ``TaskConfig``.
     """
+    if name in _our_options():
+        return _our_options()[name]
     options = getattr(find_task(name), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
+    return options
+
+
+def added_options(name: str) -> dict[str, Any]:
+    """The options that came after a task's first records, with their defaults; see ``TaskConfig``."""
+    options = _our_options().get(name, TaskConfig)
+    return {field.name: field.default for field in fields(options) if field.name in options.added}
+
+
+def _our_options() -> dict[str, type[TaskConfig]]:
+    options: dict[str, type[TaskConfig]] = importlib.import_module(f"{_OURS}.options").OPTIONS
     return options
 
 
@@ -94,9 +111,9 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: is missing; choose a workload with task=")
     options = options_class(name)
-    known = [key for key in options.__dataclass_fields__ if key != "name"]
+    known = [field.name for field in fields(options) if field.name != "name"]
     for key in plain:
-        if key not in options.__dataclass_fields__:
+        if key not in ("name", *known):
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ConfigError(f"task.{key}: task {name} has no such option; {has}")
     try:

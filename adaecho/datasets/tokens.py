@@ -26,7 +26,6 @@ from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
-PACKINGS = ("packed", "sentence")
 _VERSION = 1
 _DOCUMENTS = 512  # encoded at once
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from adaecho.figures.style import FAINT, INK, MUTED, VARIANTS, figure
-from adaecho.records.ends import LESS_IS_BETTER
+from adaecho.records.outcome import LESS_IS_BETTER
 
 Arm = dict[str, Any]
 
@@ -28,7 +28,7 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     has the variant's colour. Scales are logarithmic, but for a metric of which more is better.
 
     Args:
-        arms: see ``records.ends``.
+        arms: see ``records.outcome.ends``.
         path: file to write; its suffix decides the format.
         title: what was measured where.
         metric: the target's.

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from adaecho.records.ends import LESS_IS_BETTER
-from adaecho.records.outcome import Row, best_trials
+from adaecho.records.outcome import LESS_IS_BETTER, Row, best_trials
 
 Curve = dict[str, Any]
 _PART = 0.75  # of each axis

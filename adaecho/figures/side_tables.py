@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from adaecho.figures.report import Cells, markdown_table, with_interval_words
-from adaecho.records.ends import best_of_searches
 from adaecho.records.outcome import Row, baseline_of, best_trials, outcome
 from adaecho.records.statistics import Ratio, cost_ratio, holm, less_p, welch_noise
 
@@ -69,7 +68,7 @@ def _compared(experiment: str, rows: Sequence[Row]) -> dict[str, tuple[Ratio, fl
             if arm["baseline"] != arm["arm"]
         }
     else:
-        for row in best_of_searches(list(rows)):
+        for row in best_trials(list(rows)).values():
             values.setdefault(row["arm"], []).append(row["best_value"])
         pairs = {
             f"echoed over {other.partition('_')[0]}, e = {factor}": (f"echoed_e{factor}", other, 1.0)

@@ -10,8 +10,7 @@ from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.figures.tuning import COST, tuning_curves
-from adaecho.records.ends import ends, without_target
-from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, outcome
+from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, ends, outcome, without_target
 from adaecho.records.trials import read_rows
 
 # The paper's figures that are not bars per arm: what is drawn against what.

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.errors import ConfigError
-
-CHANNELS = 16  # filters of the first stage; each further stage has twice as many
+from adaecho.models.resnet_depth import CHANNELS, check_depth
 
 
 def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = CHANNELS) -> nn.Module:
@@ -37,18 +35,6 @@ def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = CHANNEL
     model = nn.Sequential(*layers)
     model.apply(_initialise)
     return model
-
-
-def check_depth(depth: int) -> int:
-    """Blocks per stage n of a net of 6n + 2 layers.
-
-    Raises:
-        ConfigError: there is no net of that depth.
-    """
-    blocks_per_stage, rest = divmod(depth - 2, 6)
-    if rest or blocks_per_stage < 1:
-        raise ConfigError(f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44 or 56")
-    return blocks_per_stage
 
 
 class BasicBlock(nn.Module):

@@ -3,7 +3,7 @@
 ::
 
     trials.json    one row per trial; see ``records.outcome``, and ``records.trials`` for its form
-    outcome.json   one dict per arm, computed from the rows; without a target see ``records.ends``
+    outcome.json   one dict per arm, computed from the rows
     curves.json    the metric over fresh examples of the best trial of each search
     origin.json    the commands that made the records, and the machines and versions they ran on
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, told
-from adaecho.records.ends import best_of_searches, without_target
 from adaecho.records.files import folder_errors, read_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
+from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import read_rows, write_rows
 
@@ -114,7 +114,7 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             raise FolderError(
                 f"{path}: a second run of arm {arm}; repeats belong into a sweep (search.repeats)"
             )
-        counted = summary["status"] not in ("diverged", "failed", "running", "preempted")
+        counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
         commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
@@ -128,8 +128,7 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
         Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, the lists
         ``fresh_examples`` and ``values``, and all that the ``last`` evaluation found but seconds.
     """
-    best = best_of_searches(rows) if without_target(rows) else list(best_trials(rows).values())
-    return [_curve(row, _trial_folder(sweep, row)) for row in best]
+    return [_curve(row, _trial_folder(sweep, row)) for row in best_trials(rows).values()]
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:

@@ -27,10 +27,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from adaecho.config.schema import COUNTED_BUDGETS, identity, run_id
+from adaecho.config.identity import changes, identity, run_id
 from adaecho.errors import FolderError
 from adaecho.records import checkpoints
-from adaecho.records.compare import differences, smaller_budgets
 from adaecho.records.files import (
     append,
     atomic_file,
@@ -99,7 +98,7 @@ class RunFolder:
         """Begin a new run, or continue the one in the folder if its config allows.
 
         Args:
-            config: the plain config. What can't change the trajectory (see ``schema.identity``) may
+            config: the plain config. What can't change the trajectory (see ``config.identity``) may
                 differ from the folder's, and budgets may be larger.
             overrides: what the user typed, kept for the reader of ``config.yaml``.
             environment: see ``records.environment``. Those of earlier pieces stay under ``earlier``.
@@ -338,15 +337,8 @@ class RunFolder:
 
     def _move_aside(self) -> None:
         """Rename the whole folder, which no kill can leave half done, and take a new one in its place."""
-        number = 1
-        while (old := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
-            number += 1
-        with folder_errors(self.path):
-            self._check_writer()
-            self.path.rename(old)
-            (old / "lock").unlink(missing_ok=True)
-        sync_folder(self.path.parent)
-        self.moved_to = old
+        self._check_writer()
+        self.moved_to = move_aside(self.path)
         self._lock.release()
         self._lock.acquire()
 
@@ -377,10 +369,26 @@ class RunFolder:
         write_json(path, environment, ready=self._check_writer)
 
 
+def move_aside(folder: Path) -> Path:
+    """Rename a folder to ``<name>.old-<n>``, so that a new one can start in its place; where it now is.
+
+    A lock does not move along; its holder, if there is one, is the caller.
+
+    Raises:
+        FolderError: it can't be renamed.
+    """
+    number = 1
+    while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    with folder_errors(folder):
+        folder.rename(old)
+        (old / "lock").unlink(missing_ok=True)
+    sync_folder(folder.parent)
+    return old
+
+
 def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]) -> None:
-    lines = differences(identity(recorded), identity(config)) + smaller_budgets(
-        recorded, config, COUNTED_BUDGETS
-    )
+    lines = changes(recorded, config)
     if lines:
         raise FolderError(
             f"{path}: holds a run with another config:\n  "

@@ -1,4 +1,7 @@
-"""From trials to arms: the paper's protocol (section 3) as a pure function over rows.
+"""From trials to arms: the paper's protocol (section 3) as pure functions over rows.
+
+Arms are compared by what a target cost (``outcome``) or, where none was set, by what a budget bought
+(``ends``). What the best trial of a search is, ``best_trials`` says for both.
 
 A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them. Its keys::
 
@@ -13,18 +16,30 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     target_metric, target_value
     to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
     best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
+
+and of those without a target also, at the end of the budget::
+
+    trained_examples                                  steps times batch size: repeats count
+    final_<metric>                                    of each metric of the task, where the budget ended
+    gain, gradient_variance, gradient_square,         AdaScale's, of the last step; scale_invariant_steps
+    scale_invariant_steps                             is tau
 """
 
+import math
 import re
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
 from adaecho.records.statistics import cost_ratio, mean_interval
+from adaecho.records.status import Status
 
 Row = dict[str, Any]
-# What a run ends with; one that failed, was preempted or is running is still to be done.
-FINISHED = frozenset({"reached", "budget_spent", "diverged", "pruned"})
+# Metrics of which less is better; of all others (accuracy, average precision) more is.
+LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
+COUNTS = ("fresh_examples", "steps", "trained_examples")
+_ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
 # What every row holds, of whatever version; figures refuse a table without.
@@ -88,28 +103,52 @@ def baseline_of(arm: Row, arms: list[Row]) -> str | None:
     return None
 
 
-def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """The counted trial of each (arm, repeat) with fewest fresh examples to the target, ties by index.
+def without_target(rows: list[Row]) -> bool:
+    """Whether the rows are of an experiment whose runs all go to the end of their budgets."""
+    return all(row["target_value"] is None for row in rows)
 
-    A search that never reached the target has no entry.
+
+def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
+    """The best trial of each search (arm and repeat), ties by index.
+
+    It is the counted trial with fewest fresh examples to the target; a search that never reached it has no
+    entry. Without a target it is the one with the best value of the target's metric at any evaluation (paper,
+    Fig. 8); one without an evaluation comes last.
     """
-    best: dict[tuple[str, int], Row] = {}
+    ends = without_target(rows)
+    best: dict[tuple[str, int], tuple[tuple[float, int], Row]] = {}
     for row in rows:
-        if not row["counted"] or row["to_target_fresh_examples"] is None:
-            continue
-        key = (row["arm"], row["repeat"])
-        if key not in best or _cost(row) < _cost(best[key]):
-            best[key] = row
-    return best
+        key, merit = (row["arm"], row["repeat"]), _distance(row) if ends else counted_cost(row)
+        if merit is not None and (key not in best or (merit, row["index"]) < best[key][0]):
+            best[key] = (merit, row["index"]), row
+    return {key: row for key, (_, row) in best.items()}
+
+
+def counted_cost(row: Row) -> int | None:
+    """Fresh examples to the target of a trial that is among its search's; None if it missed, or is not."""
+    return row["to_target_fresh_examples"] if row["counted"] else None
+
+
+def _distance(row: Row) -> float:
+    """Orders rows by their best value: the less the better."""
+    value: float | None = row["best_value"]
+    sign = 1 if row["target_metric"] in LESS_IS_BETTER else -1
+    return math.inf if value is None else sign * value
+
+
+def cost_to_target(summary: Row) -> int | None:
+    """Fresh examples to the target of a run's summary; None before it reached it."""
+    return (summary.get("to_target") or {}).get("fresh_examples")
+
+
+def lowest(costs: Iterable[int | None]) -> int | None:
+    """The lowest cost of those that have one."""
+    return min((cost for cost in costs if cost is not None), default=None)
 
 
 def arm_of_winner(name: str) -> str:
     """The arm whose search was won by what an arm of this name runs again (``<arm>_search0``, ...)."""
     return re.sub(r"_search\d+$", "", name)
-
-
-def _cost(row: Row) -> tuple[int, int]:
-    return row["to_target_fresh_examples"], row["index"]
 
 
 def _by_arm(rows: list[Row]) -> dict[str, list[Row]]:
@@ -128,11 +167,47 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),
         "trials": len(counted),
-        "diverged": sum(row["status"] == "diverged" for row in rows),
+        "diverged": sum(row["status"] == Status.DIVERGED for row in rows),
         "missed": sum(row["to_target_fresh_examples"] is None for row in counted),
-        "failed": sum(row["status"] == "failed" for row in rows),
+        "failed": sum(row["status"] == Status.FAILED for row in rows),
         **at_edge(reached),
         **{cost: _spread_with_interval([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
+    }
+
+
+def ends(rows: list[Row]) -> list[Row]:
+    """One dict per arm, in the order of first appearance.
+
+    Of a search of several trials the one counts that had the best value of the target's metric at any
+    evaluation (paper, Fig. 8); a search of one trial is a run.
+
+    Returns:
+        Per arm: ``arm``, ``echo_variant``, ``echo_factor``; ``searched``, whether its searches had several
+        trials; how many ``runs`` (or searches) came to the end of their
+        budgets, how many ``diverged`` or ``failed``; and as {mean, min, max} over these runs, null where
+        none has it: ``fresh_examples``, ``steps``, ``trained_examples``, ``final_<metric>``, ``best_value``
+        (of the target's metric, at any evaluation), ``mean_gain`` (tau over steps) and AdaScale's others.
+        ``at_edge`` as of ``outcome``.
+    """
+    finals = [key for key in rows[0] if key.startswith("final_")] if rows else []
+    return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in _by_arm(rows).values()]
+
+
+def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
+    all_ended = [row for row in rows if row["status"] == Status.BUDGET_SPENT]
+    ended = [
+        row if (tau := row.get("scale_invariant_steps")) is None else {**row, "mean_gain": tau / row["steps"]}
+        for row in best_trials(all_ended).values()
+    ]
+    keys = (*COUNTS, *finals, "best_value", "mean_gain", *_ADASCALE)
+    return {
+        **{key: rows[0][key] for key in ("arm", "echo_variant", "echo_factor")},
+        "searched": len(all_ended) > len(ended),
+        "runs": len(ended),
+        "diverged": sum(row["status"] == Status.DIVERGED for row in rows),
+        "failed": sum(row["status"] == Status.FAILED for row in rows),
+        **at_edge(ended),
+        **{key: spread([row[key] for row in ended if row.get(key) is not None]) for key in keys},
     }
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from adaecho.records.ends import COUNTS, ends, without_target
-from adaecho.records.outcome import Row, outcome
+from adaecho.records.outcome import COUNTS, Row, counted_cost, ends, outcome, spread, without_target
 
 # Which columns a medium has room for: a narrow terminal, one of 80 columns, a page.
 NARROW, TERMINAL, PAGE = range(3)
@@ -103,6 +102,5 @@ def _interval(arm: Row) -> str:
 def _cost_range(arm: Row, rows: list[Row]) -> str:
     if arm["searches"] > 1:
         return _span(arm["fresh_examples"], ",")
-    costs = [row["to_target_fresh_examples"] for row in rows if row["arm"] == arm["arm"] and row["counted"]]
-    reached = [cost for cost in costs if cost is not None]
-    return _span({"min": min(reached), "max": max(reached)} if reached else None, ",")
+    costs = [counted_cost(row) for row in rows if row["arm"] == arm["arm"]]
+    return _span(spread([cost for cost in costs if cost is not None]), ",")

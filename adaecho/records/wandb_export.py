@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from adaecho.records.files import read_json, whole_lines, write_json
 from adaecho.records.lock import is_held
+from adaecho.records.status import Status
 
 # How long W&B may take to upload the end of a run.
 UPLOAD_WAIT_S = 45
@@ -71,7 +72,7 @@ class Piece:
         for path in sorted(self._folder.glob("*.png")):
             self._run.log({path.stem: wandb.Image(str(path))})
         self._run.summary.update(summary)
-        self._run.finish(exit_code=1 if summary.get("status") == "failed" else 0)
+        self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
         self._state["fresh_examples"] = self._sent
         self._save()
 
@@ -121,14 +122,20 @@ def _settings(wandb: Any) -> Any:
 
 
 class _Followed:
-    """A folder that was named: opened in W&B when it is over, online at once."""
+    """A folder that was named: opened in W&B when it is over, online at its first evaluation."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._order, self._piece = order, None if order["mode"] == "offline" else Piece(order)
+        self._order, self._folder = order, Path(order["folder"])
+        self._piece: Piece | None = None
 
     def is_over(self) -> bool:
         """Send what is new; whether the folder's lock has been released, and nothing more will come."""
-        over = not is_held(Path(self._order["folder"]))  # before the folder is read for the last time
+        over = not is_held(self._folder)  # before the folder is read for the last time
+        if self._piece is None and (self._folder / "metrics.jsonl").exists():
+            # Not before: its import takes the processor seconds, as do the run's first steps.
+            import wandb  # noqa: F401  # also offline, so that it is ready when the run ends
+
+            self._piece = None if self._order["mode"] == "offline" else Piece(self._order)
         if self._piece is not None:
             self._piece.send_history()
         return over
@@ -163,8 +170,6 @@ def main() -> None:
     """Follow; at the first trouble say so once and leave the rest of the runs alone."""
     os.nice(10)
     try:
-        import wandb  # noqa: F401  # here, so that it is ready when the first run ends
-
         _follow()
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

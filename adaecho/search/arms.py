@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from adaecho.config.schema import SearchConfig, from_plain, to_plain
+from adaecho.config.schema import SearchConfig, from_plain, to_plain, value_at
 from adaecho.config.tasks import options_class
 from adaecho.errors import ConfigError
 from adaecho.search import axes
@@ -171,7 +171,7 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
                     "sweep; a sweep has one search: set it once, or run one command per value"
                 )
         for key in _DIVERGENCE:
-            mine, first = (_at(one.config, key) for one in (arm, arms[0]))
+            mine, first = (value_at(one.config, key) for one in (arm, arms[0]))
             if mine != first:
                 raise ConfigError(
                     f"{key}: {mine} in arm {arm.name}, {first} in arm {arms[0].name}; what counts as "
@@ -182,13 +182,6 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
                 f"search.prune=true: arm {arm.name} is of an experiment that compares how many "
                 "trials diverge or miss the target, and stopping trials early would change that; drop it"
             )
-
-
-def _at(config: dict[str, Any], key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name)
-    return value
 
 
 def _check_corners(arm: Arm) -> None:

@@ -13,7 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 
-from adaecho.config.schema import BUDGETS, Config
+from adaecho.config.identity import BUDGETS
+from adaecho.config.schema import Config
 from adaecho.config.tasks import TaskConfig
 from adaecho.errors import ConfigError
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from adaecho.config.schema import BUDGETS, identity
+from adaecho.config.identity import BUDGETS, identity
 from adaecho.search.axes import Axis
 
 # Where a trial runs, not what it computes: these leave an arm's points as they are.

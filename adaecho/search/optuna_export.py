@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from adaecho.records.outcome import FINISHED
+from adaecho.records.status import ENDED, Status
 from adaecho.search.axes import Axis
 from adaecho.search.state import Search, SweepState
 
@@ -83,7 +83,7 @@ def _add_trials(state: SweepState, path: Path) -> bool:
             if not all(_is_same(trial, state, search) for trial in exported):
                 return False
             for index in range(len(exported), search.num_wanted()):
-                if search.status(index) not in FINISHED | {"failed"}:
+                if search.status(index) not in ENDED:
                     break
                 study.add_trial(_trial(state, search, index))
         return True
@@ -111,7 +111,7 @@ def _trial(state: SweepState, search: Search, index: int) -> Any:
     import optuna
 
     summary = search.summaries[index]
-    failed = summary["status"] in ("diverged", "failed")
+    failed = summary["status"] in (Status.DIVERGED, Status.FAILED)
     reached = summary.get("to_target")
     value = reached["fresh_examples"] if reached else float("inf")
     return optuna.trial.create_trial(

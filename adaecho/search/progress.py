@@ -12,13 +12,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from adaecho.records.outcome import FINISHED
+from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.search.design import TrialId
 from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.state import Search, SweepState
 
 _LOOK_EVERY_S = 0.5
-_TOLD = FINISHED | {"failed"}
 
 
 class SweepProgress:
@@ -36,7 +35,7 @@ class SweepProgress:
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
         self._exporter = OptunaExporter(state)
-        self._known = {trial: status for trial in state.wanted() if (status := state.status(trial)) in _TOLD}
+        self._known = {trial: status for trial in state.wanted() if (status := state.status(trial)) in ENDED}
         self._next_look = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -64,7 +63,7 @@ class SweepProgress:
         ended = [
             trial
             for trial in trials
-            if (status := self._state.status(trial)) in _TOLD and self._known.get(trial) != status
+            if (status := self._state.status(trial)) in ENDED and self._known.get(trial) != status
         ]
         still_to_tell = sum(self._state.status(trial) in FINISHED for trial in ended)
         for trial in ended:
@@ -73,7 +72,7 @@ class SweepProgress:
             summary = self._state.search(trial).summaries[trial.index]
             duration_s = summary.get("train_time_s", 0) + summary.get("eval_time_s", 0)
             self.ended(trial, duration_s, still_to_tell)
-        self.show(trial for trial in trials if self._state.status(trial) == "running")
+        self.show(trial for trial in trials if self._state.status(trial) == Status.RUNNING)
         self._exporter.update()
         # A look at thousands of folders takes a while: it may take a twentieth of the time.
         self._next_look = begin + max(_LOOK_EVERY_S, 20 * (time.monotonic() - begin))
@@ -130,7 +129,7 @@ def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = 
             sum(trial.arm == name for trial in running),
             *(
                 sum(search.count(status) for search in searches)
-                for status in ("diverged", "budget_spent", "failed")
+                for status in (Status.DIVERGED, Status.BUDGET_SPENT, Status.FAILED)
             ),
         ]
         table.add_row(
@@ -148,11 +147,11 @@ def describe(search: Search, index: int) -> str:
     """How a trial ended, in a few words."""
     summary = search.summaries.get(index, {})
     status = str(summary.get("status", "not begun"))
-    if status == "reached":
+    if status == Status.REACHED:
         return f"reached after {summary['to_target']['fresh_examples']:,} fresh examples"
-    if status == "failed":
+    if status == Status.FAILED:
         return f"failed ({summary.get('error', 'without a word')})"
-    if status in ("budget_spent", "pruned"):
+    if status in (Status.BUDGET_SPENT, Status.PRUNED):
         best = summary.get("best")
         text = (
             f"missed the target ({status})" if summary.get("target", {}).get("value") is not None else status

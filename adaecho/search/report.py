@@ -1,22 +1,20 @@
 """The end of a sweep: its rows, its outcome per arm, the table on the terminal and the figure."""
 
 import re
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from adaecho.records.collect import trial_row
-from adaecho.records.ends import without_target
 from adaecho.records.files import write_json
 from adaecho.records.lock import alone
-from adaecho.records.outcome import EDGE
+from adaecho.records.outcome import EDGE, Row, without_target
+from adaecho.records.status import Status
 from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
 from adaecho.search.design import Design, TrialId
 from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
-Row = dict[str, Any]
 _DIGITS = 4  # of a position on an axis
 NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main figures
 
@@ -124,13 +122,13 @@ def remarks(state: SweepState) -> list[str]:
         if search.is_complete():
             continue
         name = f"{search.arm.name}/{search.repeat}"
-        failed = [index for index in search.missing() if search.status(index) == "failed"]
+        failed = [index for index in search.missing() if search.status(index) == Status.FAILED]
         if failed:
             trial = TrialId(search.arm.name, search.repeat, failed[0])
             traceback = state.trial_folder(trial) / "traceback.txt"
             why = f"see {traceback}" if traceback.exists() else search.summaries[failed[0]].get("error")
             lines.append(f"search {name} is incomplete: {len(failed)} of its trials failed; {why}")
-        elif search.arm.axes and search.count("diverged") > search.max_diverged:
+        elif search.arm.axes and search.count(Status.DIVERGED) > search.max_diverged:
             lines.append(
                 f"search {name} is incomplete: {search.count('diverged')} trials diverged, and "
                 f"search.max_diverged={search.max_diverged} were replaced; raise it, or narrow the axes"
@@ -141,7 +139,7 @@ def remarks(state: SweepState) -> list[str]:
 def unfinished(state: SweepState) -> list[str]:
     """A line that says so where trials are still to run."""
     searches = state.searches.values()
-    open_trials = len(state.missing()) - sum(search.count("failed") for search in searches)
+    open_trials = len(state.missing()) - sum(search.count(Status.FAILED) for search in searches)
     if not open_trials:
         return []
     total = sum(search.num_wanted() for search in searches)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.bounds import at_least, positive
 from adaecho.errors import ConfigError, UserError
 from adaecho.records.environment import code_digest
 from adaecho.records.files import folder_errors
 from adaecho.records.lock import FolderInUseError
+from adaecho.records.status import Status
 from adaecho.search.design import TrialId
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState
@@ -55,17 +57,13 @@ class SlurmSettings:
     wait: bool
 
     def __post_init__(self) -> None:
-        positive = (
+        at_least_one = (
             "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job", "array_parallelism",
         )  # fmt: skip
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must be at least 1")
-        for name in ("max_num_timeout", "signal_delay_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"hydra.launcher.{name}={getattr(self, name)}: must not be negative")
-        if not self.mem_gb > 0:
-            raise ConfigError(f"hydra.launcher.mem_gb={self.mem_gb}: must be positive")
+        least = {**dict.fromkeys(at_least_one, 1), "max_num_timeout": 0, "signal_delay_s": 0}
+        for name, value in least.items():
+            at_least(f"hydra.launcher.{name}", getattr(self, name), value)
+        positive("hydra.launcher.mem_gb", self.mem_gb)
         if self.gpus_per_node and self.tasks_per_node > self.gpus_per_node:
             raise ConfigError(
                 f"hydra.launcher.tasks_per_node={self.tasks_per_node}: every rank takes a GPU of its own, "
@@ -84,7 +82,6 @@ class SlurmWorkers:
     Args:
         state: of the sweep.
         settings: of the jobs.
-        allow_changed_code: let jobs run although the code changed while they were queued.
         runner: ``module:function`` that runs a trial.
     """
 
@@ -92,7 +89,6 @@ class SlurmWorkers:
         self,
         state: SweepState,
         settings: SlurmSettings,
-        allow_changed_code: bool = False,
         runner: str = RUN_TRIAL,
     ) -> None:
         self._state, self._settings = state, settings
@@ -100,7 +96,7 @@ class SlurmWorkers:
         self._worker = Worker(
             str(state.folder.resolve()),
             group=str(state.folder),
-            code=None if allow_changed_code else code_digest(),
+            code=code_digest(),
             runner=runner,
             ranks=settings.ranks,
         )
@@ -160,7 +156,7 @@ class SlurmWorkers:
     def _has_failed(self, trial: TrialId) -> bool:
         """Whether it was tried as often as is worth while; where a rank died, less often till now."""
         attempts = Attempts(self._state.trial_folder(trial), self._worker.launch)
-        return self._state.status(trial) == "failed" and not 0 < attempts.count() < MAX_ATTEMPTS
+        return self._state.status(trial) == Status.FAILED and not 0 < attempts.count() < MAX_ATTEMPTS
 
     def _give_up(self) -> None:
         """Record why trials are missing whose jobs ended without a word, e.g. for want of memory."""

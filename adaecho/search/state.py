@@ -1,5 +1,6 @@
 """Where a sweep stands, read from its run folders alone: what is finished, and which trials come next."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -7,9 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.schema import value_at
 from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import FINISHED
+from adaecho.records.outcome import cost_to_target, lowest
+from adaecho.records.status import FINISHED, Status
 from adaecho.search.design import Arm, Design, TrialId
 
 
@@ -37,7 +40,9 @@ class Search:
     def num_wanted(self) -> int:
         """How many points, from index 0 on, the search needs as far as is known; grows as trials diverge."""
         wanted, diverged = self.trials, -1
-        while diverged < (found := self.count("diverged", below=wanted)) and diverged < self.max_diverged:
+        while (
+            diverged < (found := self.count(Status.DIVERGED, below=wanted)) and diverged < self.max_diverged
+        ):
             diverged = found
             wanted = self.trials + min(diverged, self.max_diverged)
         return wanted
@@ -57,17 +62,16 @@ class Search:
 
     def is_complete(self) -> bool:
         """Whether it has its ``trials`` non-divergent trials."""
-        return self.num_finished() - self.count("diverged") == self.trials
+        return self.num_finished() - self.count(Status.DIVERGED) == self.trials
 
     def counted(self) -> set[int]:
         """Indices of the first ``trials`` non-divergent trials; one that has not ended keeps its place."""
-        places = (index for index in range(self.num_wanted()) if self.status(index) != "diverged")
+        places = (index for index in range(self.num_wanted()) if self.status(index) != Status.DIVERGED)
         return {index for index in islice(places, self.trials) if self.status(index) in FINISHED}
 
     def best(self) -> int | None:
         """Fewest fresh examples to the target among its counted trials; None if none reached it."""
-        ended = (self.summaries[index] for index in self.counted())
-        return min((s["to_target"]["fresh_examples"] for s in ended if s.get("to_target")), default=None)
+        return lowest(cost_to_target(self.summaries[index]) for index in self.counted())
 
 
 class SweepState:
@@ -141,8 +145,36 @@ class SweepState:
         return search
 
 
+class Pruner:
+    """``search.prune``: asked after each evaluation of the trial in ``folder``; reads its siblings' folders.
+
+    Nothing is shared but the records, so it works between processes and between hosts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._search = folder.resolve().parent
+        self._ended: set[str] = set()
+        self._best: int | None = None
+
+    def __call__(self, fresh_examples: int) -> bool:
+        """Whether a sibling has reached the target with fewer fresh examples than this."""
+        with os.scandir(self._search) as entries:
+            siblings = [entry.name for entry in entries if entry.name.isdigit()]
+        for name in siblings:
+            if name not in self._ended:
+                self._look_at(name)
+        return self._best is not None and fresh_examples > self._best
+
+    def _look_at(self, name: str) -> None:
+        summary = _read_summary(self._search / name)
+        if summary is None or summary["status"] not in FINISHED:
+            return
+        self._ended.add(name)
+        self._best = lowest([self._best, cost_to_target(summary)])
+
+
 def _read_summary(folder: Path) -> dict[str, Any] | None:
-    """None too where a power cut left an empty file: the worker that takes the trial sees to it."""
+    """None too where it is damaged, or being moved aside: the worker that takes the trial sees to it."""
     with suppress(FolderError):
         return RunFolder(folder).read_summary()
     return None
@@ -154,10 +186,7 @@ def _check_own(folder: Path, summary: dict[str, Any], config: dict[str, Any]) ->
     recorded |= {f"echo.{key}": value for key, value in summary.get("echo", {}).items()}
     recorded |= {"adascale.enabled": summary.get("adascale"), **summary.get("hyperparameters", {})}
     for key, theirs in recorded.items():
-        ours: Any = config
-        for name in key.split("."):
-            ours = ours.get(name) if isinstance(ours, dict) else None
-        if theirs is not None and theirs != ours:
+        if theirs is not None and theirs != (ours := value_at(config, key)):
             raise FolderError(
                 f"{folder}: a trial of another sweep or arm (its {key} is {theirs}, here it is {ours}); "
                 "move it away, or start anew with fresh=true"

@@ -4,12 +4,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.identity import differences, smaller_budgets
 from adaecho.errors import FolderError
-from adaecho.records.compare import differences, smaller_budgets
 from adaecho.records.environment import environment
 from adaecho.records.files import read_json, write_json
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import FINISHED
+from adaecho.records.status import ENDED, Status
 from adaecho.search.axes import Axis
 from adaecho.search.design import Arm, Design, TrialId
 from adaecho.search.state import SweepState
@@ -103,19 +103,6 @@ def _compared(name: str, plain: dict[str, Any]) -> dict[str, Any]:
     return Arm(name, (), plain["config"], axes).to_dict()
 
 
-def move_aside(folder: Path) -> Path:
-    """Rename a folder to ``<name>.old-<n>``, so that a new one can start in its place; where it now is.
-
-    A lock does not move along; its holder, if there is one, is the caller.
-    """
-    number = 1
-    while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    folder.rename(old)
-    (old / "lock").unlink(missing_ok=True)
-    return old
-
-
 def read_refusal(folder: Path, launch: str) -> str | None:
     """Why a worker of this launch ended, where only the user can mend it."""
     with suppress(FolderError, KeyError):
@@ -133,10 +120,10 @@ def record_failure(state: SweepState, trial: TrialId, error: str) -> None:
     run = RunFolder(state.trial_folder(trial))
     with run.lock():
         summary = run.read_summary() or {"to_target": None, "best": None}
-        if summary.get("status") in FINISHED | {"failed"}:
+        if summary.get("status") in ENDED:
             return
         if run.read_config() is None:  # a folder with records but no config could not be continued
             arm, point = state.search(trial).arm, (trial.repeat, trial.index)
             config, typed = state.design.trial_config(arm, *point), state.design.trial_overrides(arm, *point)
             run.start(config, typed, environment())
-        run.write_summary({**summary, "status": "failed", "error": error})
+        run.write_summary({**summary, "status": Status.FAILED, "error": error})

@@ -11,9 +11,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from adaecho.config.schema import BUDGETS, identity, to_plain
+from adaecho.config.identity import BUDGETS, identity
+from adaecho.config.schema import to_plain
 from adaecho.errors import ConfigError
 from adaecho.records import tracking
+from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
 from adaecho.search.design import Design, stable_hash
@@ -22,7 +24,7 @@ from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import check_design, move_aside, record_design
+from adaecho.search.sweep import check_design, record_design
 
 _MAX_TRIALS = 100_000
 
@@ -97,7 +99,7 @@ def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> boo
     settings = SlurmSettings(
         **{key: config.hydra.launcher[key] for key in SlurmSettings.__dataclass_fields__}
     )
-    slurm = SlurmWorkers(state, settings, config.search.allow_changed_code)
+    slurm = SlurmWorkers(state, settings)
     jobs = slurm.submit()
     console.print(f"{_count(jobs, 'worker')} submitted as {job_name(state.folder)}", highlight=False)
     if not settings.wait:

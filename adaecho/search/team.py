@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, RankError, UserError
 from adaecho.records.lock import FolderInUseError
-from adaecho.search.pruning import Pruner
+from adaecho.records.status import Status
+from adaecho.search.state import Pruner
 
 if TYPE_CHECKING:
     from adaecho.ranks import Ranks  # imports torch, which a worker's launcher need not wait for
@@ -122,7 +123,7 @@ def check_signal(summary: dict[str, Any]) -> None:
     Raises:
         PreemptedError: that is how it was.
     """
-    if summary["status"] == "preempted" or "signal" in summary:
+    if summary["status"] == Status.PREEMPTED or "signal" in summary:
         raise PreemptedError(summary.get("signal"))
 
 

@@ -22,15 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.launched import importing
 from adaecho.errors import ConfigError, FolderError, RankError, UserError, told
 from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
-from adaecho.records.folder import RunFolder
+from adaecho.records.folder import RunFolder, move_aside
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
-from adaecho.records.outcome import FINISHED
+from adaecho.records.status import FINISHED
 from adaecho.search.design import TrialId
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import REFUSAL, move_aside, read_design, record_failure
+from adaecho.search.sweep import REFUSAL, read_design, record_failure
 from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
 from adaecho.training.interrupt import WaitEndedError
 
@@ -99,7 +100,7 @@ class Worker:
         if self.code not in (None, now):
             raise ConfigError(
                 f"the code has changed since this job was submitted (was {self.code}, is {now}); cancel "
-                "it and submit again, or submit with search.allow_changed_code=true"
+                "what is still queued and run the same -m command again: it goes on with the code as it is"
             )
 
     def _work_together(self) -> PreemptedError | None:
@@ -298,7 +299,8 @@ def main(arguments: list[str] | None = None) -> None:
     if launcher is not None:
         threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     with told():
-        load_runner(typed.runner)
+        with importing():
+            load_runner(typed.runner)
         _choose_gpu(typed.number)
         # A launcher starts its workers first: torch is imported while it composes the design.
         while launcher is not None and not (Path(typed.folder) / "design.json").exists():

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaecho.config.bounds import at_least
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets import cifar10 as storage
 from adaecho.datasets.cifar10_shards import Cifar10Shards, find_shards, read_shards
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, ExampleError
-from adaecho.models.cifar_resnet import CHANNELS, check_depth, cifar_resnet
+from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
@@ -35,27 +33,12 @@ from adaecho.tasks.images import (
     num_images,
     predict,
 )
+from adaecho.tasks.options import Cifar10Options as Options
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Of each colour over the 50,000 training images.
 MEAN = (125.31, 122.95, 113.87)
 STD = (62.99, 62.09, 66.70)
-
-
-@dataclass
-class Options(TaskConfig):
-    """The keys ``task.*``."""
-
-    depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
-    channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
-    training_examples: int | None = None  # of those that are not held out; null: all
-    validation_shards: str | None = None  # tar shards, where data.path names training shards alone
-
-    def __post_init__(self) -> None:
-        check_depth(self.depth)
-        at_least("task.channels", self.channels, 1)
-        if self.training_examples is not None:
-            at_least("task.training_examples", self.training_examples, 1)
 
 
 @dataclass(frozen=True)

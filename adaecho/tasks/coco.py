@@ -3,39 +3,19 @@
 The paper names neither backbone nor image size: ResNet-34 from scratch at 300 pixels is MLPerf's SSD.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.errors import ConfigError, DataError, how_they_differ
+from adaecho.errors import DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
-from adaecho.tasks.ghosts import GhostOptions
+from adaecho.tasks.options import CocoOptions as Options
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
-
-
-@dataclass
-class Options(GhostOptions):
-    """The keys ``task.*``."""
-
-    image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
-    ghost_size: int | None = 128  # examples per slice of virtual batch norm; null: the whole batch
-    keep_images_without_boxes: bool = False  # SSD learns nothing from them; they cost fresh examples
-    expand: float = 0.5  # probability that an image is put on a canvas of up to 4 times its sides
-    metrics_per_category: bool = False  # report AP_50/<category> too
-
-    def __post_init__(self) -> None:
-        if self.image_size < 64:
-            raise ConfigError(f"task.image_size={self.image_size}: must be at least 64 pixels")
-        if not 0 <= self.expand <= 1:
-            raise ConfigError(f"task.expand={self.expand}: a probability lies between 0 and 1")
-        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:

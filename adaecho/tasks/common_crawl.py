@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,22 +18,8 @@ from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import cached_tokenizer, dtype_of
 from adaecho.errors import ConfigError, DataError
 from adaecho.tasks.base import Task
-from adaecho.tasks.text import TextOptions, language_model
-
-
-@dataclass
-class Options(TextOptions):
-    """The keys ``task.*``."""
-
-    packing: str = "document"  # the only one: the blocks of a document, the last filled up
-    tokenizer_documents: int = 10_000  # the first ones, on which the tokenizer is trained
-
-    def __post_init__(self) -> None:
-        if self.packing != "document":
-            raise ConfigError(f"task.packing={self.packing}: task common_crawl has document alone")
-        if self.tokenizer_documents < 1:
-            raise ConfigError(f"task.tokenizer_documents={self.tokenizer_documents}: must be at least 1")
-        self.check_sizes()
+from adaecho.tasks.options import CommonCrawlOptions as Options
+from adaecho.tasks.text import language_model
 
 
 def build(config: Config, options: Options) -> Task:

@@ -5,7 +5,6 @@ repository, 1998): pixel values 0 to 16. There is no test split beside the valid
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.config.bounds import at_least
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
@@ -34,26 +31,11 @@ from adaecho.tasks.images import (
     num_images,
     predict,
 )
+from adaecho.tasks.options import DigitsOptions as Options
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0
 MODELS: dict[str, Callable[[int], nn.Module]] = {"conv": small_conv, "mlp": small_mlp}
-
-
-@dataclass
-class Options(TaskConfig):
-    """The keys ``task.*``."""
-
-    model: str = (
-        "conv"  # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
-    )
-    training_examples: int | None = None  # of those that are not held out; null: all
-
-    def __post_init__(self) -> None:
-        if self.training_examples is not None:
-            at_least("task.training_examples", self.training_examples, 1)
-        if self.model not in MODELS:
-            raise ConfigError(f"task.model={self.model}: must be one of {', '.join(MODELS)}")
 
 
 def build(config: Config, options: Options) -> Task:

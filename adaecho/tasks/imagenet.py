@@ -4,7 +4,6 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
-from adaecho.tasks.ghosts import GhostOptions
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     DecodeLabelled,
@@ -29,33 +27,9 @@ from adaecho.tasks.images import (
     mistakes,
     num_images,
 )
+from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
-
-
-@dataclass
-class Options(GhostOptions):
-    """The keys ``task.*``."""
-
-    model: str = "resnet50"  # a name of timm's
-    image_size: int = 224  # pixels
-    num_classes: int | None = None  # null: as many as the training data names
-    validation_path: str | None = None  # tar shards, or where else data.path has no validation split
-    ghost_size: int | None = 32  # examples per slice of virtual batch norm; null: the whole batch
-    min_crop_area: float = 0.08  # of the image's; the largest is 1
-    colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.image_size < 8:
-            raise ConfigError(f"task.image_size={self.image_size}: must be at least 8 pixels")
-        if self.num_classes is not None and self.num_classes < 2:
-            raise ConfigError(f"task.num_classes={self.num_classes}: must be at least 2, or null")
-        if not 0 < self.min_crop_area <= 1:
-            raise ConfigError(f"task.min_crop_area={self.min_crop_area}: must lie in (0, 1]")
-        if not 0 <= self.colour_distortion <= 1:
-            raise ConfigError(f"task.colour_distortion={self.colour_distortion}: must lie in [0, 1]")
-        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:

@@ -4,20 +4,11 @@ An example is one sentence, with a mask: 20,000 steps of 1,024 are 0.68 epoch of
 packed blocks of 128 would be about 3, and the paper's budget reads as less than one.
 """
 
-from dataclasses import dataclass
-
 from adaecho.config.schema import Config
 from adaecho.errors import DataError
 from adaecho.tasks.base import Task
-from adaecho.tasks.text import TextOptions, build_cached
-
-
-@dataclass
-class Options(TextOptions):
-    """The keys ``task.*``."""
-
-    packing: str = "sentence"
-    lines: bool = True
+from adaecho.tasks.options import Lm1bOptions as Options
+from adaecho.tasks.text import build_cached
 
 
 def build(config: Config, options: Options) -> Task:

@@ -3,8 +3,6 @@
 Glyphs of the validation scenes occur in no training scene.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
@@ -17,23 +15,10 @@ from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
 from adaecho.tasks.digits import NUM_CLASSES, read_digits
-from adaecho.tasks.ghosts import GhostOptions
+from adaecho.tasks.options import ScenesOptions as Options
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
 _VALIDATION_GLYPHS = 360
-
-
-@dataclass
-class Options(GhostOptions):
-    """The keys ``task.*``."""
-
-    training_scenes: int = 2000
-    metrics_per_category: bool = False  # report AP_50/<digit> too
-
-    def __post_init__(self) -> None:
-        if self.training_scenes < 1:
-            raise ConfigError(f"task.training_scenes={self.training_scenes}: must be at least 1")
-        super().__post_init__()
 
 
 def build(config: Config, options: Options) -> Task:

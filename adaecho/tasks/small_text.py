@@ -4,22 +4,10 @@ The library differs between Python versions: its sha256 is in the record, and re
 across versions.
 """
 
-from dataclasses import dataclass
-
 from adaecho.config.schema import Config
 from adaecho.tasks.base import Task
-from adaecho.tasks.text import TextOptions, build_cached
-
-
-@dataclass
-class Options(TextOptions):
-    """The keys ``task.*``."""
-
-    layers: int = 2
-    width: int = 128
-    feed_forward: int = 512
-    heads: int = 4
-    vocabulary: int = 4096
+from adaecho.tasks.options import SmallTextOptions as Options
+from adaecho.tasks.text import build_cached
 
 
 def build(config: Config, options: Options) -> Task:

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,63 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from adaecho.config.schema import Config
-from adaecho.config.tasks import TaskConfig
 from adaecho.datasets.documents import find_documents
-from adaecho.datasets.tokens import END, PACKINGS, PAD, Packing, tokenized
-from adaecho.errors import ConfigError
-from adaecho.models.transformer import Transformer
+from adaecho.datasets.tokens import END, PAD, Packing, tokenized
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Split, Task
+from adaecho.tasks.options import TextOptions
 
 _SAMPLE_TOKENS = 48
-
-
-@dataclass
-class TextOptions(TaskConfig):
-    """The keys ``task.*`` of a language model; by default Transformer base (Vaswani et al. 2017, Table 3)."""
-
-    layers: int = 6
-    width: int = 512
-    feed_forward: int = 2048
-    heads: int = 8
-    dropout: float = 0.0
-    vocabulary: int = 32000  # subwords of a tokenizer that is trained on the training text
-    block: int = 128  # predictions of an example
-    packing: str = "packed"  # packed: documents joined and cut; sentence: one document an example, with mask
-    column: str = "text"  # of parquet and JSON lines
-    lines: bool = False  # each line of a text file is a document, instead of the file
-
-    def __post_init__(self) -> None:
-        if self.packing not in PACKINGS:
-            raise ConfigError(f"task.packing={self.packing}: must be one of {', '.join(PACKINGS)}")
-        self.check_sizes()
-
-    def check_sizes(self) -> None:
-        """Raises ConfigError where one can't be."""
-        for key in ("layers", "width", "feed_forward", "heads", "block"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key}={getattr(self, key)}: must be at least 1")
-        if self.width % (2 * self.heads):
-            raise ConfigError(
-                f"task.width={self.width}: must be a multiple of 2 * task.heads={2 * self.heads}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"task.dropout={self.dropout}: must lie in [0, 1)")
-        if self.vocabulary < 258:
-            raise ConfigError(
-                f"task.vocabulary={self.vocabulary}: must be at least 258, the bytes and two special tokens"
-            )
-
-    def build_model(self) -> Transformer:
-        """A freshly initialised model."""
-        return Transformer(
-            self.vocabulary,
-            layers=self.layers,
-            width=self.width,
-            feed_forward=self.feed_forward,
-            heads=self.heads,
-            dropout=self.dropout,
-        )
 
 
 def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:

@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaecho.config.schema import BUDGETS, Config
-from adaecho.records.outcome import FINISHED
+from adaecho.config.identity import BUDGETS
+from adaecho.config.schema import Config
+from adaecho.records.status import FINISHED, Status
 from adaecho.tasks.base import Direction
 
 
@@ -68,6 +69,6 @@ def is_finished(summary: dict[str, Any] | None, config: Config) -> bool:
     """Whether a run folder needs no more training under ``config``'s budgets."""
     if summary is None or summary["status"] not in FINISHED:
         return False
-    if summary["status"] != "budget_spent":
+    if summary["status"] != Status.BUDGET_SPENT:
         return True
     return bool(summary["budgets"] == {key: getattr(config, key) for key in BUDGETS})

@@ -13,6 +13,7 @@ from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
+from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, LossAndWeight, Task
 from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
@@ -123,20 +124,20 @@ class Trainer:
         self.is_waiting = False
         self.best_model: dict[str, torch.Tensor] | None = None
 
-    def train(self) -> str:
+    def train(self) -> Status:
         """Run until a stop rule holds; returns the status that ended it."""
         batches = iter(self.loader)
         self.model.train()
         self.clocks.start()
         try:
             if not self._warm_up():
-                return "preempted"
+                return Status.PREEMPTED
             while True:
                 # What the next batch costs decides first: an evaluation due at k fresh examples comes after
                 # every step that k fresh examples allow, so that no arm loses its last repeats.
                 outlook = self._look_ahead()
                 if outlook is None:
-                    return "preempted"
+                    return Status.PREEMPTED
                 status = self._before_step(outlook)
                 if status is not None:
                     return status
@@ -218,7 +219,7 @@ class Trainer:
             return None
         return outlook
 
-    def _before_step(self, outlook: _Outlook) -> str | None:
+    def _before_step(self, outlook: _Outlook) -> Status | None:
         """Evaluate if it is due and apply the stop rules; the status that ends the run, or None."""
         every, ahead = self.config.evaluate.every_fresh_examples, outlook.fresh_examples
         if ahead > self.progress.next_evaluation:
@@ -229,7 +230,7 @@ class Trainer:
                 if status is not None:
                     return status
         if self.progress.steps % LOSS_CHECK_STEPS == 0 and self._has_diverged():
-            return "diverged"
+            return Status.DIVERGED
         steps = self.progress.steps
         most = self.config.max_fresh_examples
         if steps == 0 and most is not None and ahead > most:
@@ -241,10 +242,10 @@ class Trainer:
         if outlook.is_done or budget_spent(
             self.config, steps=steps, fresh_examples_ahead=ahead, train_time_s=outlook.train_time_s
         ):
-            return "budget_spent"
+            return Status.BUDGET_SPENT
         if outlook.signal:
             self.signal = outlook.signal
-            return "preempted"
+            return Status.PREEMPTED
         self._between_steps(self, bool(outlook.checkpoint_due))
         return None
 
@@ -354,11 +355,11 @@ class Trainer:
         best = self.progress.best
         return best is None or not is_better(self.task.metrics[target.metric], best["value"], target.chance)
 
-    def _evaluate(self) -> str | None:
+    def _evaluate(self) -> Status | None:
         """Measure the validation split and record it; the status that ends the run, or None to go on."""
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
-            return "diverged"
+            return Status.DIVERGED
         line: Line = {
             "fresh_examples": self.fresh_examples,
             "steps": self.progress.steps,
@@ -377,12 +378,12 @@ class Trainer:
         self._judge(metrics[self.config.target.metric], line)
         self._record(line)
         if self.progress.to_target is not None:
-            return "reached"
+            return Status.REACHED
         if self._is_at_chance():
-            return "diverged"
+            return Status.DIVERGED
         prune = self._prune
         if prune is not None and self.ranks.from_first(lambda: prune(self.fresh_examples)):
-            return "pruned"
+            return Status.PRUNED
         return None
 
     def factor_changes(self) -> list[list[float]]:

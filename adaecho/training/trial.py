@@ -7,25 +7,29 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
+from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import was_restarted
-from adaecho.config.schema import BUDGETS, Config, to_plain
+from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.errors import FolderError, UserError, with_notes
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
+from adaecho.records.status import Status
 from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
-from adaecho.training.display import Display
 from adaecho.training.interrupt import WAIT_S, Interrupt, WaitEndedError
 from adaecho.training.parallel import share_of, what_is_seen
 from adaecho.training.progress import is_finished
 from adaecho.training.trainer import Line, Trainer
+
+if TYPE_CHECKING:
+    from adaecho.training.display import Display  # imports rich, which a sweep's workers never show
 
 
 def run_trial(
@@ -34,7 +38,7 @@ def run_trial(
     overrides: Sequence[str] = (),
     *,
     group: str | None = None,
-    display: Display | None = None,
+    display: "Display | None" = None,
     prune: Callable[[int], bool] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _run_locked(
     config: Config,
     overrides: Sequence[str],
     group: str | None,
-    display: Display | None,
+    display: "Display | None",
     prune: Callable[[int], bool] | None,
     ranks: Ranks,
 ) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def _run_locked(
 
 
 def _open(
-    run: RunFolder, config: Config, overrides: Sequence[str], display: Display | None
+    run: RunFolder, config: Config, overrides: Sequence[str], display: "Display | None"
 ) -> dict[str, Any] | None:
     """Make the locked folder this run's; its summary where nothing is left to do."""
     # Started again by torchrun after a failure, the command still says fresh=true.
@@ -120,7 +124,7 @@ def _open(
 
 def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
     """Leave status and traceback in the folder, as far as the disk still allows."""
-    status = "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
+    status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
     try:
         run.write_traceback(traceback.format_exc())
         earlier = run.read_summary() or _describe(config)
@@ -144,7 +148,7 @@ class _Trial:
         self,
         config: Config,
         run: RunFolder,
-        display: Display | None,
+        display: "Display | None",
         prune: Callable[[int], bool] | None,
         ranks: Ranks,
     ) -> None:
@@ -157,7 +161,7 @@ class _Trial:
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
             summary = self._run(interrupt)
-        if summary["status"] == "preempted":
+        if summary["status"] == Status.PREEMPTED:
             return summary
         late = [int(number) for (number,) in self.ranks.gather([interrupt.signal or 0]) if number]
         return {**summary, "signal": signal.Signals(late[0]).name} if late else summary
@@ -190,21 +194,23 @@ class _Trial:
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)
-        self._write_summary(self._summary(trainer, "running"))
+        self._write_summary(self._summary(trainer, Status.RUNNING))
         with nullcontext() if self.display is None else self.display.showing(trainer):
             status = trainer.train()
         self._tell_skipped(trainer)
-        if status in ("preempted", "budget_spent"):
+        if status in (Status.PREEMPTED, Status.BUDGET_SPENT):
             with trainer.at_rest() if self.config.data.restore == "snapshot" else nullcontext():
                 self._checkpoint(trainer)
         summary = self._summary(trainer, status)
-        if status == "preempted" and trainer.signal:
+        if status == Status.PREEMPTED and trainer.signal:
             summary["signal"] = signal.Signals(trainer.signal).name
-        if status == "budget_spent":  # wherever that was: evaluations fall at multiples of fresh examples
+        if (
+            status == Status.BUDGET_SPENT
+        ):  # wherever that was: evaluations fall at multiples of fresh examples
             summary["final"] = trainer.measure("validation")
-        if status in ("reached", "budget_spent") and trainer.task.has_test_split:
+        if status in (Status.REACHED, Status.BUDGET_SPENT) and trainer.task.has_test_split:
             summary["test"] = trainer.measure("test")
-        if status in ("reached", "budget_spent"):
+        if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
         summary["eval_time_s"] = trainer.clocks.eval_time_s
@@ -330,7 +336,7 @@ class _Trial:
             stack.enter_context(trainer.clocks.uncounted(trainer.device))
             if all(flag for (flag,) in self.ranks.gather([is_at_rest])):
                 self._checkpoint(trainer)
-                self._write_summary(self._summary(trainer, "running"))
+                self._write_summary(self._summary(trainer, Status.RUNNING))
 
     def _checkpoint(self, trainer: Trainer) -> None:
         state = trainer.state_dict()
@@ -373,17 +379,10 @@ class _Trial:
 _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps")
 
 
-def _value(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _describe(config: Config) -> dict[str, Any]:
     """The part of a summary that is known before training."""
     return {
-        "status": "running",
+        "status": Status.RUNNING,
         "task": config.task.name,
         "echo": {
             "variant": config.echo.variant,
@@ -391,7 +390,7 @@ def _describe(config: Config) -> dict[str, Any]:
             "shuffle_buffer": config.echo.shuffle_buffer,
         },
         "adascale": config.adascale.enabled,
-        "hyperparameters": {key: _value(config, key) for key in sorted({*_TUNED, *config.search.axes})},
+        "hyperparameters": {key: value_at(config, key) for key in sorted({*_TUNED, *config.search.axes})},
         "seed": config.seed,
         "target": {
             "metric": config.target.metric,

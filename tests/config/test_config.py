@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adaecho.config import schema
+from adaecho.config.identity import identity, run_id
 from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
@@ -51,7 +52,7 @@ def test_no_config_names_a_class_to_build() -> None:
     ],
 )
 def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose, override: str) -> None:
-    names = {schema.run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
+    names = {run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
     assert len(names) == 1
 
 
@@ -72,13 +73,20 @@ def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose,
     ],
 )
 def test_what_can_change_it_changes_the_name(compose_config: Compose, override: str) -> None:
-    names = {schema.run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
+    names = {run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
     assert len(names) == 2
 
 
 def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Compose) -> None:
-    assert schema.run_id(schema.to_plain(compose_config("task=cifar10"))) == "ea2d4b7569"
-    assert schema.identity(schema.to_plain(compose_config("task=digits")))["task"] == {"name": "digits"}
+    assert run_id(schema.to_plain(compose_config("task=cifar10"))) == "ea2d4b7569"
+    assert identity(schema.to_plain(compose_config("task=digits")))["task"] == {"name": "digits"}
+
+
+def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> None:
+    config = compose_config()
+    plain = schema.to_plain(config)
+    plain["search"]["allow_changed_code"] = True
+    assert schema.from_plain(plain) == config
 
 
 @pytest.mark.parametrize(

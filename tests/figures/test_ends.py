@@ -7,8 +7,7 @@ import pytest
 from adaecho.figures.__main__ import draw_all
 from adaecho.figures.ends import caption, draw_ends, short_number
 from adaecho.figures.tables import draw_table
-from adaecho.records.ends import ends
-from adaecho.records.outcome import COSTS
+from adaecho.records.outcome import COSTS, ends
 
 
 def rows(arm, finals, *, steps, status="budget_spent"):

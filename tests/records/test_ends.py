@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from adaecho.records.ends import ends, without_target
+from adaecho.records.outcome import ends, without_target
 
 _repeats = count()
 

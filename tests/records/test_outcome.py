@@ -16,6 +16,8 @@ def trial(arm, repeat, index, cost, *, status=None, counted=True, factor=1, vari
         "index": index,
         "status": status or ("budget_spent" if cost is None else "reached"),
         "counted": counted,
+        "target_metric": "accuracy",
+        "target_value": 0.97,
         "to_target_fresh_examples": cost,
         "to_target_steps": None if cost is None else cost // 32 * factor,
         "to_target_train_time_s": None if cost is None else time_s,

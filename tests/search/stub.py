@@ -19,7 +19,7 @@ from adaecho.config.schema import Config, to_plain
 from adaecho.config.tasks import TaskConfig
 from adaecho.errors import DataError
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import FINISHED
+from adaecho.records.status import FINISHED
 from adaecho.training.interrupt import WaitEndedError
 
 TASK = "tests.search.stub"

@@ -4,7 +4,7 @@ import pytest
 
 from adaecho.errors import ConfigError
 from adaecho.records.files import write_json
-from adaecho.search.pruning import Pruner
+from adaecho.search.state import Pruner
 from tests.search.conftest import Command
 
 

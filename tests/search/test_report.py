@@ -195,6 +195,7 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
         "echo_variant": "none",
         "echo_factor": 1,
         "status": "budget_spent",
+        "target_metric": "accuracy",
         "target_value": None,
     }
     counts = {"fresh_examples": 3200, "steps": 100, "trained_examples": 6400}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.config.schema import identity, to_plain
+from adaecho.config.identity import identity
+from adaecho.config.schema import to_plain
 from adaecho.datasets import cifar10
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import ConfigError

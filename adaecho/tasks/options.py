@@ -1,0 +1,224 @@
+"""The keys ``task.*`` of the tasks of this package, in a file that imports no torch.
+
+A command's configs are composed, checked and compared before anything trains, and a sweep's parent process
+never does. A task of one's own has its ``Options`` in its own file.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from adaecho.config.bounds import at_least, one_of, within
+from adaecho.config.launched import launched_ranks
+from adaecho.config.tasks import TaskConfig
+from adaecho.errors import ConfigError
+from adaecho.models.resnet_depth import CHANNELS, check_depth
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from adaecho.config.schema import Config
+
+DIGITS_MODELS = ("conv", "mlp")
+PACKINGS = ("packed", "sentence")
+GHOST_STATISTICS = ("average", "sequential")
+
+
+@dataclass
+class GhostOptions(TaskConfig):
+    """The keys ``task.ghost_*``."""
+
+    ghost_size: int | None = None  # examples per slice of virtual batch norm; null: the whole batch
+    ghost_statistics: str = "average"  # average | sequential: running statistics over a step's slices
+
+    def __post_init__(self) -> None:
+        one_of("task.ghost_statistics", self.ghost_statistics, GHOST_STATISTICS)
+
+    def check_batches(self, config: "Config") -> None:
+        """Raises ConfigError where slices of ``ghost_size`` don't make up a batch or its micro-batches."""
+        from adaecho.models.ghost_batch_norm import check_ghost_size
+
+        check_ghost_size(
+            self.ghost_size,
+            config.batch_size,
+            config.adascale.num_gradients_to_accumulate,
+            launched_ranks(),
+        )
+
+    def with_ghosts(self, model: "nn.Module") -> "nn.Module":
+        """The model, its batch norm replaced where ``ghost_size`` is set."""
+        from adaecho.models.ghost_batch_norm import use_ghost_batch_norm
+
+        if self.ghost_size is None:
+            return model
+        return use_ghost_batch_norm(model, self.ghost_size, self.ghost_statistics)  # type: ignore[arg-type]
+
+
+@dataclass
+class TextOptions(TaskConfig):
+    """The keys ``task.*`` of a language model; by default Transformer base (Vaswani et al. 2017, Table 3)."""
+
+    layers: int = 6
+    width: int = 512
+    feed_forward: int = 2048
+    heads: int = 8
+    dropout: float = 0.0
+    vocabulary: int = 32000  # subwords of a tokenizer that is trained on the training text
+    block: int = 128  # predictions of an example
+    packing: str = "packed"  # packed: documents joined and cut; sentence: one document an example, with mask
+    column: str = "text"  # of parquet and JSON lines
+    lines: bool = False  # each line of a text file is a document, instead of the file
+
+    def __post_init__(self) -> None:
+        one_of("task.packing", self.packing, PACKINGS)
+        self.check_sizes()
+
+    def check_sizes(self) -> None:
+        """Raises ConfigError where one can't be."""
+        for key in ("layers", "width", "feed_forward", "heads", "block"):
+            at_least(f"task.{key}", getattr(self, key), 1)
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"task.width={self.width}: must be a multiple of 2 * task.heads={2 * self.heads}"
+            )
+        within("task.dropout", self.dropout, "[0, 1)")
+        if self.vocabulary < 258:
+            raise ConfigError(
+                f"task.vocabulary={self.vocabulary}: must be at least 258, the bytes and two special tokens"
+            )
+
+    def build_model(self) -> "nn.Module":
+        """A freshly initialised model."""
+        from adaecho.models.transformer import Transformer
+
+        return Transformer(
+            self.vocabulary,
+            layers=self.layers,
+            width=self.width,
+            feed_forward=self.feed_forward,
+            heads=self.heads,
+            dropout=self.dropout,
+        )
+
+
+@dataclass
+class DigitsOptions(TaskConfig):
+    """Of task digits."""
+
+    # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
+    model: str = "conv"
+    training_examples: int | None = None  # of those that are not held out; null: all
+    added: ClassVar[tuple[str, ...]] = ("model", "training_examples")
+
+    def __post_init__(self) -> None:
+        at_least("task.training_examples", self.training_examples, 1)
+        one_of("task.model", self.model, DIGITS_MODELS)
+
+
+@dataclass
+class Cifar10Options(TaskConfig):
+    """Of task cifar10."""
+
+    depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
+    channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
+    training_examples: int | None = None  # of those that are not held out; null: all
+    validation_shards: str | None = None  # tar shards, where data.path names training shards alone
+    added: ClassVar[tuple[str, ...]] = ("depth", "channels", "training_examples", "validation_shards")
+
+    def __post_init__(self) -> None:
+        check_depth(self.depth)
+        at_least("task.channels", self.channels, 1)
+        at_least("task.training_examples", self.training_examples, 1)
+
+
+@dataclass
+class ImagenetOptions(GhostOptions):
+    """Of task imagenet."""
+
+    model: str = "resnet50"  # a name of timm's
+    image_size: int = 224  # pixels
+    num_classes: int | None = None  # null: as many as the training data names
+    validation_path: str | None = None  # tar shards, or where else data.path has no validation split
+    ghost_size: int | None = 32  # examples per slice of virtual batch norm; null: the whole batch
+    min_crop_area: float = 0.08  # of the image's; the largest is 1
+    colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        at_least("task.image_size", self.image_size, 8)
+        at_least("task.num_classes", self.num_classes, 2)
+        within("task.min_crop_area", self.min_crop_area, "(0, 1]")
+        within("task.colour_distortion", self.colour_distortion, "[0, 1]")
+        super().__post_init__()
+
+
+@dataclass
+class CocoOptions(GhostOptions):
+    """Of task coco."""
+
+    image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
+    ghost_size: int | None = 128  # examples per slice of virtual batch norm; null: the whole batch
+    keep_images_without_boxes: bool = False  # SSD learns nothing from them; they cost fresh examples
+    expand: float = 0.5  # probability that an image is put on a canvas of up to 4 times its sides
+    metrics_per_category: bool = False  # report AP_50/<category> too
+
+    def __post_init__(self) -> None:
+        at_least("task.image_size", self.image_size, 64)
+        within("task.expand", self.expand, "[0, 1]")
+        super().__post_init__()
+
+
+@dataclass
+class ScenesOptions(GhostOptions):
+    """Of task scenes."""
+
+    training_scenes: int = 2000
+    metrics_per_category: bool = False  # report AP_50/<digit> too
+
+    def __post_init__(self) -> None:
+        at_least("task.training_scenes", self.training_scenes, 1)
+        super().__post_init__()
+
+
+@dataclass
+class SmallTextOptions(TextOptions):
+    """Of task small_text."""
+
+    layers: int = 2
+    width: int = 128
+    feed_forward: int = 512
+    heads: int = 4
+    vocabulary: int = 4096
+
+
+@dataclass
+class Lm1bOptions(TextOptions):
+    """Of task lm1b."""
+
+    packing: str = "sentence"
+    lines: bool = True
+
+
+@dataclass
+class CommonCrawlOptions(TextOptions):
+    """Of task common_crawl."""
+
+    packing: str = "document"  # the only one: the blocks of a document, the last filled up
+    tokenizer_documents: int = 10_000  # the first ones, on which the tokenizer is trained
+
+    def __post_init__(self) -> None:
+        if self.packing != "document":
+            raise ConfigError(f"task.packing={self.packing}: task common_crawl has document alone")
+        at_least("task.tokenizer_documents", self.tokenizer_documents, 1)
+        self.check_sizes()
+
+
+OPTIONS: dict[str, type[TaskConfig]] = {
+    "digits": DigitsOptions,
+    "cifar10": Cifar10Options,
+    "imagenet": ImagenetOptions,
+    "coco": CocoOptions,
+    "scenes": ScenesOptions,
+    "small_text": SmallTextOptions,
+    "lm1b": Lm1bOptions,
+    "common_crawl": CommonCrawlOptions,
+}
