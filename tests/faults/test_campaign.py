@@ -9,7 +9,7 @@ from tests.faults.campaign import Campaign
 
 @pytest.mark.parametrize(
     ("kind", "faults"),
-    [("killed", 12), ("damaged", 10), ("filled", 4)],
+    [("killed", 6), ("damaged", 6), ("filled", 2)],
     ids=["kills", "damages", "full disks"],
 )
 def test_no_fault_changes_a_run_in_silence(tmp_path: Path, kind: str, faults: int) -> None:

@@ -20,7 +20,7 @@ def rows(arm: str, costs: list[float | None], best: list[float] | None = None) -
         {
             "arm": arm, "repeat": repeat, "index": 0, "counted": True,
             "to_target_fresh_examples": cost, "fresh_examples": cost or BUDGET, "best_value": value,
-            "task": "digits",
+            "task": "digits", "target_metric": "accuracy", "target_value": 0.97,
         }
         for repeat, (cost, value) in enumerate(zip(costs, values, strict=True))
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Designs of a few cheap arms, and sweeps whose trials are ``stub.run_trial``."""
 
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from adaecho.run import CONF
-from adaecho.search import sweeper
+from adaecho.search import report, sweeper
 from adaecho.search.design import Arm, Design
 from adaecho.search.local import LocalWorkers
 from tests.search.stub import RUNNER, TASK
@@ -68,16 +69,33 @@ def launch(overrides: Sequence[str]) -> None:
 
 @pytest.fixture
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder."""
+    """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder.
+
+    Nothing is drawn unless it is ``drawn``, which takes as long as all else.
+    """
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
     monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
 
-    def run(*overrides: str, folder: str | None = "sweep") -> Path:
+    def run(*overrides: str, folder: str | None = "sweep", drawn: bool = False) -> Path:
+        if not drawn:
+            monkeypatch.setattr(report, "draw", lambda *_: [])
         where = [] if folder is None else [f"hydra.sweep.dir={folder}"]
         _composed([*_of_stub(overrides), *where], sweeper.sweep)
         return Path(folder or "runs")
 
     return run
+
+
+ONE_ARM = ("search.trials=4", "search.workers=2")
+_finished: list[Path] = []
+
+
+@pytest.fixture
+def finished(run_sweep: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, ``./sweep``, of the finished sweep ``ONE_ARM``, which runs once."""
+    if not _finished:
+        _finished.append(run_sweep(*ONE_ARM, folder=str(tmp_path_factory.mktemp("finished") / "sweep")))
+    return Path(shutil.copytree(_finished[0], "sweep"))
 
 
 @pytest.fixture

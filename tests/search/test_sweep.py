@@ -21,10 +21,8 @@ from adaecho.search.local import LocalWorkers, WorkerError, affordable
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design, record_design
 from adaecho.search.worker import Worker
-from tests.search.conftest import Command
+from tests.search.conftest import ONE_ARM, Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
-
-ONE_ARM = ("search.trials=4", "search.workers=2")
 
 
 def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -51,7 +49,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM, "search.repeats=2", "echo=none,batch")
+    folder = run_sweep(*ONE_ARM, "search.repeats=2", "echo=none,batch", drawn=True)
     summaries = _summaries(folder)
     diverged = [name for name, summary in summaries.items() if summary["status"] == "diverged"]
     assert diverged, "the seed must make some trial diverge, or this test shows nothing"
@@ -71,8 +69,10 @@ def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Comm
     assert point == [trial["optimizer.learning_rate"], trial["optimizer.momentum"]]
 
 
-def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM)
+def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(
+    run_sweep: Command, finished: Path
+) -> None:
+    folder = finished
     before = _summaries(folder)
     for name, status in (("none/0/0", "running"), ("none/0/2", "preempted")):
         path = folder / name / "summary.json"
@@ -88,8 +88,8 @@ def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(run_sw
     assert _begun(folder) == begun
 
 
-def test_a_sweep_can_grow(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM)
+def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
+    folder = finished
     before = _summaries(folder)
     run_sweep("search.trials=6", "search.repeats=2")
     after = _summaries(folder)
@@ -113,32 +113,24 @@ def test_a_sweep_can_grow(run_sweep: Command) -> None:
     ],
 )
 def test_another_design_in_the_folder_is_refused_with_a_diff(
-    run_sweep: Command, tmp_path: Path, override: str, line: str
+    run_sweep: Command, finished: Path, override: str, line: str
 ) -> None:
-    once = _finished_sweep(run_sweep, tmp_path)
+    before = _summaries(finished)
     with pytest.raises(FolderError, match=re.escape(line)) as refusal:
-        run_sweep(*ONE_ARM, override, folder=str(once))
+        run_sweep(*ONE_ARM, override)
+    assert _summaries(finished) == before
     assert "fresh=true" in str(refusal.value)
 
 
-_finished: list[Path] = []
-
-
-def _finished_sweep(run_sweep: Command, tmp_path: Path) -> Path:
-    if not _finished:
-        _finished.append(run_sweep(*ONE_ARM, folder=str(tmp_path / "finished")))
-    return _finished[0]
-
-
+@pytest.mark.usefixtures("finished")
 def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command) -> None:
-    run_sweep(*ONE_ARM)
     run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
     assert len(_summaries(Path("sweep.old-1"))) >= 4
     assert json.loads(Path("sweep/design.json").read_text())["search"]["seed"] == 1
 
 
-def test_trials_without_a_design_are_refused_and_kept_by_fresh(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM)
+def test_trials_without_a_design_are_refused_and_kept_by_fresh(run_sweep: Command, finished: Path) -> None:
+    folder = finished
     (folder / "design.json").unlink()
     with pytest.raises(FolderError, match=r"no design\.json, so it can't be told of which"):
         run_sweep(*ONE_ARM, "search.seed=1")
@@ -155,8 +147,8 @@ def test_a_record_of_another_shape_is_no_design(run_sweep: Command, text: str) -
         run_sweep(*ONE_ARM)
 
 
-def test_a_trial_of_another_sweep_is_refused(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM)
+def test_a_trial_of_another_sweep_is_refused(run_sweep: Command, finished: Path) -> None:
+    folder = finished
     path = folder / "none/0/0/summary.json"
     write_json(path, {**json.loads(path.read_text()), "seed": 12345})
     with pytest.raises(FolderError, match="its seed is 12345"):
@@ -344,8 +336,9 @@ def test_a_second_launcher_is_refused(run_sweep: Command) -> None:
         launcher.communicate()
 
 
-def test_a_worker_started_by_hand_helps_out_and_computes_the_same(run_sweep: Command) -> None:
-    expected = _summaries(run_sweep(*ONE_ARM, folder="alone"))
+def test_a_worker_started_by_hand_helps_out_and_computes_the_same(finished: Path) -> None:
+    expected = _summaries(finished)
+    finished.rename("alone")
     Path("sweep").mkdir()
     write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/0": 600}})
     launcher = _launch("search.trials=4", "search.workers=1")
@@ -375,9 +368,9 @@ def test_many_workers_begin_at_different_trials(run_sweep: Command) -> None:
     assert Worker(str(folder))._in_my_order(state) == state.missing()
 
 
-def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command) -> None:
+def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, finished: Path) -> None:
     """A power cut may leave one."""
-    folder = run_sweep(*ONE_ARM)
+    folder = finished
     expected = _summaries(folder)
     (folder / "none/0/1/summary.json").write_text("")
     (folder / "none/0/2/summary.json").unlink()
@@ -392,20 +385,21 @@ def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command) 
     ("key", "other"),
     [("echo", {"variant": "batch", "factor": 2}), ("hyperparameters", {"optimizer.momentum": 0.5})],
 )
-def test_a_trial_of_another_arm_is_refused(run_sweep: Command, key: str, other: dict[str, Any]) -> None:
-    folder = run_sweep(*ONE_ARM)
+def test_a_trial_of_another_arm_is_refused(
+    run_sweep: Command, finished: Path, key: str, other: dict[str, Any]
+) -> None:
+    folder = finished
     path = folder / "none/0/0/summary.json"
     write_json(path, {**json.loads(path.read_text()), key: other})
     with pytest.raises(FolderError, match="a trial of another sweep or arm"):
         run_sweep(*ONE_ARM)
 
 
-def test_workers_end_with_their_launcher_and_log_what_trials_print(run_sweep: Command) -> None:
-    folder = run_sweep(*ONE_ARM)
-    logs = [path.read_text() for path in sorted((folder / "workers").glob("worker-?.log"))]
+def test_workers_end_with_their_launcher_and_log_what_trials_print(finished: Path) -> None:
+    logs = [path.read_text() for path in sorted((finished / "workers").glob("worker-?.log"))]
     # As a set: two workers may reach for one trial at the same moment, and one finds it taken or finished.
     said = {line.removesuffix(": begun") for log in logs for line in log.splitlines() if ": begun" in line}
-    begun = _begun(folder)
+    begun = _begun(finished)
     assert said == set(begun)
     assert set(begun.values()) == {1}
 
