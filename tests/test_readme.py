@@ -70,6 +70,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/*/*.md")]
+    shown = {name for page in pages for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
+    command = ["git", "-C", str(ROOT), "ls-files", "results/figures"]
+    assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == shown
+
+
 def test_the_readme_is_short_and_begins_with_code_to_copy() -> None:
     assert len(README.split()) <= 1300
     assert "EchoLoader(" in "\n".join(README.splitlines()[:60])

@@ -22,7 +22,7 @@ from adaecho.figures.report import (
     turns_words,
     with_interval_words,
 )
-from adaecho.figures.side_tables import TASKS, Tables, net_of_buffers, pilots
+from adaecho.figures.side_tables import TASKS, Tables, at_stated_points, net_of_buffers, pilots
 from adaecho.figures.winners import costs_of_winners, cross_fit, ratio_of_cheapest, ratio_of_winners
 from adaecho.records.outcome import Row, best_trials
 from adaecho.records.statistics import Ratio, cost_ratio, holm, less_p, welch_noise
@@ -83,7 +83,7 @@ def claims_page(decisions: Sequence[Decision], tables: Tables, results: Path) ->
         results: folder of the tables, with their commands and ``earlier_verdicts.json``.
     """
     parts = [_HEAD, overview(decisions), _RULES, *_experiments(decisions, tables, results)]
-    parts += [*_winners(tables), *pilots(tables), *net_of_buffers(tables)]
+    parts += [*_winners(tables), *at_stated_points(tables), *pilots(tables), *net_of_buffers(tables)]
     return "\n\n".join(parts) + "\n"
 
 

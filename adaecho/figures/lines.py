@@ -70,17 +70,18 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
         if len(line_keys(arms, sweep.lines)) > 1:
             panels[0].legend(frameon=False, fontsize=8)
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        words = textwrap.fill(caption or _caption(arms), _CAPTION_WIDTH)
+        words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
         drawing.supxlabel(words, fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
-def _caption(arms: Sequence[Arm]) -> str:
+def caption_of_costs(arms: Sequence[Arm]) -> str:
     lost = [arm["arm"] for arm in arms if not arm["fresh_examples"]]
     missed = f" No search reached the target: {', '.join(lost)}." if lost else ""
-    return (
-        "Mean of the best trial of each search; bars: minimum and maximum. Dashed: baseline / e, if repeats "
-        f"were as good as fresh.{missed}"
-    )
+    searched = any(arm["trials"] > arm["searches"] for arm in arms)
+    number = "/".join(str(count) for count in sorted({arm["searches"] for arm in arms}))
+    of = "of the best trial of each search" if searched else f"over {number} seeds"
+    ideal = "Dashed: baseline / e, if repeats were as good as fresh."
+    return f"Mean {of}; bars: minimum and maximum. {ideal}{missed}"
 
 
 def _draw_panel(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:

@@ -22,6 +22,8 @@ LINES = {
     "fig7b": Sweep("shuffle_buffer"),
 }
 
+# What an experiment trains on, where its task is named after another data set.
+_DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
 
@@ -65,7 +67,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         draw_lines(outcome(rows), paths[0], describe(rows), lines)
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
-        title = f"{first['experiment']}, {first['task']}: {_whose_curves(rows)}"
+        title = f"{_name(first)}: {_whose_curves(rows)}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
         with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
         target = first["target_value"]
@@ -73,7 +75,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     tuned = tuning_curves(rows)
     if tuned:
         paths.append(into / f"{stem}_tuning.{form}")
-        title = f"{first['experiment']}, {first['task']}: the best trial so far{_over_searches(rows)}"
+        title = f"{_name(first)}: the best trial so far{_over_searches(rows)}"
         draw_curves(tuned, paths[-1], title, COST, None, lines or AS_FIG3)
     return paths
 
@@ -104,10 +106,14 @@ def _over_searches(rows: list[Row]) -> str:
     return "; mean and standard deviation" if len({row["repeat"] for row in rows}) > 1 else ""
 
 
+def _name(row: Row) -> str:
+    return f"{row['experiment']}, {_DATA.get(row['experiment'], row['task'])}"
+
+
 def describe(rows: list[Row]) -> str:
     """What was measured, e.g. ``fig3, digits: fresh examples to 97 % validation accuracy``."""
     first: dict[str, Any] = rows[0]
-    name = f"{first['experiment']}, {first['task']}"
+    name = _name(first)
     if without_target(rows):
         return f"{name}: where the runs ended"
     return f"{name}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"

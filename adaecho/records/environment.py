@@ -29,9 +29,10 @@ def environment() -> dict[str, Any]:
     """What ``environment.json`` records; found once per process, in some milliseconds.
 
     Returns:
-        ``git`` {sha, dirty} of the checkout this package runs from, or null in an installed one; versions of
-        ``python`` and ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` this process may
-        use, ``gpus`` by name; ``slurm`` {variable: value}, empty outside of a job.
+        ``git`` {sha, dirty} of the checkout this package runs from, or null in an installed one; ``code``, a
+        digest of the package's files, which names them wherever the commit goes; versions of ``python`` and
+        ``packages``; ``host``, ``platform``, ``processor``, ``cpu_cores`` this process may use, ``gpus`` by
+        name; ``slurm`` {variable: value}, empty outside of a job.
     """
     return {**_fixed(), "slurm": _slurm()}
 
@@ -50,6 +51,7 @@ def code_digest() -> str:
 def _fixed() -> dict[str, Any]:
     return {
         "git": _git(Path(__file__).resolve().parents[2]),
+        "code": code_digest(),
         "python": platform.python_version(),
         "packages": _versions(),
         "host": socket.gethostname(),

@@ -15,10 +15,10 @@ from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.claims import CLAIMS
 from adaecho.figures.curves import draw_curves, mean_and_band
 from adaecho.figures.fig3 import caption, draw_fig3
-from adaecho.figures.lines import Sweep
+from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
-from adaecho.figures.tables import draw_sweep, draw_table
+from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.figures.tuning import tuning_curves
 from adaecho.records.outcome import best_trials, outcome
 
@@ -159,6 +159,19 @@ def test_best_points_at_the_end_of_an_axis_are_told():
 def test_caption_states_trials_and_searches(searches, trials, says):
     arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
     assert caption(arms).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("trials", "says"), [(1, "Mean over 5 seeds;"), (4, "Mean of the best trial of each search;")]
+)
+def test_the_caption_of_lines_tells_seeds_from_searches(trials, says):
+    arms = outcome(rows_of("baseline", "none", 1, [160] * 5, trials=trials))
+    assert caption_of_costs(arms).startswith(says)
+
+
+def test_a_title_names_the_data_and_not_the_task_that_they_go_through():
+    row = rows_of("baseline", "none", 1, [160])[0] | {"experiment": "bccd", "task": "coco"}
+    assert describe([row]).startswith("bccd, blood cells:")
 
 
 def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path, drawn):

@@ -1,6 +1,9 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from adaecho.records import environment as module
 from adaecho.records.environment import environment
@@ -11,6 +14,7 @@ def test_it_names_what_can_change_a_result():
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "numpy"} <= found["packages"].keys()
     assert found["cpu_cores"] >= 1
+    assert found["code"] == module.code_digest()
     assert json.loads(json.dumps(found)) == found
 
 
@@ -58,3 +62,26 @@ def test_without_git_the_record_says_so(tmp_path, monkeypatch):
     (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert module._git(tmp_path) is None
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("origin", sorted((ROOT / "results").glob("*/*/origin.json")), ids=str)
+def test_a_record_names_a_commit_of_this_repository_or_says_why_not(origin):
+    if not (ROOT / ".git").exists() or _git_says("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("no checkout with its history")
+    record = json.loads(origin.read_text())
+    for made in record["environments"]:
+        known = made["git"] is not None and _is_ancestor(made["git"]["sha"])
+        assert known or "established" in record.get("note", "")
+
+
+def _git_says(*arguments):
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def _is_ancestor(sha):
+    command = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", sha, "HEAD"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
