@@ -18,10 +18,10 @@ _POINTS = (
     *("quickstart", "quickstart_text", "quickstart_boxes", "text_imdb", "lm1b_slice", "caltech101", "bccd"),
     *("cifar10_depth8", "cifar10_depth8_80", "cifar10_echo"),
 )
-_AT_POINTS = """Ratios of fresh examples to the baseline's, all arms at one point (the quickstart: each at its own,
-found on other seeds). They decide no claim. In `bccd`, `cifar10_echo` and `cifar10_depth8_80` the
-rate falls with steps, of which an echoed run takes as many from half the fresh examples: their
-ratios are too good by as much as the schedule saves. Pages: [experiments/](../experiments)."""
+_AT_POINTS = """Ratios of fresh examples to the baseline's, all arms at one point (the quickstart: each at
+its own, found on other seeds). They decide no claim. In `bccd`, `cifar10_echo` and `cifar10_depth8_80` the
+rate falls with steps, of which an echoed run takes as many from half the fresh examples: their ratios are
+too good by as much as the schedule saves. Pages: [experiments/](../experiments)."""
 _PILOTS = """[Reuse](../experiments/reuse/README.md): whether E(e), the baseline's fresh examples over the
 arm's, differs from e. [Controls](../experiments/controls/README.md): whether the least cross entropies
 differ. Three searches each; two-sided p by Welch, and adjusted by Holm for the comparisons of an
