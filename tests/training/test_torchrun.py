@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests import paced
-from tests.training.several_ranks import metrics, summary
+from tests.conftest import Compose
+from tests.training.several_ranks import metrics, run_on, summary
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -57,21 +58,18 @@ def wait_for_steps(folder: str, launcher: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Metrics of the same run undisturbed, and what torchrun printed."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    launcher = torchrun(str(folder))
-    out, errors = launcher.communicate(timeout=END_S)
-    assert launcher.returncode == 0, errors
-    assert out.splitlines()[0] == f"{folder}: digits, echo=batch factor=2, no target, 2 ranks"
-    for what in ("budget_spent:", "final weights:", "best weights:"):
-        assert out.count(what) == 1
-    assert not re.search(
-        r"\wWarning: ", errors
-    )  # gloo's own "Warning:" is of hosts whose name does not resolve
-    assert summary(folder)["ranks"] == 2
-    return metrics(folder)
+_whole: list[list[dict[str, Any]]] = []
+
+
+@pytest.fixture
+def whole(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of the same run undisturbed, trained once."""
+    if not _whole:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        assert run_on(2, compose_config(*RUN), folder) == [(0, "budget_spent")] * 2
+        assert summary(folder)["ranks"] == 2
+        _whole.append(metrics(folder))
+    return _whole[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
@@ -99,9 +97,14 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
         time.sleep(0.1)
     assert summary("run")["status"] == "preempted"
     again = torchrun("run", PACED)
-    _, errors = again.communicate(timeout=END_S)
+    out, errors = again.communicate(timeout=END_S)
     assert again.returncode == 0, errors
     assert metrics("run") == whole
+    assert out.splitlines()[0].endswith(f"run: {paced.NAME}, echo=batch factor=2, no target, 2 ranks")
+    for what in ("budget_spent:", "final weights:", "best weights:"):
+        assert out.count(what) == 1
+    # gloo's own "Warning:" is of hosts whose name does not resolve
+    assert not re.search(r"\wWarning: ", errors)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
