@@ -2,7 +2,8 @@
 
 The cache is a folder named by data, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
 ``validation.bin`` and, written last, ``meta.json``. It is made under another name and renamed when it is
-whole, so that a process killed at any instant leaves none that looks whole.
+whole, so that a process killed at any instant leaves none that looks whole. ``meta.json`` holds the sha256 of
+each file and of itself: what was damaged since is made anew.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +28,7 @@ from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
-_VERSION = 1
+_VERSION = 2
 _DOCUMENTS = 512  # encoded at once
 
 
@@ -98,7 +100,7 @@ def tokenized(
 
 
 def _open(folder: Path, block: int) -> Tokens | None:
-    """The cache in a folder; None where there is none, or one that was cut short."""
+    """The cache in a folder; None where there is none, or one that is damaged."""
     try:
         meta = _read_meta(folder)
     except ValueError as error:
@@ -116,18 +118,54 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     """What ``meta.json`` holds; None where there is no cache.
 
     Raises:
-        ValueError: it is not whole.
+        ValueError: it or a file that it tells of is not as it was written.
     """
     try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-        sizes = {name: (folder / name).stat().st_size for name in meta["bytes"]}
+        meta = _unsealed((folder / "meta.json").read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"is damaged ({error})") from error
-    if sizes != meta["bytes"]:
-        raise ValueError("was cut short")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"is damaged (meta.json: {error})") from error
+    for name, sha256 in meta["sha256 of files"].items():
+        try:
+            found = _sha256_of_file(folder / name)
+        except OSError as error:
+            raise ValueError(f"is damaged ({name}: {error.strerror})") from error
+        if found != sha256:
+            raise ValueError(f"is damaged ({name} is not as it was written)")
     return meta
+
+
+def _sha256_of_file(path: Path) -> str:
+    about = path.stat()
+    return _sha256_of_state(path, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+@cache  # a sweep's worker opens one cache for each of its trials
+def _sha256_of_state(path: Path, *_state_of_file: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    """JSON that holds its own digest."""
+    return json.dumps({**content, "sha256": _sha256_of_content(content)}, indent=2)
+
+
+def _unsealed(text: bytes) -> dict[str, Any]:
+    """What was sealed.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.pop("sha256", None) != _sha256_of_content(content):
+        raise ValueError("is not as it was written")
+    return content
+
+
+def _sha256_of_content(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
@@ -189,15 +227,17 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
 
     digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
     path = cache_folder() / f"{digest}.tokenizer.json"
-    if path.exists():
-        with suppress(Exception):  # the library has no error of its own for a damaged file
-            return Tokenizer.from_file(str(path))
-        print(f"warning: {path}: the tokenizer is damaged and trained anew", file=sys.stderr)
+    try:
+        return Tokenizer.from_str(_unsealed(path.read_bytes())["tokenizer"])
+    except FileNotFoundError:
+        pass
+    except (ValueError, OSError) as error:
+        print(f"warning: {path}: the tokenizer is damaged ({error}) and trained anew", file=sys.stderr)
     tokenizer = train_tokenizer(texts, vocabulary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(tokenizer.to_str())
+        temporary.write_text(_sealed({"tokenizer": tokenizer.to_str()}))
         temporary.replace(path)
     except OSError as error:
         raise DataError(
@@ -299,18 +339,18 @@ class _Maker:
                     f"{self.files.root or 'the standard library'}: its {part} text gives not one example of "
                     f"task.block={self.packing.block} tokens; give more text or a smaller block"
                 )
-        tokenizer = hashlib.sha256((self.folder / "tokenizer.json").read_bytes()).hexdigest()
+        digests = {name: _sha256_of_file(self.folder / name) for name in names}
         meta |= {
-            "tokenizer sha256": tokenizer,
+            "tokenizer sha256": digests["tokenizer.json"],
+            "sha256 of files": digests,
             "kind": self.packing.kind,
             "dtype": self.dtype.name,
-            "bytes": sizes,
             "skipped": {**self.counts, "bad": self.bad.count},
         }
         for name in names:
             _sync(self.folder / name)
         with (self.folder / "meta.json").open("w") as file:
-            json.dump(meta, file, indent=2)
+            file.write(_sealed(meta))
             file.flush()
             os.fsync(file.fileno())
 

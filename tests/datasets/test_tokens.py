@@ -103,6 +103,68 @@ def test_a_cache_cut_short_is_made_anew(
     assert "made anew" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("kind", ["zeros", "a bit", "gone"])
+def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
+    tmp_path: Path, cache: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = _make(write_folder(tmp_path / "text"))
+    train, validation = whole.train.tolist(), whole.validation.tolist()
+    (file,) = cache.glob(f"*/{name}")
+    if kind == "gone":
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[100:140] = bytes(40) if kind == "zeros" else [content[100] ^ 1, *content[101:140]]
+        file.write_bytes(content)
+    again = _make(tmp_path / "text")
+    assert (again.train.tolist(), again.validation.tolist(), again.meta) == (train, validation, whole.meta)
+    told = capsys.readouterr().err.splitlines()
+    if (name, kind) == ("meta.json", "gone"):
+        assert told == []  # as one that was never finished
+    else:
+        (line,) = told
+        assert f"damaged ({name}" in line
+        assert line.endswith("made anew")
+    assert len([*cache.iterdir()]) == 1
+    assert _make(tmp_path / "text").train.tolist() == train
+    assert capsys.readouterr().err == ""
+
+
+def test_any_damage_to_what_is_sealed_is_seen() -> None:
+    text = tokens_module._sealed({"a": [1, 2.5, None, "\u00fc"], "b": {"c": True}}).encode()
+    assert tokens_module._unsealed(text) == {"a": [1, 2.5, None, "\u00fc"], "b": {"c": True}}
+    for at in range(len(text)):
+        for bit in range(8):
+            damaged = bytes([*text[:at], text[at] ^ 1 << bit, *text[at + 1 :]])
+            try:
+                found = tokens_module._unsealed(damaged)
+            except ValueError:
+                continue
+            assert found == tokens_module._unsealed(text)  # one blank for another
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", None])
+def test_a_tokenizer_that_was_damaged_is_trained_anew(
+    cache: Path, damage: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> str:
+        text: str = tokens_module.cached_tokenizer(
+            "key", iter(["def a():\n    return 1\n"] * 9), 260
+        ).to_str()
+        return text
+
+    first = train()
+    (file,) = cache.glob("*.tokenizer.json")
+    text = file.read_bytes()
+    file.write_bytes(text.replace(b"BPE", b"EPB") if damage is None else damage)
+    assert train() == first
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("trained anew")
+    assert train() == first
+    assert capsys.readouterr().err == ""
+
+
 def _make_until_killed(folder: str, die_at: int) -> None:
     calls = [0]
     for owner, name in ((os, "fsync"), (os, "mkdir"), (tokens_module._Maker, "_add"), (Path, "rename")):

@@ -266,3 +266,25 @@ def test_a_damaged_index_is_refused_with_the_remedy(folder: Path, tmp_path: Path
     assert [number_of(example) for example in IndexedTarShards(urls, index=index)] == list(
         range(NUM_EXAMPLES)
     )
+
+
+def test_a_bit_of_an_index_that_is_another_is_noticed_or_changes_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    index, urls = tmp_path / "index.npz", f"{folder}/shard-{{000..003}}.tar"
+    kept = IndexedTarShards(urls, index=index)
+    whole = index.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 3):
+        index.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        try:
+            found = IndexedTarShards(urls, index=index)
+        except ValueError as error:
+            assert "index.npz" in str(error)  # noqa: PT017 (others may be read as they were)
+            refused += 1
+            continue
+        assert [found.origin(row) for row in range(len(found))] == [
+            kept.origin(row) for row in range(len(kept))
+        ]
+        assert found[NUM_EXAMPLES - 1] == kept[NUM_EXAMPLES - 1]
+    assert refused > len(whole) // 6

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.datasets import tokens
 from adaecho.datasets.tokens import PAD
 from adaecho.errors import ConfigError, DataError, FolderError
 from adaecho.tasks import build_task
@@ -173,9 +174,9 @@ def test_a_checkpoint_of_other_tokens_is_refused(
     if change:
         (tmp_path / "text" / change).write_text("def changed_between_two_runs():\n    return 1\n" * 9)
     else:
-        for meta in (tmp_path / "cache").glob("*/meta.json"):
-            held = json.loads(meta.read_text())
-            meta.write_text(json.dumps({**held, "tokenizer sha256": "another"}))
+        for path in (tmp_path / "cache").glob("*/meta.json"):
+            meta = tokens._unsealed(path.read_bytes())
+            path.write_text(tokens._sealed({**meta, "tokenizer sha256": "another"}))
     longer = from_plain({**to_plain(config), "max_steps": 20})
     with pytest.raises(
         FolderError, match=f"{message}.*put back what was there, or start anew with fresh=true"
