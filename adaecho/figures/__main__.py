@@ -12,7 +12,7 @@ from adaecho.errors import DataError, told
 from adaecho.figures.claims_page import claims_page
 from adaecho.figures.committed import read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
-from adaecho.figures.report import Section, html_report, markdown_report, section
+from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors
 from adaecho.records.outcome import Row
@@ -39,11 +39,8 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
         written += figures
         sections.append(about)
     claims = decisions(tables)
-    reports = {
-        "report.md": markdown_report(sections, claims, into),
-        "report.html": html_report(sections, claims),
-    }
-    for name, text in reports.items():
+    report = markdown_report(sections, claims)
+    for name, text in (("report.md", report), ("report.html", html_report(report, into))):
         (into / name).write_text(text)
         written.append(into / name)
     if claims_into is not None:
@@ -67,13 +64,15 @@ def decisions(tables: Sequence[Path]) -> list[Decision]:
     return [one for task in sorted(by_task) for one in decide(by_task[task], task)]
 
 
-def _draw(table: Path, into: Path) -> tuple[list[Path], Section]:
+def _draw(table: Path, into: Path) -> tuple[list[Path], str]:
     rows = read_table(table)
     name = f"{table.parts[-3]}_{table.parts[-2]}"
     curves = read_curves(table, rows)
     pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
     of_runs = sorted(path for path in table.parent.iterdir() if path.suffix in (".png", ".jpg"))
-    return [*pictures, *vectors], section(describe(rows), rows, [*pictures, *of_runs], read_commands(table))
+    return [*pictures, *vectors], section(
+        describe(rows), rows, [*pictures, *of_runs], read_commands(table), into
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,12 +1,14 @@
-"""The report: every committed table with its figures, as plain Markdown and as one HTML page."""
+"""The report: every committed table with its figures as Markdown, and that as one HTML page."""
 
 import base64
-import html
 import io
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from adaecho.figures.decisions import ABSENT, OPEN, Decision
@@ -39,12 +41,12 @@ CLAIMS_EXPLANATION = (
 )
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse;font-size:13px}td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;"
-    "text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left;white-space:normal}"
-    "p{max-width:60rem}.claims td:first-child{min-width:15rem}.claims th,.claims td:nth-child(10)"
-    "{white-space:normal}.claims td:nth-child(10){min-width:6rem}"
-    "img{max-width:100%}code{background:#f4f4f4}"
-    "th{cursor:pointer;vertical-align:bottom}.scroll{overflow-x:auto}"
+    "table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}"
+    "td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;white-space:nowrap}"
+    "td:first-child,th:first-child{text-align:left;white-space:normal}"
+    "p{max-width:60rem}th,td:nth-child(10){white-space:normal}td:nth-child(10){min-width:6rem}"
+    "img{max-width:100%}pre,code{background:#f4f4f4}pre{white-space:pre-wrap}"
+    "th{cursor:pointer;vertical-align:bottom}"
 )
 _COLOURS = 64
 # A click on a heading sorts by its column: numbers by value, the rest as text.
@@ -52,8 +54,9 @@ _SORT = (
     "document.querySelectorAll('th').forEach(th=>th.onclick=()=>{const t=th.closest('table'),"
     "i=[...th.parentNode.children].indexOf(th),n=s=>{const v=parseFloat(s.replace(/,/g,''));"
     "return isNaN(v)?null:v},d=t.dataset.by==i?-1:1;t.dataset.by=d>0?i:'';"
-    "[...t.rows].slice(1).sort((a,b)=>{const x=a.cells[i].textContent,y=b.cells[i].textContent,p=n(x),q=n(y);"
-    "return d*(p!==null&&q!==null?p-q:x.localeCompare(y))}).forEach(r=>t.append(r))});"
+    "[...t.tBodies[0].rows].sort((a,b)=>{"
+    "const x=a.cells[i].textContent,y=b.cells[i].textContent,p=n(x),q=n(y);"
+    "return d*(p!==null&&q!==null?p-q:x.localeCompare(y))}).forEach(r=>t.tBodies[0].append(r))});"
 )
 _CLAIM_HEADINGS = (
     *("claim", "section", "task", "verdict", "effect", "95 % interval", "p", "rank p", "reached"),
@@ -61,52 +64,28 @@ _CLAIM_HEADINGS = (
 )
 
 
-class Section:
-    """One experiment on one task.
+def section(title: str, rows: list[Row], figures: list[Path], commands: list[str], into: Path) -> str:
+    """The Markdown of a table's rows: costs to the target, or where the runs ended if there was none.
 
     Args:
         title: what was measured.
-        headings: of the table.
-        rows: its cells.
-        note: a sentence below the table; may be empty.
+        rows: see ``records.outcome``.
         figures: files of what is drawn of the records, and of what ``adaecho.show`` drew of a run.
         commands: what made the records; empty where they don't say.
+        into: folder of the report.
     """
-
-    def __init__(
-        self,
-        title: str,
-        headings: Cells,
-        rows: list[Cells],
-        note: str,
-        figures: list[Path],
-        commands: list[str],
-    ) -> None:
-        self.title, self.figures, self.commands = title, figures, commands
-        self.headings, self.rows, self.note = headings, rows, note
-
-    def markdown(self, into: Path) -> str:
-        figures = (Path(os.path.relpath(path, into)).as_posix() for path in self.figures)
-        parts = [f"## {self.title}", *(f"![{self.title}]({figure})" for figure in figures)]
-        parts.append(markdown_table(self.headings, self.rows))
-        parts += [self.note] if self.note else []
-        parts += ["```\n" + "\n".join(self.commands) + "\n```"] if self.commands else []
-        return "\n\n".join(parts)
-
-    def html(self) -> str:
-        title = html.escape(self.title)
-        images = "".join(f'<p><img src="{_inline(path)}" alt="{title}"></p>' for path in self.figures)
-        commands = "".join(f"<p><code>{html.escape(command)}</code></p>" for command in self.commands)
-        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        return f"<h2>{title}</h2>{images}{_html_table(self.headings, self.rows)}{note}{commands}"
-
-
-def section(title: str, rows: list[Row], figures: list[Path], commands: list[str]) -> Section:
-    """The section of a table's rows: costs to the target, or where the runs ended if there was none."""
     columns = end_of_sweep(rows)
     cells = list(zip(*(column.cells for column in columns), strict=True))
-    headings = tuple(column.heading for column in columns)
-    return Section(title, headings, cells, boundary_note(summarize(rows)), figures, commands)
+    shown = (Path(os.path.relpath(path, into)).as_posix() for path in figures)
+    note = boundary_note(summarize(rows))
+    parts = [
+        f"## {title}",
+        *(f"![{title}]({figure})" for figure in shown),
+        markdown_table(tuple(column.heading for column in columns), cells),
+        *([note] if note else []),
+        *(["```\n" + "\n".join(commands) + "\n```"] if commands else []),
+    ]
+    return "\n\n".join(parts)
 
 
 def boundary_note(arms: list[Row]) -> str:
@@ -179,22 +158,20 @@ def with_interval_words(ratio: Ratio | None) -> str:
     return "-" if ratio is None else f"{ratio.value:.2f} ({interval_words(ratio, '.2f')})"
 
 
-def markdown_report(sections: list[Section], decisions: Sequence[Decision], into: Path) -> str:
-    """Claims and all sections as Markdown, for a file in the folder ``into``."""
+def markdown_report(sections: list[str], decisions: Sequence[Decision]) -> str:
+    """Claims and all sections as Markdown."""
     table = markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
     head = ["# Results", "## Which of the paper's claims hold", CLAIMS_EXPLANATION, table, EXPLANATION]
-    return "\n\n".join([*head, *(section.markdown(into) for section in sections)]) + "\n"
+    return "\n\n".join([*head, *sections]) + "\n"
 
 
-def html_report(sections: list[Section], decisions: Sequence[Decision]) -> str:
-    """Claims and all sections as one page that needs no other file and no network."""
-    claims = _html_table(_CLAIM_HEADINGS, claim_cells(decisions), "claims")
-    body = "".join(section.html() for section in sections)
+def html_report(markdown: str, folder: Path) -> str:
+    """The same as one page that needs no other file and no network; pictures are found from ``folder``."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    body = re.sub(r'<img src="([^"]+)"', lambda one: f'<img src="{_inline(folder / unquote(one[1]))}"', body)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>adaecho: results</title>'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style><h1>Results</h1>'
-        f"<h2>Which of the paper's claims hold</h2><p>{html.escape(CLAIMS_EXPLANATION)}</p>{claims}"
-        f"<p>{html.escape(EXPLANATION)}</p>{body}<script>{_SORT}</script></html>\n"
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style>{body}<script>{_SORT}</script></html>\n'
     )
 
 
@@ -211,12 +188,3 @@ def _inline(picture: Path) -> str:
 def markdown_table(headings: Cells, rows: Sequence[Cells]) -> str:
     rule = ("---", *["---:"] * (len(headings) - 1))
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
-
-
-def _html_table(headings: Cells, rows: Sequence[Cells], kind: str = "arms") -> str:
-    body = "".join(_html_row(row, "td") for row in rows)
-    return f'<div class="scroll"><table class="{kind}">{_html_row(headings, "th")}{body}</table></div>'
-
-
-def _html_row(cells: Cells, kind: str) -> str:
-    return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"

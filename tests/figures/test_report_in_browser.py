@@ -42,12 +42,12 @@ def test_the_report_renders_without_errors_and_sorts(tmp_path: Path) -> None:
     plain, log = dom_of(page, tmp_path / "profile")
     assert [line for line in log.splitlines() if "CONSOLE" in line] == []
     assert plain.count('<img src="data:image/png;base64,') == plain.count("<img")
-    assert re.findall(r"<tr><td>(\w+)</td><td>([\d,]+)</td>", plain) == [
+    assert re.findall(r"<tr>\s*<td>(\w+)</td>\s*<td[^>]*>([\d,]+)</td>", plain) == [
         ("baseline", "9,000"),
         ("batch_e2", "650"),
         ("example_after_e2", "6,500"),
     ]
-    assert "<td>holds</td>" in plain or "<td>not decided</td>" in plain
+    assert re.search("<td[^>]*>(holds|not decided)</td>", plain)
     by_cost, _ = dom_of(clicked, tmp_path / "profile")
-    costs = re.findall(r"<tr><td>\w+</td><td>([\d,]+)</td>", by_cost)
+    costs = re.findall(r"<tr>\s*<td>\w+</td>\s*<td[^>]*>([\d,]+)</td>", by_cost)
     assert costs == ["650", "6,500", "9,000"]  # by value: as text 6,500 would come before 650
