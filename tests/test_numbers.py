@@ -232,3 +232,12 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return float(f"{value:.10g}") if isinstance(value, float) else value
+
+
+def test_the_winners_ratios_on_the_page_of_fig3_are_those_on_the_page_of_claims() -> None:
+    page = (ROOT / "experiments" / "fig3" / "README.md").read_text()
+    winners = page.split("## The winners on new seeds")[1].split("## Measured on CIFAR-10")[0]
+    ratios = re.findall(r"(\d\.\d\d) \((\d\.\d\d to \d\.\d\d)[;)]", winners)
+    assert len(ratios) == 9  # the first rule's four, the third one's five
+    claims = (ROOT / "docs" / "claims.md").read_text()
+    assert [ratio for ratio in ratios if "{} ({})".format(*ratio) not in claims] == []
