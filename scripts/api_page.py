@@ -28,6 +28,7 @@ PUBLIC: dict[str, dict[str, bool]] = {
         "Retries": False,
     },
     "adaecho.adascale": {"AdaScaleWrapper": False},
+    "adaecho.headroom": {"watch": False, "Watch": True},
     "adaecho.shards": {"TransferError": False},
     "adaecho.transforms.photographs": {
         "DecodeImage": False,

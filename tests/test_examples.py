@@ -14,6 +14,8 @@ SAYS = {
     "resume": "20 batches, the same as without the break",
     "slow_store": "examples read for 60 batches",
     "detection": "40 images read, 80 trained on",
+    "headroom_lightning": "of the time was lost to waiting",
+    "headroom_transformers": "of the time was lost to waiting",
     "lightning_loop": "32 steps from 512 examples read",
     "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
@@ -26,8 +28,9 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(tmp_path: Path, name: str) -> None:
-    if name == "lightning_loop" and find_spec("lightning") is None:
-        pytest.skip("lightning is not installed: pip install lightning")
+    for trainer in ("lightning", "transformers"):
+        if trainer in name and find_spec(trainer) is None:
+            pytest.skip(f"{trainer} is not installed: pip install {trainer}")
     done = subprocess.run(
         [sys.executable, *(TORCHRUN if name == "ddp_loop" else []), str(ROOT / "examples" / f"{name}.py")],
         cwd=tmp_path,

@@ -1,0 +1,382 @@
+"""Headroom in one's own loop: what is lost to waiting for data, and what to try against it.
+
+from adaecho import headroom
+
+with headroom.watch(loader) as seen:
+    for batch in seen:
+        train(batch)
+# prints seen.report()
+"""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+PROBE_AFTER = 5  # batches: the first ones of a loop are slower (kernels chosen, caches cold)
+LONGEST_PROBE_S = 5.0
+_PAUSE = 10  # a step of so many mean steps is an evaluation or a checkpoint
+_LEAST = 0.05  # of the time lost to waiting: less is not worth a change
+_LEAST_R = 1.05
+
+
+class Clock(Protocol):
+    """Marks points in time; the time between two may be known later only."""
+
+    def mark(self) -> Any:
+        """Now."""
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Between two marks; None where the later has not come yet."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Return once a mark has come."""
+
+
+class HostClock:
+    """The processor's time."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def seconds(self, begin: float, end: float) -> float:
+        """Between two marks."""
+        return end - begin
+
+    def wait_for(self, mark: float) -> None:
+        """Nothing to wait for."""
+
+
+class DeviceClock:
+    """The GPU's time, by events in its stream.
+
+    The loop runs ahead of the GPU, so that a wait of the loop costs nothing until the GPU has caught up.
+    Between the event after a step and the event before the next one the GPU has nothing to do.
+    """
+
+    def mark(self) -> Any:
+        """An event in the current stream."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Between two events, without waiting for them."""
+        return begin.elapsed_time(end) / 1000 if end.query() else None
+
+    def wait_for(self, mark: Any) -> None:
+        """Synchronise with an event."""
+        mark.synchronize()
+
+
+def _clock() -> Clock:
+    torch = sys.modules.get("torch")
+    return DeviceClock() if torch is not None and torch.cuda.is_initialized() else HostClock()
+
+
+class Watch:
+    """Measures waits and steps of a training loop; see ``watch``.
+
+    A trainer's callback, which sees no loader, calls ``begin_step`` and ``end_step`` around each step instead
+    of iterating, and ``resume`` where something else came in between (an evaluation).
+
+    Args:
+        loader: any iterable of batches; None for a callback.
+        replay: batches that are read ahead once and kept until they are trained on; 0: none.
+
+    Attributes:
+        batches: counted steps.
+        loader_s: seconds a batch that the loader takes by itself, None before it is known.
+        idle: share of the processor's time that was idle while the loader ran alone, 0 to 1; None if unknown.
+        batch_bytes: of the tensors and arrays in a batch that was read ahead; 0 where there are none.
+    """
+
+    def __init__(self, loader: Iterable[Any] | None = None, replay: int = 8) -> None:
+        if replay < 0:
+            raise ValueError(f"headroom.watch: replay={replay}: batches to read ahead, so at least 0")
+        self._loader, self._replay = loader, replay
+        self._clock: Clock = _clock()
+        self._ready: Any = None  # the mark since which the loop has been asking for a batch
+        self._given: Any = None
+        self._read_ahead: deque[Any] = deque()
+        self._to_skip = 0  # steps whose waits say nothing: the loader had time to work ahead
+        self._pending: deque[tuple[Any, Any, Any, str]] = deque()
+        self.batches = 0
+        self._wait_s = self._step_s = self._ideal_s = 0.0
+        self._ideal_steps = 0
+        self.loader_s: float | None = None
+        self.idle: float | None = None
+        self.batch_bytes = 0
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            print(self.report())
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loader is None:
+            raise TypeError("headroom.Watch() watches no loader; give it one to iterate: Watch(loader)")
+        batches = iter(self._loader)
+        self._clock, self._ready = _clock(), None  # making workers is no wait for a batch
+        for number in range(sys.maxsize):
+            if self.loader_s is None and self._replay and number == PROBE_AFTER:
+                self._probe(batches)
+            kind = "ideal" if self._read_ahead else "counted"
+            try:
+                batch = self._read_ahead.popleft() if self._read_ahead else next(batches)
+            except StopIteration:
+                return
+            self.begin_step(kind if number else "first")
+            yield batch
+            self.end_step()
+
+    def begin_step(self, kind: str = "counted") -> None:
+        """A batch is there, and its step begins."""
+        self._given, self._kind = self._clock.mark(), kind
+
+    def end_step(self) -> None:
+        """The step has been taken (or queued on the GPU); what follows is the wait for the next batch."""
+        done = self._clock.mark()
+        if self._ready is not None:
+            self._pending.append((self._ready, self._given, done, self._kind))
+        self._ready = done
+        self._count()
+
+    def resume(self) -> None:
+        """The wait begins only now: what came since ``end_step`` was no wait for data."""
+        self._ready = self._clock.mark()
+
+    def _count(self) -> None:
+        while self._pending:
+            ready, given, done, kind = self._pending[0]
+            step = self._clock.seconds(given, done)
+            wait = self._clock.seconds(ready, given)
+            if step is None or wait is None:  # the GPU has not come so far
+                return
+            self._pending.popleft()
+            if kind == "ideal":
+                self._ideal_s, self._ideal_steps = self._ideal_s + step, self._ideal_steps + 1
+            elif self._to_skip:
+                self._to_skip -= 1
+            elif kind == "counted" and not (self.batches > 2 and step > _PAUSE * self.step_s):
+                self._wait_s, self._step_s = self._wait_s + wait, self._step_s + step
+                self.batches += 1
+
+    def _probe(self, batches: Iterator[Any]) -> None:
+        """Read some batches with no step in between; they come to the loop as if nothing had been."""
+        workers = int(getattr(self._loader, "num_workers", 0) or 0)
+        queue = workers * int(getattr(self._loader, "prefetch_factor", None) or 0)
+        self._read_ahead.extend(islice(batches, queue))
+        # Workers that began together give batches together: whole rounds of them.
+        pulls = -(-self._replay // max(workers, 1)) * max(workers, 1)
+        spent: list[float] = []
+        idle, host = _idle_time(), HostClock()
+        begin = now = host.mark()
+        for batch in islice(batches, pulls):
+            self._read_ahead.append(batch)
+            before, now = now, host.mark()
+            spent.append(now - before)
+            if now - begin > LONGEST_PROBE_S and len(spent) >= max(workers, 2):
+                break
+        # What a loader that tells of no workers had ready comes at once, and a part of the next one was done.
+        ahead = 0 if workers else 1 + next((i for i, one in enumerate(spent) if one > max(spent) / 10), 0)
+        if len(spent) - ahead > 1:
+            self.loader_s = sum(spent[ahead:]) / (len(spent) - ahead)
+            self.idle = None if idle is None else _idle_share(idle, _idle_time())
+            self.batch_bytes = _bytes(self._read_ahead[-1])
+        self._to_skip = queue + ahead
+        self._ready = None  # the first of them waited for all
+
+    # What was found
+
+    @property
+    def wait_s(self) -> float:
+        """Mean seconds that a step waited for its batch; nan before any."""
+        return self._wait_s / self.batches if self.batches else float("nan")
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step; nan before any."""
+        return self._step_s / self.batches if self.batches else float("nan")
+
+    @property
+    def ideal_step_s(self) -> float | None:
+        """Mean seconds of a step on a batch that was read ahead; None before any."""
+        return self._ideal_s / self._ideal_steps if self._ideal_steps else None
+
+    @property
+    def lost(self) -> float:
+        """Share of the loop's time that went into waiting, 0 to 1."""
+        return self._wait_s / (self._wait_s + self._step_s) if self.batches else float("nan")
+
+    @property
+    def upstream_s(self) -> float:
+        """Seconds a batch upstream: the loader alone, or where it was not tried, the loop's if that waits."""
+        return self.wait_s + self.step_s if self.loader_s is None else self.loader_s
+
+    @property
+    def downstream_s(self) -> float:
+        """Seconds of a step on a batch at hand, or where none was, of the loop's steps."""
+        return self.step_s if self.ideal_step_s is None else self.ideal_step_s
+
+    @property
+    def R(self) -> float:  # noqa: N802 (the paper's letter)
+        """t_upstream / t_downstream (paper, section 2)."""
+        return self.upstream_s / self.downstream_s
+
+    @property
+    def ideal_gain(self) -> float:
+        """How many times as fast the loop would be if it never waited."""
+        return (self.wait_s + self.step_s) / self.downstream_s
+
+    @property
+    def beside(self) -> float:
+        """How many times as fast the loop would be if reading ran beside the step; about 1 where it does."""
+        return (self.wait_s + self.step_s) / max(self.upstream_s, self.downstream_s)
+
+    def gain(self, factor: float, fresh_ratio: float) -> float:
+        """How many times as fast the target is reached with echoing, reading beside the step in both cases.
+
+        A fresh batch and its e steps take max(t_upstream, e t_downstream) (paper, equation 1).
+
+        Args:
+            factor: e.
+            fresh_ratio: fresh examples to the target with echoing over those without.
+        """
+        without = max(self.upstream_s, self.downstream_s)
+        return without / (fresh_ratio * max(self.upstream_s, factor * self.downstream_s))
+
+    def report(self) -> str:
+        """A few lines: time lost, R, the gain to expect by the records, and what to try first."""
+        if self._pending:
+            self._clock.wait_for(self._pending[-1][2])
+            self._count()
+        if not self.batches:
+            return "headroom: no step was counted yet (the first of each pass is not)"
+        about = "" if self.loader_s is not None else " at most, since the loader was not run alone"
+        lines = [
+            f"headroom, {self.batches} steps: {1000 * self.wait_s:.2f} ms of waiting and "
+            f"{1000 * self.step_s:.2f} ms of step for each; {self.lost:.0%} of the time was lost to waiting",
+            f"R = {self.R:.2f}{about}: upstream {1000 * self.upstream_s:.2f} ms a batch, a step on a batch "
+            f"at hand {1000 * self.downstream_s:.2f} ms; never waiting would be {self.ideal_gain:.2f} times "
+            "as fast",
+        ]
+        if self.lost < _LEAST:
+            return "\n".join([*lines, "The loop hardly waits for data: echoing would not help."])
+        if self.R >= _LEAST_R:
+            lines.append(self._expected())
+        return "\n".join([*lines, f"First: {self._first()}", f"Then: {self._then()}"])
+
+    def _expected(self) -> str:
+        gains: dict[str, list[float]] = {}
+        for row in expected():
+            gains.setdefault(row["variant"], []).append(self.gain(row["factor"], row["fresh_ratio"]))
+        ranges = [f"{name} {min(found):.2f} to {max(found):.2f}" for name, found in gains.items()]
+        records = ", ".join(dict.fromkeys(row["record"] for row in expected()))
+        return (
+            f"Times as fast with echoing at e = 2, if yours goes as {records} (small tuned models): "
+            + "; ".join(ranges)
+        )
+
+    def _first(self) -> str:
+        if self.beside > 1.1:
+            return (
+                "let reading run beside the step (num_workers=, prefetching): that alone is up to "
+                f"{self.beside:.2f} times as fast"
+            )
+        if self.idle is None:
+            return "more workers; where the processor is busy, cheaper decoding or augmentation on the GPU"
+        if self.idle > 0.25:
+            return (
+                f"more workers, as {self.idle:.0%} of the processor was idle while the loader ran alone; if "
+                "they change nothing, storage or the network is the limit, and echoing is for that"
+            )
+        return (
+            f"the processor was busy ({self.idle:.0%} idle) while the loader ran alone: cheaper decoding, or "
+            "augmentation on the GPU"
+        )
+
+    def _then(self) -> str:
+        if self.R < _LEAST_R:
+            return "nothing; the loader is no slower than the step, and echoing would not help"
+        memory = f"; a batch holds {self.batch_bytes / 2**20:.2f} MiB" if self.batch_bytes else ""
+        peak = _peak_bytes()
+        memory += f", the process {peak / 2**20:.0f} MiB at its peak" if memory and peak else ""
+        factor = min(max(round(self.R), 2), 4)
+        return (
+            f"EchoLoader(..., factor={factor}): up to {self.R:.1f} costs no time, and each further repeat is "
+            f"worth less{memory}"
+        )
+
+
+def watch(loader: Iterable[Any], *, replay: int = 8) -> Watch:
+    """Watch a training loop: how long it waits for data, how long a step takes, and what would help.
+
+    Iterate over the result in place of ``loader``; the batches are the same, in the same order. After some
+    steps a few batches are read ahead without a step in between, which tells how fast the loader is by
+    itself, and are then trained on, which tells the step's time with a batch at hand. ``report()`` tells it
+    at any time, and is printed where a ``with`` ends. On a GPU the times are those of events in its stream:
+    nothing in the loop waits for it.
+
+    Args:
+        loader: any iterable of batches.
+        replay: batches to read ahead once (a DataLoader's own queue comes on top), all in memory together; 0
+            leaves it out, and R is told from the waits.
+    """
+    return Watch(loader, replay)
+
+
+def expected() -> list[dict[str, Any]]:
+    """What committed records say of each variant: fresh examples to the target over those of the baseline.
+
+    Returns:
+        Rows with ``record`` (its folder), ``variant``, ``factor``, ``fresh_ratio``, and ``low`` and ``high``,
+        its 95 % interval. Made by ``scripts/expected_gains.py``; a test compares them with the records.
+    """
+    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("expected.json").read_text())
+    return rows
+
+
+def _idle_time() -> tuple[float, float] | None:
+    """Idle and all time of all cores in ticks, since the machine started; None where nothing tells it."""
+    try:
+        ticks = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return ticks[3] + ticks[4], sum(ticks)  # idle and waiting for a disk
+
+
+def _idle_share(before: tuple[float, float], after: tuple[float, float] | None) -> float | None:
+    if after is None or after[1] - before[1] < 10:  # a tenth of a second of one core: too little to tell
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _bytes(batch: Any) -> int:
+    if isinstance(batch, dict):
+        return sum(map(_bytes, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(_bytes, batch))
+    return int(getattr(batch, "nbytes", 0))
+
+
+def _peak_bytes() -> int | None:
+    """The most memory that this process had; None where nothing tells it (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

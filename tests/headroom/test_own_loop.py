@@ -1,0 +1,259 @@
+"""Watching one's own loop: exact on a made-up clock, and the same batches in the same order on any loader."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import headroom
+from adaecho.headroom import own_loop
+from scripts import expected_gains
+
+
+class MadeUpClock(own_loop.HostClock):
+    """Time passes only where somebody lets it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:  # type: ignore[override]
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
+    made_up = MadeUpClock()
+    monkeypatch.setattr(own_loop, "_clock", lambda: made_up)
+    monkeypatch.setattr(own_loop, "HostClock", lambda: made_up)
+    return made_up
+
+
+class Beside:
+    """Workers that each take ``workers * batch_s`` for a batch, beside the loop, up to ``queue`` ahead."""
+
+    def __init__(self, clock: MadeUpClock, batch_s: float, number: int, workers: int, prefetch_factor: int):
+        self.clock, self.batch_s, self.number = clock, batch_s, number
+        self.num_workers, self.prefetch_factor = workers, prefetch_factor
+
+    def __iter__(self) -> Iterator[int]:
+        free = [self.clock.now] * self.num_workers  # when each worker can begin its next batch
+        asked = [self.clock.now] * (self.num_workers * self.prefetch_factor)
+        for batch in range(self.number):
+            worker = batch % self.num_workers
+            ready = max(free[worker], asked[batch]) + self.num_workers * self.batch_s
+            free[worker] = ready
+            self.clock.now = max(self.clock.now, ready)
+            asked.append(self.clock.now)  # taking one asks for another
+            yield batch
+
+
+class InTurn:
+    """Reads in the loop's own thread."""
+
+    def __init__(self, clock: MadeUpClock, batch_s: float, number: int) -> None:
+        self.clock, self.batch_s, self.number = clock, batch_s, number
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in range(self.number):
+            self.clock.now += self.batch_s
+            yield batch
+
+
+def run(loader: Any, clock: MadeUpClock, step_s: float) -> headroom.Watch:
+    seen = headroom.watch(loader)
+    batches = []
+    for batch in seen:
+        clock.now += step_s
+        batches.append(batch)
+    assert batches == list(range(loader.number))
+    return seen
+
+
+@pytest.mark.parametrize("upstream_s", [0.01, 0.04, 0.2], ids=["fast", "balanced", "slow"])
+@pytest.mark.parametrize(("workers", "prefetch_factor"), [(0, 0), (1, 2), (3, 2), (4, 5)])
+def test_the_ratio_of_paced_loaders(
+    clock: MadeUpClock, upstream_s: float, workers: int, prefetch_factor: int
+) -> None:
+    step_s = 0.04
+    if workers:
+        loader: Any = Beside(clock, upstream_s, 400, workers, prefetch_factor)
+    else:
+        loader = InTurn(clock, upstream_s, 400)
+    seen = run(loader, clock, step_s)
+    assert pytest.approx(upstream_s / step_s, rel=0.01) == seen.R
+    assert seen.downstream_s == pytest.approx(step_s)
+    waited_s = max(upstream_s - step_s, 0) if workers else upstream_s
+    assert seen.wait_s == pytest.approx(waited_s, rel=0.05, abs=1e-3)
+    assert seen.lost == pytest.approx(waited_s / (waited_s + step_s), abs=0.02)
+    assert seen.ideal_gain == pytest.approx((waited_s + step_s) / step_s, rel=0.05)
+    beside = (waited_s + step_s) / max(upstream_s, step_s)
+    assert seen.beside == pytest.approx(beside, rel=0.05)
+
+
+def test_gains_follow_equation_1(clock: MadeUpClock) -> None:
+    seen = run(Beside(clock, 0.12, 200, 2, 2), clock, 0.04)  # R = 3
+    assert seen.gain(2, 0.5) == pytest.approx(2)
+    assert seen.gain(3, 0.5) == pytest.approx(2)
+    assert seen.gain(6, 0.5) == pytest.approx(1)
+    assert seen.gain(1, 1) == pytest.approx(1)
+
+
+def test_the_report_of_a_slow_loader(clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(0.0, 0.0), (60.0, 100.0)])
+    monkeypatch.setattr(own_loop, "_idle_time", lambda: next(times))
+    lines = run(Beside(clock, 0.12, 200, 2, 2), clock, 0.04).report().splitlines()
+    assert len(lines) == 5
+    assert "80.00 ms of waiting and 40.00 ms of step" in lines[0]
+    assert "67% of the time was lost" in lines[0]
+    assert lines[1].startswith("R = 3.00: upstream 120.00 ms")
+    assert "never waiting would be 3.00 times as fast" in lines[1]
+    rows = [row for row in headroom.own_loop.expected() if row["variant"] == "batch"]
+    gains = sorted(1 / row["fresh_ratio"] for row in rows)  # at R = 3 two steps cost no time
+    assert f"batch {gains[0]:.2f} to {gains[-1]:.2f}" in lines[2]
+    assert "results/fig3/digits" in lines[2]
+    assert lines[3].startswith("First: more workers, as 60% of the processor was idle")
+    assert "factor=3" in lines[4]
+
+
+def test_the_reports_of_loops_that_need_no_echo(clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_loop, "_idle_time", lambda: None)
+    fast = run(Beside(clock, 0.01, 100, 2, 2), clock, 0.04).report()
+    assert fast.endswith("The loop hardly waits for data: echoing would not help.")
+    in_turn = run(InTurn(clock, 0.02, 100), clock, 0.04).report()
+    assert "First: let reading run beside the step" in in_turn
+    assert "up to 1.50 times as fast" in in_turn
+    assert in_turn.endswith("the loader is no slower than the step, and echoing would not help")
+    busy = run(Beside(clock, 0.12, 100, 2, 2), clock, 0.04)
+    assert "First: more workers; where" in busy.report()
+    busy.idle = 0.1
+    assert "First: the processor was busy (10% idle)" in busy.report()
+
+
+def test_an_evaluation_within_the_loop_is_no_step(clock: MadeUpClock) -> None:
+    seen = headroom.watch(InTurn(clock, 0.02, 100))
+    for number in seen:
+        clock.now += 0.04 if number % 25 else 3.0
+    assert seen.step_s == pytest.approx(0.04)
+    assert seen.lost == pytest.approx(1 / 3)
+
+
+def test_a_queue_of_unknown_length_is_found(clock: MadeUpClock) -> None:
+    loader = Beside(clock, 0.12, 200, 1, 3)
+    del loader.prefetch_factor  # as of a loader that prefetches and doesn't say so
+
+    class Bare:
+        number = 200
+
+        def __iter__(self) -> Iterator[int]:
+            loader.prefetch_factor = 3
+            return iter(loader)
+
+    assert pytest.approx(0.5, rel=0.01) == run(Bare(), clock, 0.24).R
+    assert pytest.approx(3, rel=0.01) == run(Bare(), clock, 0.04).R
+
+
+def test_passes_follow_one_another_and_short_ones_are_whole(clock: MadeUpClock) -> None:
+    for number in range(25):
+        seen = run(InTurn(clock, 0.02, number), clock, 0.04)
+        if not number:
+            assert "no step was counted yet" in seen.report()
+        for _ in range(2):
+            assert len(list(seen)) == number
+        assert seen.report()
+    assert headroom.watch(range(7)).__len__() == 7
+
+
+def test_without_reading_ahead_the_ratio_is_told_from_the_waits(clock: MadeUpClock) -> None:
+    seen = headroom.watch(Beside(clock, 0.12, 100, 2, 2), replay=0)
+    for _ in seen:
+        clock.now += 0.04
+    assert seen.loader_s is None
+    assert pytest.approx(3, rel=0.05) == seen.R
+    assert "at most, since the loader was not run alone" in seen.report()
+    with pytest.raises(ValueError, match="replay=-1"):
+        headroom.watch([], replay=-1)
+
+
+def test_a_callback_tells_of_steps_itself(clock: MadeUpClock) -> None:
+    seen = headroom.Watch()
+    for step in range(50):
+        seen.begin_step()
+        clock.now += 0.04
+        seen.end_step()
+        if step % 10 == 0:
+            clock.now += 5  # an evaluation
+            seen.resume()
+        clock.now += 0.02
+    assert (seen.wait_s, seen.step_s) == (pytest.approx(0.02), pytest.approx(0.04))
+    with pytest.raises(TypeError, match="watches no loader"):
+        next(iter(seen))
+
+
+class LateClock(MadeUpClock):
+    """A GPU that comes to each event 0.1 seconds after the loop, and tells of none before."""
+
+    waited = 0
+
+    def seconds(self, begin: float, end: float) -> float | None:  # type: ignore[override]
+        return end - begin if end + 0.1 <= self.now or self.waited else None
+
+    def wait_for(self, mark: float) -> None:  # noqa: ARG002
+        self.waited += 1
+
+
+def test_on_a_gpu_nothing_waits_before_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateClock()
+    monkeypatch.setattr(own_loop, "_clock", lambda: late)
+    seen = headroom.watch(InTurn(late, 0.02, 40), replay=0)
+    for _ in seen:
+        late.now += 0.04
+    assert seen.batches < 39
+    assert late.waited == 0
+    assert "39 steps" in seen.report()
+    assert late.waited == 1
+    assert seen.wait_s == pytest.approx(0.02)
+
+
+def test_the_report_is_printed_at_the_end_and_not_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with headroom.watch([1, 2, 3]) as seen:
+        assert list(seen) == [1, 2, 3]
+    assert capsys.readouterr().out.startswith("headroom, 2 steps: ")
+    with pytest.raises(ZeroDivisionError), headroom.watch([1]):
+        raise ZeroDivisionError
+    assert capsys.readouterr().out == ""
+
+
+def test_batches_of_a_data_loader_are_its_own() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(200.0), torch.arange(200))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2)
+    seen = headroom.watch(loader)
+    assert len(seen) == 25
+    for batch, expected in zip(seen, loader, strict=True):
+        torch.testing.assert_close(batch, expected, rtol=0, atol=0)
+    assert seen.loader_s is not None
+    assert seen.batch_bytes == 8 * 4 + 8 * 8
+
+
+def test_bytes_of_nested_batches() -> None:
+    batch = {"x": np.zeros((4, 2)), "more": [torch.zeros(3), (np.zeros(1, np.uint8), "a")]}
+    assert own_loop._bytes(batch) == 64 + 12 + 1
+
+
+def test_the_records_say_what_the_file_says() -> None:
+    assert own_loop.expected() == expected_gains.rows()
+    assert {row["factor"] for row in own_loop.expected()} == {2}
+    assert json.loads(expected_gains.FILE.read_text())
+
+
+def test_nothing_but_the_standard_library_is_imported() -> None:
+    code = (
+        "import sys; from adaecho import headroom; list(headroom.watch(range(20))); "
+        "print(*{name.split('.')[0] for name in sys.modules} & {'hydra', 'omegaconf', 'torch', 'numpy'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
