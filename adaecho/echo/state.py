@@ -94,6 +94,7 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Timers)
         needed = [stage.needed(state) for stage in stages.all]
         oldest = min([oldest, *(int(serials.min()) for serials in needed if len(serials))])
     state["progress"] = stages.reader.progress(oldest, position.next_index)
+    state["witnesses"] = stages.reader.witnesses.before(position.next_index * stages.world)
     return state
 
 
@@ -190,6 +191,7 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: T
     if "contents" not in state:
         needed += [stage.needed(state) for stage in stages.all]
     serials = keyed.distinct(np.concatenate(needed))
+    stages.reader.witnesses.expect(state.get("witnesses", []))
     things, count = stages.reader.restore(
         position.next_index, position.iteration, settings.epochs, serials, state["progress"]
     )

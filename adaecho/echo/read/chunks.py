@@ -16,6 +16,7 @@ from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Bad, Fresh
 from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.read.witness import Witnesses
 from adaecho.echo.threads.workers import InlineMap, OrderedMap
 
 # So many bad examples, one after another and all met before: there is no good one, or nearly none.
@@ -149,6 +150,8 @@ class Reader(Protocol):
 
     def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
         """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
+
+    witnesses: Witnesses  # of what it has read
 
     def release(self) -> None:
         """Close what can be opened again where it was; nothing, and without waiting, during a read."""

@@ -13,6 +13,7 @@ from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.read.chunks import Preparation, Serials, all_again
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.sources import ArraySource
+from adaecho.echo.read.witness import Witnesses
 
 _DATASET_SEED = 2  # beside the seeds of examples and of batches
 
@@ -44,6 +45,7 @@ class RandomReader:
         num_workers: int = 0,
         echo: str = "none",
     ) -> None:
+        self.witnesses = Witnesses()  # none: the order is the loader's own
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit = 0, sys.maxsize

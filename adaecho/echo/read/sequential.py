@@ -13,6 +13,7 @@ from adaecho.echo.order.items import Fresh
 from adaecho.echo.read.chunks import Preparation, Serials, all_again
 from adaecho.echo.read.marks import Mark, Marks
 from adaecho.echo.read.sources import IterableSource, is_unread
+from adaecho.echo.read.witness import Witnesses
 
 # Serials, examples, and the place of each in its pass.
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
@@ -41,7 +42,7 @@ class SequentialReader:
         self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
         self._claimed: list[tuple[int, int, Any]] = []  # by a claim in progress, which an interrupt may end
-        self._marks = Marks()
+        self._marks, self.witnesses = Marks(), Witnesses()
         self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
 
@@ -49,6 +50,7 @@ class SequentialReader:
         with self._reading:
             self._claimed = []
             self._marks.clear()
+            self.witnesses.clear()
             if abandoned_at is not None:
                 # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
                 self._count = abandoned_at * self._every
@@ -117,6 +119,8 @@ class SequentialReader:
                     example = self._preparation.own(found[1])
                     self._claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
             claimed, self._claimed = self._claimed, []
+            if claimed:
+                self.witnesses.add(claimed[-1][0], claimed[-1][2])
         if not claimed:
             return None
         serials, places, examples = zip(*claimed, strict=True)
@@ -155,6 +159,7 @@ class SequentialReader:
         wanted, kept, reread = set(counts), [], 0
         with self._reading:
             self._marks.clear()
+            self.witnesses.clear()
             self._count, self._claimed = mark.count, []
             self._last_pass = None if passes is None else iteration * passes
             self._open(mark.number, mark.first, mark.position)
@@ -165,6 +170,8 @@ class SequentialReader:
                         f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
                         "it must give the same examples again"
                     )
+                if not self.witnesses.comes_again(self._serial(found[0]), found[1]):
+                    self._source.check_other(self._serial(found[0]))
                 reread += self._preparation.examples_in(found[1])
                 if found[0] in wanted:
                     kept.append(self._preparation.own(found[1]))

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, Rows, flatten
+from adaecho.echo.read.access import warn_caller
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.wrapped import hears_of_passes, tell_pass
 
@@ -88,6 +89,27 @@ class IterableSource:
         """Raises ValueError where what was read can't be read again, and would be passed over silently."""
         if _begins_once(self._source) and not is_unread(self._source):
             raise self._begins_once()
+
+    def check_other(self, serial: int) -> None:
+        """Answer that an example which was read again is another one than before.
+
+        Raises:
+            ValueError: which examples come is not known either.
+        """
+        if getattr(self._source, "rows_are_known", False):
+            warn_caller(
+                f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows: "
+                "its dataset draws from global generators, which a thread of this loader's must not seed; "
+                "give the DataLoader num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
+            )
+            return
+        raise ValueError(
+            f"load_state_dict: {self.origin(serial)} is another one than when the state was saved: "
+            f"{self.name} gives other examples, or in another order, when it is iterated again, so that some "
+            "would be used too often and others never. Let all that it draws follow a seed and the pass, "
+            "which a method set_epoch(pass) of it is told (webdataset: detshuffle in place of shuffle), or "
+            "let it give examples in their stored order, and shuffle here: shuffle_buffer="
+        )
 
     def _begins_once(self) -> ValueError:
         return ValueError(

@@ -101,6 +101,8 @@ class KeyedDataLoader:
 class SeekableDataLoader(KeyedDataLoader):
     """One with a map-style dataset: a pass can begin at any batch, by indices alone."""
 
+    rows_are_known = True  # to be those of before, by a digest
+
     def iterate_from(self, position: Position) -> "Pass":
         """The pass from a position on.
 

@@ -1,0 +1,222 @@
+"""Around other libraries' loaders: after a resume each example is used as often as without, or refused."""
+
+import io
+import itertools
+import random
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from adaecho import EchoLoader
+from adaecho.echo.read.witness import Witnesses, fingerprint
+from tests.echo.behaviour.test_around_data_loaders import Drawn
+from tests.helpers import through_torch_save
+
+ROWS, SIZE, PASSES = 400, 8, 3
+
+
+def lawless() -> Any:
+    """A generator function that draws from a global generator."""
+    rows = random.sample(range(ROWS), ROWS)
+    for start in range(0, ROWS, SIZE):
+        yield torch.tensor(rows[start : start + SIZE])
+
+
+class Lawful:
+    """The same, from what it was told."""
+
+    def set_epoch(self, number: int) -> None:
+        self.number = number
+
+    def __iter__(self) -> Any:
+        rows = random.Random(self.number).sample(range(ROWS), ROWS)
+        return iter([torch.tensor(rows[start : start + SIZE]) for start in range(0, ROWS, SIZE)])
+
+
+def stateful_data_loader(_: Path) -> Any:
+    reason = "pip install torchdata --no-deps"
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason=reason)
+    return library.StatefulDataLoader(range(ROWS), SIZE, shuffle=True)
+
+
+def nodes(_: Path) -> Any:
+    library = pytest.importorskip("torchdata.nodes", reason="pip install torchdata --no-deps")
+    rows = library.SamplerWrapper(RandomSampler(range(ROWS)))
+    return library.Loader(library.Mapper(library.Batcher(rows, SIZE), torch.tensor))
+
+
+def grain(_: Path) -> Any:
+    library = pytest.importorskip("grain", reason="pip install grain")
+    return library.MapDataset.range(ROWS).seed(3).shuffle().batch(SIZE).to_iter_dataset()
+
+
+def hugging_face(_: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"row": range(ROWS)}).to_iterable_dataset(num_shards=4)
+    return stream.shuffle(seed=1, buffer_size=20).batch(SIZE)
+
+
+def web_dataset(folder: Path, *, shuffled: int) -> Any:
+    webdataset = pytest.importorskip("webdataset", reason="pip install 'adaecho[trainers]'")
+    shard = folder / "rows.tar"
+    if not shard.exists():
+        with tarfile.open(shard, "w") as archive:
+            for row in range(ROWS):
+                member, content = tarfile.TarInfo(f"{row:04d}.cls"), str(row).encode()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    opened = webdataset.WebDataset(str(shard), shardshuffle=False)
+    return opened.shuffle(shuffled).decode().to_tuple("cls").batched(SIZE)
+
+
+EXACT: dict[str, Callable[[Path], Any]] = {
+    "told of passes": lambda _: Lawful(),
+    "grain": grain,
+    "Hugging Face stream": hugging_face,
+    "WebDataset": lambda folder: web_dataset(folder, shuffled=0),
+}
+REFUSED: dict[str, Callable[[Path], Any]] = {
+    "generator": lambda _: lawless,
+    "WebDataset, shuffled": lambda folder: web_dataset(folder, shuffled=10),
+}
+
+
+def rows_of(batch: Any) -> list[int]:
+    if isinstance(batch, dict):
+        batch = batch["row"]
+    elif isinstance(batch, tuple):
+        (batch,) = batch
+    return [int(row) for row in batch]
+
+
+def uses(loader: EchoLoader, batches: int | None = None) -> list[int]:
+    """Of each row, in the order they come."""
+    return [row for batch in itertools.islice(loader, batches) for row in rows_of(batch)]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
+@pytest.mark.parametrize("kind", EXACT)
+def test_every_example_is_used_twice_in_each_pass_wherever_it_was_resumed(kind: str, tmp_path: Path) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(
+            EXACT[kind](tmp_path), None, epochs=1, echo="batch", factor=2, batch_shuffle_buffer=4
+        )
+
+    steps = 2 * ROWS // SIZE
+    with make() as loader:
+        for number in range(PASSES):
+            before, states = [], []
+            for batch in loader:
+                before.append(rows_of(batch))
+                states.append(loader.state_dict())
+            assert len(before) == steps
+            # Every third position of the pass, each in another one: they are 100 apart.
+            for position in range(number, steps - 1, 3 * PASSES):
+                with make() as restored:
+                    restored.load_state_dict(through_torch_save(states[position]))
+                    rest = uses(restored)
+                used = Counter(itertools.chain(*before[: position + 1], rest))
+                assert Counter(used.values()) == {2: ROWS}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_comes_in_another_order_is_refused_with_the_remedy(
+    kind: str, num_workers: int, tmp_path: Path
+) -> None:
+    def make() -> EchoLoader:
+        source = REFUSED[kind](tmp_path)
+        return EchoLoader(source, None, epochs=1, echo="batch", factor=2, num_workers=num_workers)
+
+    for batches in (3, 50):
+        with make() as loader, make() as restored:
+            uses(loader, batches)
+            with pytest.raises(
+                ValueError, match=r"is another one than when .*set_epoch\(pass\).*shuffle_buffer="
+            ):
+                restored.load_state_dict(through_torch_save(loader.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
+@pytest.mark.parametrize("kind", [stateful_data_loader, nodes])
+def test_what_knows_its_position_is_exact_or_refused(kind: Callable[[Path], Any], tmp_path: Path) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(kind(tmp_path), None, epochs=1, echo="batch", factor=2)
+
+    for batches in (9, 50, 77):
+        with make() as loader, make() as restored:
+            before, refusal = uses(loader, batches), ""
+            try:
+                restored.load_state_dict(through_torch_save(loader.state_dict()))
+            except ValueError as error:
+                refusal = str(error)
+            if refusal:
+                assert "is another one than when the state was saved" in refusal
+            else:
+                assert Counter(Counter(before + uses(restored)).values()) == {2: ROWS}
+
+
+def test_examples_are_compared_as_batches_are() -> None:
+    def rows() -> Any:
+        return iter(random.sample(range(ROWS), ROWS))
+
+    loader = EchoLoader(rows, 8, shuffle_buffer=16)
+    uses(loader, 5)
+    with pytest.raises(ValueError, match="is another one than when the state was saved"):
+        EchoLoader(rows, 8, shuffle_buffer=16).load_state_dict(loader.state_dict())
+
+
+def test_contents_that_a_thread_draws_for_the_same_rows_are_warned_of() -> None:
+    def make() -> EchoLoader:
+        data_loader: DataLoader[Any] = DataLoader(Drawn(), 8, shuffle=True)
+        return EchoLoader(data_loader, None, epochs=1, echo="batch", factor=2, num_workers=1)
+
+    with make() as loader, make() as restored:
+        next(iter(loader))
+        with pytest.warns(UserWarning, match="other contents than before, of the same rows.*num_workers=1"):
+            restored.load_state_dict(loader.state_dict())
+
+
+def test_a_state_holds_few_witnesses_of_many_things_and_the_last() -> None:
+    witnesses = Witnesses()
+    for serial in range(5000):
+        witnesses.add(serial, serial)
+    kept = [serial for serial, _ in witnesses.before(4990)]
+    assert kept[-1] == 4989
+    assert len(kept) <= 16
+    assert min(kept) < 4100
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.arange(9), torch.arange(9).flip(0)),
+        (np.zeros((3, 4)), np.zeros((4, 3))),
+        ([1, 2, 3], [1, 3, 2]),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
+        (b"abc", b"abd"),
+        ("text", "test"),
+        (torch.zeros(3, dtype=torch.float32), torch.zeros(3, dtype=torch.float64)),
+        (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
+        (random.Random, np.random),
+    ],
+)
+def test_a_fingerprint_is_one_of_content(one: Any, other: Any) -> None:
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(one) < 1 << 56
+
+
+def test_a_fingerprint_looks_at_little_of_what_is_large() -> None:
+    large = torch.zeros(1 << 22)
+    assert fingerprint([large.view(64, -1).T] * 1000) == fingerprint([large.view(64, -1).T] * 1000)
+    assert fingerprint(torch.zeros(3, dtype=torch.bfloat16)) != fingerprint(
+        torch.zeros(4, dtype=torch.bfloat16)
+    )
