@@ -15,6 +15,8 @@ from adaecho.echo.read.marks import Mark, Marks
 from adaecho.echo.read.sources import IterableSource, is_unread
 from adaecho.echo.read.witness import Witnesses
 
+_WITNESSED = 16  # of so many examples one is; of batches each
+
 # Serials, examples, and the place of each in its pass.
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
 
@@ -42,7 +44,7 @@ class SequentialReader:
         self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
         self._claimed: list[tuple[int, int, Any]] = []  # by a claim in progress, which an interrupt may end
-        self._marks, self.witnesses = Marks(), Witnesses()
+        self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
 
@@ -115,12 +117,11 @@ class SequentialReader:
                 if found is None:
                     break
                 if found[0] % self._every == self._kept:
+                    self.witnesses.add(self._serial(found[0]), found[1])
                     # Before the source goes on, which may put its next example into the same memory.
                     example = self._preparation.own(found[1])
                     self._claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
             claimed, self._claimed = self._claimed, []
-            if claimed:
-                self.witnesses.add(claimed[-1][0], claimed[-1][2])
         if not claimed:
             return None
         serials, places, examples = zip(*claimed, strict=True)
@@ -159,7 +160,6 @@ class SequentialReader:
         wanted, kept, reread = set(counts), [], 0
         with self._reading:
             self._marks.clear()
-            self.witnesses.clear()
             self._count, self._claimed = mark.count, []
             self._last_pass = None if passes is None else iteration * passes
             self._open(mark.number, mark.first, mark.position)
@@ -170,7 +170,7 @@ class SequentialReader:
                         f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
                         "it must give the same examples again"
                     )
-                if not self.witnesses.comes_again(self._serial(found[0]), found[1]):
+                if not self.witnesses.is_as_before(self._serial(found[0]), found[1]):
                     self._source.check_other(self._serial(found[0]))
                 reread += self._preparation.examples_in(found[1])
                 if found[0] in wanted:

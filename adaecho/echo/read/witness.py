@@ -4,6 +4,7 @@ What can only be iterated is read again from some place on after a resume. Where
 follows no seed, other things come then: some would be used too often, others never.
 """
 
+import dataclasses
 import hashlib
 import threading
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_KEPT = 1024  # of the last claims: many more than are read ahead of the consumer
+_KEPT = 1024  # many more than are read ahead of the consumer
 _IN_A_STATE = 16  # buffers that shuffle a little give the same thing at some places
 _ELEMENTS, _PARTS, _DEPTH = 256, 8, 4  # of an array and of a list, about; of what holds others
 
@@ -22,9 +23,15 @@ Witness = tuple[int, int]
 
 
 class Witnesses:
-    """Some of the things that a reader has read. One thread adds them while another saves a state."""
+    """Some of the things that a reader has read. One thread adds them while another saves a state.
 
-    def __init__(self) -> None:
+    Args:
+        spacing: one of so many things is a witness.
+        world: ranks that share out serials.
+    """
+
+    def __init__(self, spacing: int = 1, world: int = 1) -> None:
+        self._spacing, self._world = spacing, world
         self._lock = threading.Lock()
         self._seen: deque[Witness] = deque(maxlen=_KEPT)
         self._expected: dict[int, int] = {}
@@ -35,29 +42,28 @@ class Witnesses:
             self._seen.clear()
 
     def add(self, serial: int, thing: Any) -> None:
-        """Remember a thing."""
+        """Remember a thing, if it is to be a witness."""
+        if serial // self._world % self._spacing:
+            return
         witness = serial, fingerprint(thing)
         with self._lock:
             self._seen.append(witness)
 
     def before(self, serial: int) -> list[list[int]]:
-        """A few of those before a serial, from all over what is remembered, and the last: plain numbers."""
+        """The last few before a serial, as plain numbers: the same ones however far has been read ahead."""
         with self._lock:
-            seen = [list(witness) for witness in self._seen if witness[0] < serial]
-        spacing = max(1, -(-len(seen) // _IN_A_STATE))
-        return seen[::-spacing][::-1]
+            return [list(witness) for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
 
     def expect(self, witnesses: list[list[int]]) -> None:
         """What a state holds: these things are to come again, as far as they are read again."""
         self._expected = {int(serial): int(found) for serial, found in witnesses}
+        with self._lock:
+            self._seen = deque(self._expected.items(), maxlen=_KEPT)
 
-    def comes_again(self, serial: int, thing: Any) -> bool:
+    def is_as_before(self, serial: int, thing: Any) -> bool:
         """Whether a thing that is read again is what it was, as far as is known."""
         expected = self._expected.pop(serial, None)
-        if expected is None:
-            return True
-        self.add(serial, thing)
-        return self._seen[-1][1] == expected
+        return expected is None or expected == fingerprint(thing)
 
 
 def fingerprint(thing: Any) -> int:
@@ -87,8 +93,8 @@ def _feed(thing: Any, update: Any, depth: int) -> None:
         for key, value in thing.items():
             update(str(key).encode())
             _feed(value, update, depth - 1)
-    elif hasattr(thing, "__dict__") and depth:
-        _feed(vars(thing), update, depth - 1)
+    elif dataclasses.is_dataclass(thing) and depth:  # of other objects what is content can't be told
+        _feed(getattr(thing, "__dict__", {}), update, depth - 1)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -169,7 +169,7 @@ def test_examples_are_compared_as_batches_are() -> None:
         return iter(random.sample(range(ROWS), ROWS))
 
     loader = EchoLoader(rows, 8, shuffle_buffer=16)
-    uses(loader, 5)
+    uses(loader, 9)
     with pytest.raises(ValueError, match="is another one than when the state was saved"):
         EchoLoader(rows, 8, shuffle_buffer=16).load_state_dict(loader.state_dict())
 
@@ -185,14 +185,17 @@ def test_contents_that_a_thread_draws_for_the_same_rows_are_warned_of() -> None:
             restored.load_state_dict(loader.state_dict())
 
 
-def test_a_state_holds_few_witnesses_of_many_things_and_the_last() -> None:
-    witnesses = Witnesses()
-    for serial in range(5000):
+def test_a_state_holds_the_last_few_witnesses() -> None:
+    witnesses = Witnesses(spacing=4, world=2)
+    for serial in range(1, 5000, 2):
         witnesses.add(serial, serial)
-    kept = [serial for serial, _ in witnesses.before(4990)]
-    assert kept[-1] == 4989
-    assert len(kept) <= 16
-    assert min(kept) < 4100
+    kept = witnesses.before(4990)
+    assert [serial for serial, _ in kept] == list(range(4985 - 15 * 8, 4990, 8))
+    again = Witnesses(spacing=4, world=2)
+    again.expect(kept)
+    assert again.before(4990) == kept
+    assert again.is_as_before(4985, 4985)
+    assert not again.is_as_before(4977, 4985)
 
 
 @pytest.mark.parametrize(
