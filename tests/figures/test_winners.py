@@ -1,4 +1,4 @@
-"""What winners cost on new seeds, and costs without the filling of a buffer, on numbers worked out by hand."""
+"""What winners cost on new seeds, and costs without the filling of a buffer, worked out by hand."""
 
 from typing import Any
 
@@ -9,15 +9,23 @@ from adaecho.figures.winners import costs_of_winners, cross_fit, ratio_of_cheape
 
 
 def seeds(arm: str, search: int, costs: list[float | None]) -> list[dict[str, Any]]:
+    row = {"arm": f"{arm}_search{search}", "fresh_examples": 1600.0}
     return [
-        {"arm": f"{arm}_search{search}", "repeat": seed, "to_target_fresh_examples": cost, "fresh_examples": 1600.0}
+        row | {"repeat": seed, "to_target_fresh_examples": cost}
         for seed, cost in reversed(list(enumerate(costs)))
-    ]  # fmt: skip
+    ]
 
 
 def searched(arm: str, *costs: float | None) -> list[dict[str, Any]]:
     return [
-        {"arm": arm, "repeat": repeat, "index": 0, "counted": True, "to_target_fresh_examples": cost}
+        {
+            "arm": arm,
+            "repeat": repeat,
+            "index": 0,
+            "counted": True,
+            "target_value": 0.97,
+            "to_target_fresh_examples": cost,
+        }
         for repeat, cost in enumerate(costs)
     ]
 
