@@ -2,8 +2,9 @@
 
 Overhead: loops of steps that are busy for 5 ms, over batches in memory, with and without ``watch``, in
 turns; and the time of ``watch`` itself for each batch, over steps of nothing. R: a loader that takes 5, 20
-or 60 ms a batch (it sleeps), in the loop's thread or in a worker beside it, and steps that sleep 20 ms; R as
-found beside R as paced: the sleeps of that very run, loader over step. Medians over rounds.
+or 60 ms a batch (it sleeps), in the loop's thread or in a worker process beside it, and steps that sleep 20
+ms; R as found beside what a pass over the loader with no steps takes for a batch, over the steps of the loop.
+Medians over rounds.
 
     python -m benchmarks.headroom_watch
 """
@@ -24,17 +25,14 @@ PACES = {"fast": 0.005, "balanced": 0.02, "slow": 0.06}
 
 
 class Paced(torch.utils.data.IterableDataset[int]):
-    """Batches that take a while, and for how long they did, also where a worker reads them."""
+    """Batches that take a while."""
 
     def __init__(self, batch_s: float, number: int) -> None:
         self.batch_s, self.number = batch_s, number
-        self.slept_s = torch.zeros((), dtype=torch.float64).share_memory_()
 
     def __iter__(self) -> Iterator[int]:
         for batch in range(self.number):
-            begin = time.perf_counter()
             time.sleep(self.batch_s)
-            self.slept_s += time.perf_counter() - begin
             yield batch
 
 
@@ -64,21 +62,31 @@ def overhead(steps: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def _alone_s(loader: Iterable[int], steps: int) -> float:
+    """Seconds a batch of a pass with no steps, but for the first batch, which starts workers."""
+    batches = iter(loader)
+    next(batches)
+    begin = time.perf_counter()
+    for _ in batches:
+        pass
+    return (time.perf_counter() - begin) / (steps - 1)
+
+
 def ratio(pace: str, workers: int, steps: int, rounds: int) -> dict[str, Any]:
     """One row: R as found and as paced."""
     found, over_paced = [], []
     for _ in range(rounds):
-        paced = Paced(PACES[pace], steps)
-        seen = headroom.watch(
-            torch.utils.data.DataLoader(paced, batch_size=None, num_workers=workers) if workers else paced
-        )
+        loader: Any = Paced(PACES[pace], steps)
+        if workers:
+            loader = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=workers)
+        seen = headroom.watch(loader)
         stepped_s = 0.0
         for _ in seen:
             begin = time.perf_counter()
             time.sleep(PACED_STEP_S)
             stepped_s += time.perf_counter() - begin
         found.append(seen.R)
-        over_paced.append(seen.R / (float(paced.slept_s) / stepped_s))
+        over_paced.append(seen.R * stepped_s / steps / _alone_s(loader, steps))
     return {
         "loader": pace,
         "workers": workers,
@@ -98,7 +106,7 @@ def main() -> None:
     costs = [overhead(arguments.steps, arguments.rounds)]
     record.show(costs)
     ratios = [
-        ratio(pace, workers, arguments.steps // 2, arguments.rounds) for workers in (0, 1) for pace in PACES
+        ratio(pace, workers, arguments.steps // 4, arguments.rounds) for workers in (0, 1) for pace in PACES
     ]
     record.show(ratios)
     record.write("headroom_watch", costs, ratios=ratios)
