@@ -1,4 +1,4 @@
-"""What AdaScale can't take, said before it does harm."""
+"""Refuses what AdaScale can't take before it does harm, and fills in the defaults of its arguments."""
 
 import math
 from collections.abc import Iterable

@@ -90,7 +90,7 @@ class GradientCollector:
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are; one device for all."""
+        """The one device on which all gradients are."""
         return next(iter(self._handles)).device
 
     def refuse_between_passes(self, what: str) -> None:
@@ -103,12 +103,12 @@ class GradientCollector:
             )
 
     def sums_of_squares(self) -> Tensor:
-        """sum_i |g_i|^2 of this rank per group, [num_groups] in float64, in the units of the loss."""
+        """Return sum_i |g_i|^2 of this rank per group: float64 [num_groups], in units of the loss."""
         assert self._sums is not None
         return self._sums
 
     def squares_of_accumulated(self) -> Tensor:
-        """|G|^2 of the accumulated ``.grad`` per group, [num_groups] in float64, in the units of the loss."""
+        """Return |G|^2 of the accumulated ``.grad`` per group: float64 [num_groups], in units of the loss."""
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
         zero = torch.zeros((), dtype=statistics_dtype(self.device), device=self.device)
         return torch.stack([sum_of_squares(group) if group else zero for group in gradients])

@@ -70,7 +70,7 @@ def estimate_across_steps(square_of_difference: Tensor, inner_product: Tensor, s
 
 
 def step_gradient(groups: Sequence[Sequence[Tensor]], unit: Tensor | float) -> StepGradient:
-    """``.grad * unit`` of every parameter in ``groups``."""
+    """Return ``.grad * unit`` of every parameter in ``groups`` that has one, dense, float32 or float64."""
     return {
         parameter: _widened(parameter.grad) * unit
         for group in groups
@@ -82,8 +82,11 @@ def step_gradient(groups: Sequence[Sequence[Tensor]], unit: Tensor | float) -> S
 def estimate_between_steps(
     before: StepGradient, now: StepGradient, groups: Sequence[Sequence[Tensor]], scale: float
 ) -> Estimate:
-    """sigma^2 and mu^2 per group from the gradients of two steps; a parameter without one counts as zero."""
-    rows = [_difference_and_inner_product(before, now, group) for group in groups]
+    """Estimate sigma^2 and mu^2 of each group from the gradients of two steps.
+
+    A parameter that one of the steps did not reach has a gradient of zero there.
+    """
+    rows = [_difference_and_inner_product(before, now, group) for group in groups]  # [2] each
     difference, inner_product = torch.stack(rows).unbind(dim=1)  # [num_groups] each
     return estimate_across_steps(difference, inner_product, scale)
 
@@ -138,15 +141,15 @@ class Averages(NamedTuple):
 
     @staticmethod
     def empty(num_groups: int, device: torch.device, dtype: torch.dtype = torch.float64) -> "Averages":
-        """No samples yet."""
+        """Return averages of no samples yet."""
         return Averages(*(torch.zeros(num_groups, device=device, dtype=dtype) for _ in range(3)))
 
     def to(self, device: torch.device) -> "Averages":
-        """The same averages on ``device``."""
+        """Return the same averages on ``device``."""
         return Averages(*(tensor.to(device) for tensor in self))
 
     def with_group(self) -> "Averages":
-        """One more group, without samples."""
+        """Return averages with one more group, which has no samples."""
         return Averages(*(torch.cat([tensor, tensor.new_zeros(1)]) for tensor in self))
 
 
@@ -158,12 +161,14 @@ def updated(averages: Averages, sample: Estimate, smoothing: float, debias: bool
     (appendix B.3) is the plain mean of the first 1 / (1 - theta) samples, then an exponential average of it.
     Both are ``average += coefficient * (x - average)``.
     """
+    # weight and coefficient: [num_groups], since a group that was added later has seen fewer samples.
     if debias:
         weight = smoothing * averages.weight + (1 - smoothing)
         coefficient = (1 - smoothing) / weight
     else:
         weight = averages.weight + 1
         coefficient = (1 / weight).clamp(min=1 - smoothing)
+    # One verdict for all groups: the step that brought the sample is skipped as a whole.
     finite = torch.isfinite(sample.variance + sample.square).all()
     new = Averages(
         averages.variance + coefficient * (sample.variance - averages.variance),

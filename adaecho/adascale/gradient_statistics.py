@@ -80,7 +80,7 @@ class GradientStatistics:
         return self.averages if self.sample is None else self.sample.averages
 
     def gains(self) -> Tensor:
-        """The gain of each group, then the pooled one: float64 [num_groups + 1]."""
+        """Return the gain of each group, then the pooled one: float64 [num_groups + 1]."""
         variance, square = (
             torch.cat([average, average.sum(0, keepdim=True)])  # [num_groups + 1]
             for average in (self.current_averages.variance, self.current_averages.square)
@@ -88,7 +88,7 @@ class GradientStatistics:
         return gain_ratio(variance, square, self.settings.scale)
 
     def rate_factors(self) -> Tensor:
-        """What each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
+        """Return what each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
         gains = self.gains()[:-1]
         return {"gain": gains, "sqrt_gain": gains.sqrt(), "measure": torch.ones_like(gains)}[
             self.settings.rule
@@ -114,7 +114,7 @@ class GradientStatistics:
         self.averages = self.averages.with_group()
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """Tensors and plain numbers."""
+        """Return averages and the last gradient as tensors and plain numbers."""
         return saved_state.packed(self.averages, self.settings.debias_ewma, self._gradient, parameters)
 
     def load_state_dict(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:

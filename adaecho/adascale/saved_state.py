@@ -16,7 +16,7 @@ KEY = "adascale"
 def packed(
     averages: Averages, debias_ewma: bool, gradient: Mapping[Tensor, Tensor], parameters: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Averages and the last gradient (in the order of ``parameters``) as tensors and plain numbers."""
+    """Pack averages and the last gradient, in the order of ``parameters``, as tensors and plain numbers."""
     return {
         "variance": averages.variance,
         "square": averages.square,
@@ -27,7 +27,7 @@ def packed(
 
 
 def unpacked_averages(state: Mapping[str, Any], num_groups: int, debias_ewma: bool) -> Averages:
-    """The averages of ``packed``.
+    """Unpack the averages of ``packed``: float64 [num_groups] each, on the CPU.
 
     Raises:
         ValueError: of another number of groups, or averaged in the other way.
@@ -47,7 +47,7 @@ def unpacked_averages(state: Mapping[str, Any], num_groups: int, debias_ewma: bo
 
 
 def unpacked_gradient(state: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """The last gradient of ``packed``, on the parameters' devices."""
+    """Unpack the last gradient of ``packed`` onto the parameters' devices; empty where there was none."""
     if not state["gradient"]:
         return {}
     pairs = zip(parameters, state["gradient"], strict=True)

@@ -47,13 +47,13 @@ class ScaleInvariantSteps:
         self.schedule_steps = math.floor(tau)
 
     def schedule_increment(self) -> int:
-        """floor(tau) less what earlier calls have handed out."""
+        """Return floor(tau) less what earlier calls have handed out."""
         steps = math.floor(self.reported)
         increment, self.schedule_steps = steps - self.schedule_steps, steps
         return increment
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts as plain numbers."""
+        """Return the counts as plain numbers."""
         tau, skipped_steps = self._counts.tolist()
         return {
             "scale_invariant_steps": tau,
