@@ -17,6 +17,9 @@ from adaecho.search.axes import Axis
 _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
 
 
+_SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # what all searches of a sweep share
+
+
 @dataclass(frozen=True)
 class Arm:
     """One configuration under comparison: a resolved config, and the axes along which it is tuned.
@@ -115,13 +118,7 @@ class Design:
         """The record ``design.json``: all that a worker needs, the points included."""
         return {
             "experiment": self.experiment,
-            "search": {
-                "seed": self.seed,
-                "trials": self.trials,
-                "repeats": self.repeats,
-                "max_diverged": self.max_diverged,
-                "prune": self.prune,
-            },
+            "search": {name: getattr(self, name) for name in _SEARCH},
             "arms": {arm.name: self._arm_to_dict(arm) for arm in self.arms},
         }
 

@@ -25,6 +25,7 @@ from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_refusal, record_failure
 from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
+from hydra_plugins.adaecho_quasirandom import SlurmConf
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
 _SILENT_POLLS = 60
@@ -36,25 +37,8 @@ class SlurmError(UserError):
 
 
 @dataclass
-class SlurmSettings:
-    """How to ask for jobs; the fields of ``conf``'s ``hydra.launcher``, whose comments say what they mean."""
-
-    partition: str | None
-    account: str | None
-    qos: str | None
-    timeout_min: int
-    nodes: int
-    tasks_per_node: int
-    cpus_per_task: int
-    mem_gb: float
-    gpus_per_node: int | None
-    trials_per_job: int
-    array_parallelism: int
-    max_num_timeout: int
-    signal_delay_s: int
-    setup: list[str]
-    additional_parameters: dict[str, Any]
-    wait: bool
+class SlurmSettings(SlurmConf):
+    """How to ask for jobs: ``hydra.launcher``, checked."""
 
     def __post_init__(self) -> None:
         at_least_one = (
