@@ -1,10 +1,13 @@
-"""One rank of a training under DDP, Fabric, Accelerate or Lightning, as their users write it.
+"""The ranks of a training under DDP, Fabric, Accelerate or Lightning, as their users write it.
 
-``python -m tests.echo.loops_of_trainers NAME FOLDER`` in each of two processes, with torchrun's variables.
-It writes what this rank saw to FOLDER/rank.json, for test_with_trainers.py.
+``python -m tests.echo.loops_of_trainers NAME FOLDER``, with torchrun's variables but for the rank's own,
+imports the trainer, which takes seconds, and forks the ranks. Each writes what it saw to FOLDER/rank.json,
+for test_with_trainers.py.
 """
 
+import importlib
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -229,10 +232,27 @@ def lightning(folder: Path) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    name, folder = sys.argv[1], Path(sys.argv[2])
+def _train(name: str, folder: Path, rank: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.manual_seed(0)
     saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(saw))
+    (folder / f"{rank}.json").write_text(json.dumps(saw))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    for module in ("torch._dynamo", {"ddp": "torch", "fabric": "lightning"}.get(name, name)):
+        importlib.import_module(module)
+    forks, world_size = multiprocessing.get_context("fork"), int(os.environ["WORLD_SIZE"])
+    ranks = [forks.Process(target=_train, args=(name, folder, rank)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
+
+
+if __name__ == "__main__":
+    main()

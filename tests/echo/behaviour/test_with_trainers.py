@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ WORLD = 2
 def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     if name != "ddp" and find_spec("accelerate" if name == "accelerate" else "lightning") is None:
         pytest.skip(f"{name} is not installed, with which the loop trains: pip install 'adaecho[trainers]'")
-    common = {
+    variables = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "MASTER_ADDR": "127.0.0.1",
@@ -30,22 +32,16 @@ def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
         "WORLD_SIZE": str(WORLD),
         "LOCAL_WORLD_SIZE": str(WORLD),
     }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.echo.loops_of_trainers", name, str(folder)],
-            cwd=folder,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.echo.loops_of_trainers", name, str(folder)],
+        cwd=folder, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
-        errors = [process.communicate(timeout=240)[1] for process in running]
+        _, errors = process.communicate(timeout=240)
     finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
