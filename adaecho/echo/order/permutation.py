@@ -105,12 +105,8 @@ class Permutation:
             return permuted(positions, self.length, self._seed, number)
         if self._order != "shards":
             return self._pass(number)[positions].astype(np.int64)
-        assert self._lengths is not None
-        shards = self._pass(number)  # [shards], in the order of this pass
-        ends = np.cumsum(self._lengths[shards])  # [shards], positions where each ends
-        place = np.searchsorted(ends, positions, side="right")  # [n], which of them a position lies in
-        starts = np.cumsum(self._lengths) - self._lengths  # [shards], the first row of each as stored
-        rows: Rows = positions - (ends - self._lengths[shards])[place] + starts[shards[place]]
+        ends, shifts = self._pass(number)
+        rows: Rows = positions + shifts[np.searchsorted(ends, positions, side="right")]
         return rows
 
     def _pass(self, number: int) -> NDArray[Any]:
@@ -124,7 +120,11 @@ class Permutation:
         rng = np.random.Generator(self._bits(number))
         if self._order == "shards":
             assert self._lengths is not None
-            return rng.permutation(len(self._lengths))  # [shards]
+            shards = rng.permutation(len(self._lengths))  # [shards], as they come in this pass
+            lengths, starts = self._lengths[shards], (np.cumsum(self._lengths) - self._lengths)[shards]
+            ends = np.cumsum(lengths)
+            # [2, shards]: the position where each ends, and its rows less their positions.
+            return np.stack([ends, starts - (ends - lengths)])
         return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]
 
     def _bits(self, number: int) -> np.random.Philox:
