@@ -18,7 +18,7 @@ from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
-from adaecho.echo.variants import ORDERS, PLACES, RESTORES, VARIANTS, check_factor
+from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
@@ -36,7 +36,6 @@ class DataConfig:
     validation_examples: int | None = None
     split_seed: int = 0  # of that permutation
     order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
-    restore: str = "replay"  # replay | snapshot: how a resumed stream gets its buffer back
     num_workers: int = 0  # threads that read, decode and augment; 0: in the training thread
     prefetch: int = 2  # batches read ahead of the echo stage
     max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
@@ -155,7 +154,7 @@ class Config:
 
 
 # Keys that there were, which nothing reads any more: those of recorded configs are passed over.
-_GONE = {"search": ("allow_changed_code",)}
+_GONE = {"search": ("allow_changed_code",), "data": ("restore",)}
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
@@ -235,7 +234,6 @@ _ALLOWED = {
     "echo.variant": tuple(VARIANTS),
     "echo.place": PLACES,
     "data.order": ORDERS,
-    "data.restore": RESTORES,
     "precision": ("auto", "float32", "bfloat16"),
     "device": DEVICES,
     "compile": ("off", "default", "reduce-overhead"),

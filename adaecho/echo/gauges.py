@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
 from adaecho.echo.batch.batches import Position
 from adaecho.echo.order import keyed
-from adaecho.echo.state import Stages
+from adaecho.echo.state import Stages, items_held
 from adaecho.echo.threads.timers import Timers
 
 
@@ -17,6 +15,9 @@ class Gauges:
     _stages: Stages
     _clocks: Timers
 
+    def _own_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
     @property
     def fresh_examples(self) -> int:
         """Examples of this rank that had to be read for the batches taken so far."""
@@ -25,8 +26,7 @@ class Gauges:
     @property
     def fresh_examples_in_buffer(self) -> int:
         """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
-        held = [items for stage in self._stages.all for items in stage.items_at(self._position)]
-        return len(keyed.serials_of(np.concatenate([keyed.NO_ITEMS, *held])))
+        return len(keyed.serials_of(items_held(self._own_state())))
 
     @property
     def reread_examples(self) -> int:

@@ -4,7 +4,6 @@ import inspect
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adaecho.echo import state as saved
-from adaecho.echo.batch.batches import Position, Ready
+from adaecho.echo.batch.batches import Batch, Position
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.data_loader import (
     NO_SOURCE,
@@ -36,13 +35,11 @@ from adaecho.echo.settings import (
     check_whole_batches,
     check_workers,
     is_distributed,
-    one_of,
     share,
     whole,
 )
 from adaecho.echo.threads.timers import Timers, works_ahead
-from adaecho.echo.threads.workers import Interrupted
-from adaecho.echo.variants import RESTORES
+from adaecho.echo.threads.workers import GivenUp, Interrupted
 
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 
@@ -88,9 +85,6 @@ class EchoLoader(Gauges):
             ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
             bad examples allowed), or where a buffer of decoded examples as large as the source's first would
             take more than half of the free memory.
-        restore: for sources that can only be iterated: ``replay`` reads what the buffer held again, from its
-            oldest example on (about B (ln B + 0.6) examples back for a buffer of B); ``snapshot`` puts the
-            contents of the buffer into the state and only passes over what was read.
         order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
             for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
@@ -139,7 +133,6 @@ class EchoLoader(Gauges):
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Any = None,
         place: str = "decoded",
-        restore: str = "replay",
         order: str = "permutation",
         epochs: int | None = None,
         drop_last: bool = False,
@@ -184,7 +177,6 @@ class EchoLoader(Gauges):
         check_whole_batches(batch_size, augment, collate, batch_length)
         if batch_size is None:
             warn_if_unshared(source, world_size)
-        one_of("restore", restore, RESTORES)
         self._device = ToDevice(device)
         found = as_source(keyed(source, self.settings.seed))
         place = self._place = choose_place(place, decode, found, self.settings)
@@ -195,13 +187,18 @@ class EchoLoader(Gauges):
             self.settings,
             Work(
                 decode, augment, collate, batch_length, sampler, place, self._device,
-                snapshots=restore == "snapshot", num_workers=num_workers, prefetch=prefetch,
+                num_workers=num_workers, prefetch=prefetch,
                 works_ahead=works_ahead(source),
             ),
         )  # fmt: skip
         self._stages = self._pipeline.stages
-        self._ahead: deque[Ready] = deque()
+        self._ahead: Batch | None = None
         self._position = Position()
+        # One rule for interruptions: what changes the stages sets this before, and clears it in one statement
+        # with the new position. Where it was not cleared, the stages are brought back to the last state.
+        self._torn = False
+        self._last_state: dict[str, Any] | None = None  # where it can't be told from the stages any more
+        self._resumed = False  # from a state; the next iter() goes on with the iteration in progress
         self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
@@ -213,56 +210,94 @@ class EchoLoader(Gauges):
         # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
         self._finalizer = weakref.finalize(self, self._pipeline.close, _EXIT_WAIT_S)
         if epochs is None:
-            self._begin()
+            self._position = self._stages.begin(self._position, self._upcoming, None)
 
     # Iteration
 
     def __iter__(self) -> "EchoIterator":
         self._check_process()
+        iterator = EchoIterator(self, self._iterators_made + 1)
         position = self._position
-        if self.settings.epochs is not None and not (position.restored and position.in_pass):
-            self._begin()
-        elif self._failed is not None:
-            self.load_state_dict(self._own_state())  # what threads read ahead of the error is gone
-        self._position.restored, self._next_iteration = False, None
-        self._iterators_made += 1
-        self._iterating = True
-        return EchoIterator(self, self._iterators_made)
+        if self.settings.epochs is not None and not (self._resumed and position.in_pass):
+            position = self._begin()
+            self._torn, self._last_state = False, None
+        self._position, self._failed, self._resumed, self._next_iteration = position, None, False, None
+        self._iterating, self._iterators_made = True, self._iterators_made + 1
+        return iterator
 
-    def _begin(self) -> None:
-        """Begin an iteration, giving up the one before if it hasn't ended."""
-        self._failed = None
+    def _begin(self) -> Position:
+        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
+        self._last_state = self._own_state()
+        self._torn = True
         self._pipeline.halt()
         self._clocks.pause()
-        self._ahead.clear()
-        upcoming, self._next_iteration = self._upcoming, None
-        self._stages.begin(self._position, upcoming, self.settings.epochs)
+        self._ahead = None
+        return self._stages.begin(self._position, self._upcoming, self.settings.epochs)
+
+    def _repair(self) -> None:
+        """Bring the stages back to the last state, if a change of theirs did not come to its end."""
+        if not self._torn:
+            return
+        self._last_state = self._own_state()
+        self._pipeline.halt()
+        self._ahead = None
+        position = saved.restore(self._last_state, self.settings, self._stages, self._clocks)
+        self._position, self._torn, self._last_state = position, False, None
 
     def _abandoned(self) -> None:
         """The newest iterator is gone."""
         self._iterating = False
         self.stop()
 
-    def _next(self) -> Any:
-        if not self._look_ahead():
+    def _next(self) -> tuple[Batch, Position]:
+        """The next batch and the position after it. It is taken once that is the loader's."""
+        batch = self._look_ahead()
+        if batch is None:
             raise StopIteration
-        # An interrupt (Ctrl-C) may fall after any call. The batch stays at hand until the last of them, and
-        # what is done here may be done again for it.
-        ready = self._ahead[0]
-        self._position.take(ready)
         for stage in self._stages.all:
-            stage.consumed(ready)
+            stage.forget(self._position)
+        position = self._position.after(batch)
         self._clocks.step()
         if self._auto is not None and self._auto.due():
             self._auto.follow(self.agree_on_R(self._clocks.ratio), self._stages.factor)
-        self._device.received(ready.batch)
-        del self._ahead[0]
-        return ready.batch
+        self._device.received(batch.content)
+        return batch, position
 
-    def _look_ahead(self) -> bool:
-        """Have the next batch at hand; False at the end of the iteration."""
-        if self._ahead:
-            return True
+    def _look_ahead(self) -> Batch | None:
+        """The next batch, made if it isn't at hand; None at the end of the iteration."""
+        if self._ahead is not None:
+            return self._ahead
+        self._check_can_go_on()
+        while True:
+            start = time.perf_counter()
+            try:
+                self._repair()
+                if not self._position.in_pass:
+                    return None
+                self._torn = True
+                batch = self._pipeline.next()
+            except GivenUp:
+                continue
+            except Interrupted:
+                self._torn = False  # nothing has changed
+                does = "closed it" if self._closed else "called stop(): asking again goes on"
+                raise RuntimeError(
+                    f"while this EchoLoader made its next batch, another thread {does}"
+                ) from None
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    self._failed = error
+                self.stop()
+                raise
+            self._clocks.waited(start)
+            if batch is None:
+                position = self._position.ended(self._stages.queue.index, whole=self._stages.batches.whole)
+                self._position, self._torn = position, False
+            else:
+                self._ahead, self._torn = batch, False
+            return batch
+
+    def _check_can_go_on(self) -> None:
         if self._closed:
             raise RuntimeError("this EchoLoader was closed; make another one")
         if self._failed is not None:
@@ -274,28 +309,9 @@ class EchoLoader(Gauges):
                 f"iter(loader) {again}, "
                 "loader.load_state_dict(state) goes on from a state"
             ) from self._failed
-        if not self._position.in_pass:
-            return False
-        if self._pipeline.thread_pool is not None:
+        if self._position.in_pass and self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
             self._pipeline.thread_pool.check_not_paused_by_caller()
-        start = time.perf_counter()
-        try:
-            ready = self._pipeline.next()
-            if ready is not None:
-                self._ahead.append(ready)
-        except Interrupted:
-            does = "closed it" if self._closed else "called stop(): asking again goes on"
-            raise RuntimeError(f"while this EchoLoader made its next batch, another thread {does}") from None
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._failed = error
-            self.stop()
-            raise
-        self._clocks.waited(start)
-        if ready is None:
-            self._position.end(self._stages.queue.index, whole=self._stages.made.whole)
-        return ready is not None
 
     def __len__(self) -> int:
         """Batches of one iteration: of the one in progress, else, or once it is given up, of the next.
@@ -309,7 +325,7 @@ class EchoLoader(Gauges):
             self._made_alone = False
             warn_if_unshared(self._dataset, share(None, None)[1])
         position = self._position
-        if position.in_pass and (self._iterating or position.restored):
+        if position.in_pass and (self._iterating or self._resumed):
             first = position.first_index, position.first_number
             return self._pipeline.num_batches(position.iteration, *first)
         first = position.next_index, position.next_number
@@ -322,7 +338,8 @@ class EchoLoader(Gauges):
 
     def next_fresh_examples(self) -> int:
         """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
-        return self._ahead[0].fresh_examples if self._look_ahead() else self.fresh_examples
+        batch = self._look_ahead()
+        return self.fresh_examples if batch is None else batch.fresh_examples
 
     def peek(self) -> Any:
         """The next batch, which stays the next one; waits for it.
@@ -330,10 +347,11 @@ class EchoLoader(Gauges):
         Raises:
             StopIteration: the iteration is at its end.
         """
-        if not self._look_ahead():
+        batch = self._look_ahead()
+        if batch is None:
             raise StopIteration
-        self._device.received(self._ahead[0].batch)
-        return self._ahead[0].batch
+        self._device.received(batch.content)
+        return batch.content
 
     # State
 
@@ -341,19 +359,17 @@ class EchoLoader(Gauges):
         """The position just after the last batch taken, whatever has been read ahead; not while one is taken.
 
         Returns:
-            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example), with
-            ``restore="snapshot"`` of contents too: what ``torch.load(weights_only=True)`` accepts.
+            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example): what
+            ``torch.load(weights_only=True)`` accepts.
         """
         self._check_process()
         state = self._own_state()
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _own_state(self) -> dict[str, Any]:
-        if not self._stages.snapshots:
-            return saved.save(self.settings, self._stages, self._position, self._clocks)
-        with self.paused():
-            state = saved.save(self.settings, self._stages, self._position, self._clocks)
-            return {**state, "place": self._place}
+        if self._last_state is not None:
+            return self._last_state
+        return saved.save(self.settings, self._stages, self._position, self._clocks)
 
     def _check_process(self) -> None:
         if self._made_alone and self.batch_size is not None:
@@ -373,15 +389,9 @@ class EchoLoader(Gauges):
         self._check_process()
         state = saved.of_this_rank(state)
         saved.check(state, self.settings, self._stages)
-        if "contents" in state and state.get("place", self._place) != self._place:
-            raise ValueError(
-                f"load_state_dict: place was {state['place']!r} and is {self._place!r} now, but a snapshot "
-                f"holds contents in that form; give place={state['place']!r}"
-            )
-        self._pipeline.halt()
-        self._ahead.clear()
-        self._failed = None
-        self._position = saved.restore(state, self.settings, self._stages, self._clocks)
+        self._last_state, self._torn, self._failed = state, True, None
+        self._repair()
+        self._resumed = True
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one.
             self._look_ahead()
@@ -418,10 +428,9 @@ class EchoLoader(Gauges):
         the epoch changes nothing, nor in an iteration that was restored from a state. Without ``epochs=``
         passes follow one another, and this does nothing.
         """
-        position = self._position
         self._next_iteration = whole("epoch", epoch, 0) + 1
-        if position.iteration != self._next_iteration:
-            position.restored = False
+        if self._position.iteration != self._next_iteration:
+            self._resumed = False
 
     if not TYPE_CHECKING:  # for type checkers there are no other attributes
 
@@ -466,7 +475,7 @@ class EchoLoader(Gauges):
                 left behind with a RuntimeWarning. By default as long as it takes.
         """
         self._closed = True
-        self._ahead.clear()
+        self._ahead = None
         if self._finalizer.detach() is not None:
             self._pipeline.close(wait_s)
 
@@ -483,9 +492,11 @@ class EchoIterator:
     When the newest is abandoned, the loader stops; what its threads have read ahead is kept.
     """
 
+    _number = -1  # of one that an interrupt has left unmade
+
     def __init__(self, loader: EchoLoader, number: int) -> None:
-        self._loader, self._number = loader, number
         self._warned = False
+        self._loader, self._number = loader, number
 
     def __iter__(self) -> "EchoIterator":
         return self
@@ -499,11 +510,15 @@ class EchoIterator:
                 "make a second EchoLoader to iterate twice at a time",
                 stacklevel=2,
             )
-        return self._loader._next()
+        loader = self._loader
+        batch, position = loader._next()
+        # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
+        loader._position, loader._ahead = position, None
+        return batch.content
 
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
-        if self._number == self._loader._iterators_made:
+        if self._number >= 0 and self._number == self._loader._iterators_made:
             self._loader._abandoned()
 
 

@@ -16,15 +16,15 @@ import numpy as np
 from adaecho.echo.batch.augment import Augmentation, DecodeThenAugment, Origin
 from adaecho.echo.batch.batch_echo import DOWNSTREAM_QUEUE, EchoedBatches, NotEchoed
 from adaecho.echo.batch.batch_length import batch_length
-from adaecho.echo.batch.batches import ExampleBatches, OneByOne, Ready, WholeBatches
+from adaecho.echo.batch.batches import Batch, ExampleBatches, OneByOne, WholeBatches
 from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.batch.example_echo import EchoStage
 from adaecho.echo.memory.budget import check_slots, free_bytes
-from adaecho.echo.memory.pool import ResidentPool
-from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.memory.tree import num_bytes
+from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.sampled import SampledOrder
+from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.random_access import RandomReader
@@ -51,7 +51,6 @@ class Work:
         sampler: an order of rows, or None.
         place: "decoded" or "encoded", what the buffer holds.
         device: where batches go.
-        snapshots: states are to hold contents.
         num_workers, prefetch: threads, and batches read ahead of the echo.
         works_ahead: the source does so by itself.
     """
@@ -63,7 +62,6 @@ class Work:
     sampler: Any
     place: str
     device: ToDevice
-    snapshots: bool
     num_workers: int
     prefetch: int
     works_ahead: bool
@@ -91,7 +89,6 @@ class Pipeline:
         rank, world = (0, 1) if whole else (settings.rank, settings.world_size)
         resident = isinstance(source, ArraySource) and source.resident and decode is None
         resident = resident and not variant.augments_before
-        recent = partial(_recent, work.snapshots and iterated)
         length = work.batch_length or batch_length
         as_stored = decode is None and work.place == "decoded"
         self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
@@ -111,37 +108,36 @@ class Pipeline:
         self.deliveries = Deliveries(reader.claim) if work.works_ahead and iterated else None
         queue = FreshQueue((self.deliveries or reader).claim, reader.work, bad)
         # > [echo >] shuffle > [augment >] batch
-        made: ExampleBatches | WholeBatches
+        batches: ExampleBatches | WholeBatches
         if settings.batch_size is None:
-            made = WholeBatches(queue, work.device.move, length, kept=isinstance(source, MapSource))
+            batches = WholeBatches(queue, work.device.move, length, kept=isinstance(source, MapSource))
         else:
-            stage = _example_stage(queue, settings, source if resident else None, settings.batch_size)
-            made = ExampleBatches(
-                stage, settings.batch_size, None if augment_first else after, work.collate, self._group,
-                recent(), work.device.move, origin, drop_last=settings.drop_last,
+            stage, pool = _example_stage(queue, settings, source if resident else None, settings.batch_size)
+            batches = ExampleBatches(
+                stage, pool, settings.batch_size, None if augment_first else after, work.collate, self._group,
+                work.device.move, origin, drop_last=settings.drop_last,
             )  # fmt: skip
         # [> echo > shuffle batches]
         self.thread_pool = ThreadPool(reader.release) if work.num_workers else None
-        self._batch_map = self._connect(reader, queue, made, work, reads_inline=resident or whole)
+        self._batch_map = self._connect(reader, queue, batches, work, reads_inline=resident or whole)
         self._batches = OneByOne(self._batch_map)
         echo: EchoedBatches | NotEchoed = NotEchoed(self._batches)
         if variant.repeats == "batches":
             echo = EchoedBatches(
-                made, self._batches, self.thread_pool, seed=settings.seed + 1, factor=settings.first_factor,
-                buffer=settings.batch_shuffle_buffer, rank=rank, world=world, recent=recent(),
+                batches, self._batches, self.thread_pool, seed=settings.seed + 1,
+                factor=settings.first_factor, buffer=settings.batch_shuffle_buffer, rank=rank, world=world,
             )  # fmt: skip
         self.stages = Stages(
-            reader, queue, bad, made, echo,
-            factor=echo.factor if variant.repeats == "batches" else made.factor,
+            reader, queue, bad, batches, echo,
+            factor=echo.factor if variant.repeats == "batches" else batches.factor,
             world=world, iterated=iterated, source_length=None if iterated else source.length,
-            snapshots=work.snapshots and iterated,
         )  # fmt: skip
 
     def _connect(
         self,
         reader: Reader,
         queue: FreshQueue,
-        made: ExampleBatches | WholeBatches,
+        batches: ExampleBatches | WholeBatches,
         work: Work,
         *,
         reads_inline: bool,
@@ -149,7 +145,7 @@ class Pipeline:
         """Let threads read, and make batches; gives the latter's map."""
         batch_map: AnyMap
         if self.thread_pool is None:
-            batch_map = InlineMap(made.claim, made.work)
+            batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, batch_size = work.num_workers, self._settings.batch_size or 1
             if not reads_inline:
@@ -163,21 +159,21 @@ class Pipeline:
                     )
                 )
             ahead = work.prefetch if self._settings.variant.batches_upstream else DOWNSTREAM_QUEUE
-            threads = 1 if made.whole else workers
+            threads = 1 if batches.whole else workers
             batch_map = OrderedMap(
-                self.thread_pool, made.claim, partial(self._make_ahead, made), threads=threads,
+                self.thread_pool, batches.claim, partial(self._make_ahead, batches), threads=threads,
                 window=ahead + threads - 1, name="batch",
             )  # fmt: skip
         batch_map.upstream = queue.map
         return batch_map
 
-    def _make_ahead(self, made: ExampleBatches | WholeBatches, claim: Any) -> list[Ready]:
-        ready = made.work(claim)
-        if ready:
-            self.stages.echo.copy_ahead(ready)
-        return ready
+    def _make_ahead(self, batches: ExampleBatches | WholeBatches, claim: Any) -> list[Batch]:
+        made = batches.work(claim)
+        if made:
+            self.stages.echo.copy_ahead(made)
+        return made
 
-    def next(self) -> Ready | None:
+    def next(self) -> Batch | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.thread_pool is not None:
             self.thread_pool.go()
@@ -252,7 +248,7 @@ class Pipeline:
             serials = self.stages.reader.serials_of(iteration)
         else:
             serials = first_index + np.arange(self._iterated() * self._settings.epochs)
-        return self.stages.echo.num_batches(first_number, self.stages.made.num_batches(serials))
+        return self.stages.echo.num_batches(first_number, self.stages.batches.num_batches(serials))
 
     def _iterated(self) -> int:
         """Examples (or whole batches) of a pass of what is iterated."""
@@ -290,24 +286,20 @@ def _around_the_buffer(
 
 def _example_stage(
     queue: FreshQueue, settings: Settings, resident: Source | None, batch_size: int
-) -> EchoStage:
-    pool = ResidentPool(resident.arrays) if isinstance(resident, ArraySource) else None
+) -> tuple[EchoStage, ExamplePool | ResidentPool]:
+    """The stage that repeats and shuffles examples, and where they lie."""
+    block = max(batch_size, _LEAST_BLOCK)
+    pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
+    if isinstance(resident, ArraySource):
+        pool = ResidentPool(resident.arrays)
     echoes = settings.variant.repeats == "examples"
-    return EchoStage(
-        queue.take,
-        seed=settings.seed,
-        factor=settings.first_factor if echoes else 1.0,
-        buffer=settings.shuffle_buffer,
-        rank=settings.rank,
-        world=settings.world_size,
-        block=max(batch_size, _LEAST_BLOCK),
-        pool=pool,
-        lookahead=1 if pool is None else _FREE_LOOKAHEAD,
-    )
-
-
-def _recent(snapshots: bool) -> Recent | None:
-    return Recent() if snapshots else None
+    factor = Factor(settings.seed, settings.first_factor if echoes else 1.0, world=settings.world_size)
+    stage = EchoStage(
+        queue.take, pool, factor, seed=settings.seed, size=settings.shuffle_buffer, rank=settings.rank,
+        world=settings.world_size, rows=pool.rows, block=block,
+        lookahead=1 if resident is None else _FREE_LOOKAHEAD,
+    )  # fmt: skip
+    return stage, pool
 
 
 def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:

@@ -1,16 +1,17 @@
 """The state of an EchoLoader at the consumer's position, saved and restored."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from adaecho.echo.batch.batch_echo import EchoedBatches, NotEchoed
-from adaecho.echo.batch.batches import Again, ExampleBatches, Position, Stage, WholeBatches
+from adaecho.echo.batch.batch_echo import EchoedBatches, NotEchoed, recipes_in
+from adaecho.echo.batch.batches import ExampleBatches, Position, Reread, Stage, WholeBatches
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.items import StageState
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Reader
 from adaecho.echo.settings import Settings, is_distributed, share
 from adaecho.echo.threads.timers import Timers
@@ -29,38 +30,37 @@ class Stages:
 
     Attributes:
         reader, queue, bad: fresh examples (or whole batches), and the bad ones so far.
-        made: from them to batches.
+        batches: from them to batches.
         echo: from batches to what the consumer gets.
         factor: of whichever echoes.
         world: among how many ranks the reader's serials are shared out.
         iterated: the source can only be iterated; ``source_length`` is known of all others.
-        snapshots: states hold contents.
     """
 
     reader: Reader
     queue: FreshQueue
     bad: BadExamples
-    made: ExampleBatches | WholeBatches
+    batches: ExampleBatches | WholeBatches
     echo: EchoedBatches | NotEchoed
     factor: Factor
     world: int
     iterated: bool
     source_length: int | None
-    snapshots: bool
 
     @property
     def all(self) -> tuple[Stage, ...]:
         """Those that hold something between the source and the consumer, in its direction."""
-        return self.made, self.echo
+        return self.batches, self.echo
 
-    def begin(self, position: Position, iteration: int, passes: int | None) -> None:
-        """Begin an iteration, giving up the one before if it hasn't ended."""
+    def begin(self, position: Position, iteration: int, passes: int | None) -> Position:
+        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
         self.bad.forget(position.next_index)
         abandoned_at = position.next_index if position.in_pass else None
-        position.begin(iteration, self.reader.begin(iteration, passes, abandoned_at))
+        position = position.begun(iteration, self.reader.begin(iteration, passes, abandoned_at))
         self.queue.begin(position.next_index)
         for stage in self.all:
             stage.begin(position)
+        return position
 
     def factor_at(self, position: Position) -> tuple[float, list[tuple[int, float]]]:
         """The factor in force at a position, and its changes up to there."""
@@ -86,11 +86,7 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Timers)
     if settings.batch_size is not None or settings.variant.repeats:  # nothing repeats whole batches passed on
         state["factor_changes"] = [list(change) for change in stages.factor_at(position)[1]]
     oldest = position.next_index * stages.world
-    if stages.snapshots:
-        state["contents"] = {
-            name: held for stage in stages.all for name, held in stage.contents(state).items()
-        }
-    elif stages.iterated:
+    if stages.iterated:
         needed = [stage.needed(state) for stage in stages.all]
         oldest = min([oldest, *(int(serials.min()) for serials in needed if len(serials))])
     state["progress"] = stages.reader.progress(oldest, position.next_index)
@@ -141,11 +137,6 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
             "that saved it, or begin without load_state_dict"
         )
     settings.check_same(state["settings"])
-    if "contents" in state and not stages.snapshots:
-        raise ValueError(
-            "load_state_dict: restore was 'snapshot' and is 'replay' now, which needs to know where "
-            "the buffer's examples lie; give restore='snapshot'"
-        )
     length = state["source_length"]
     if length != stages.source_length:
         raise ValueError(
@@ -183,20 +174,25 @@ def _examples(length: int | None) -> str:
 
 def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Timers) -> Position:
     """Bring the stages to a saved position of the same loader."""
-    position = Position(**{name: state[name] for name in _SAVED if name in state}, restored=True)
+    position = Position(**{name: state[name] for name in _SAVED if name in state})
     clocks.load_state_dict(state["clocks"])
     stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
     stages.factor.set_changes([(int(i), float(factor)) for i, factor in state.get("factor_changes", [])])
-    needed = [keyed.NO_ITEMS]
-    if "contents" not in state:
-        needed += [stage.needed(state) for stage in stages.all]
-    serials = keyed.distinct(np.concatenate(needed))
+    needed = [stage.needed(state) for stage in stages.all]
+    serials = keyed.distinct(np.concatenate([keyed.NO_ITEMS, *needed]))
     stages.reader.witnesses.expect(state.get("witnesses", []))
-    things, count = stages.reader.restore(
+    examples, count = stages.reader.restore(
         position.next_index, position.iteration, settings.epochs, serials, state["progress"]
     )
-    position.reread_examples += count
     stages.queue.begin(position.next_index)
     for stage in stages.all:
-        stage.load(state, position, Again(serials, things))
-    return position
+        stage.load(state, position, Reread(serials, examples))
+    return replace(position, reread_examples=position.reread_examples + count)
+
+
+def items_held(state: dict[str, Any]) -> keyed.Items:
+    """Those of which a shuffle buffer or the echo of a batch still holds a repeat."""
+    held = [StageState.of(state["examples"]).buffer] if "examples" in state else []
+    if "batches" in state:
+        held += [recipe.items for recipe in recipes_in(state).values()]
+    return np.concatenate([keyed.NO_ITEMS, *held])

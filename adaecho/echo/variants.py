@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 ORDERS = ("permutation", "shards", "stored")
-RESTORES = ("replay", "snapshot")
 PLACES = ("auto", "decoded", "encoded")
 MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
 

@@ -21,7 +21,6 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
         "augment": task.augment,
         "collate": task.collate,
         "order": config.data.order,
-        "restore": config.data.restore,
         "place": config.echo.place,
         "num_workers": config.data.num_workers,
         "prefetch": config.data.prefetch,

@@ -199,8 +199,7 @@ class _Trial:
             status = trainer.train()
         self._tell_skipped(trainer)
         if status in (Status.PREEMPTED, Status.BUDGET_SPENT):
-            with trainer.at_rest() if self.config.data.restore == "snapshot" else nullcontext():
-                self._checkpoint(trainer)
+            self._checkpoint(trainer)
         summary = self._summary(trainer, status)
         if status == Status.PREEMPTED and trainer.signal:
             summary["signal"] = signal.Signals(trainer.signal).name

@@ -44,7 +44,6 @@ def test_no_config_names_a_class_to_build() -> None:
         "tracking=wandb",
         "data.num_workers=3",
         "data.prefetch=9",
-        "data.restore=snapshot",
         "echo.place=encoded",
         "max_steps=3",
         "search.trials=9",
@@ -100,7 +99,6 @@ def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> 
         (("schedule.counts=tokens",), r"schedule\.counts=tokens"),
         (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
         (("data.order=random",), r"data\.order=random"),
-        (("data.restore=never",), r"data\.restore=never"),
         (
             ("adascale=on", "optimizer.name=adam"),
             r"optimizer\.name=adam: adascale\.rule=gain is not made for it",

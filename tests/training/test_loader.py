@@ -12,16 +12,14 @@ from adaecho.training.loader import make_loader, upstream_arguments
 from tests.conftest import Compose
 
 CPU = torch.device("cpu")
-KEYS = ("data.order=stored", "data.restore=snapshot", "echo.place=decoded", "device=cpu")
+KEYS = ("data.order=stored", "echo.place=decoded", "device=cpu")
 
 
-def test_order_restore_place_and_device_reach_the_loader(compose_config: Compose) -> None:
+def test_order_place_and_device_reach_the_loader(compose_config: Compose) -> None:
     config = compose_config(*KEYS)
     arguments = upstream_arguments(config, build_task(config), torch.device("cuda", 0))
-    given = {name: arguments[name] for name in ("order", "restore", "place", "device")}
-    assert given == {
-        "order": "stored", "restore": "snapshot", "place": "decoded", "device": torch.device("cuda", 0),
-    }  # fmt: skip
+    given = {name: arguments[name] for name in ("order", "place", "device")}
+    assert given == {"order": "stored", "place": "decoded", "device": torch.device("cuda", 0)}
     assert upstream_arguments(config, build_task(config), CPU)["device"] is None
     with make_loader(config, build_task(config), CPU) as loader:
         assert loader.settings.order == "stored"
@@ -34,7 +32,6 @@ def test_they_reach_headroom(compose_config: Compose, monkeypatch: pytest.Monkey
     measure.measure(compose_config(*KEYS), budget_s=0.01, step_s=0.01)
     assert {given["order"] for given in made} == {"stored"}
     assert {given["place"] for given in made} == {"decoded"}
-    assert {given["restore"] for given in made} == {"snapshot"}
 
 
 def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> None:

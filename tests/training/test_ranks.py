@@ -265,7 +265,7 @@ def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> Non
     "more",
     [
         ("echo=batch", "echo.factor=1.5"),
-        ("echo=example_before_augmentation", "echo.factor=1.5", "data.restore=snapshot"),
+        ("echo=example_before_augmentation", "echo.factor=1.5"),
         (
             "echo=none", "adascale=on", "adascale.num_gradients_to_accumulate=2",
             "optimizer.zero_redundancy=true",

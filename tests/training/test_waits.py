@@ -48,14 +48,11 @@ class Dripping:
 
 
 @pytest.mark.filterwarnings("ignore:the source has not answered:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("workers", "restore"),
-    [(0, "replay"), (2, "replay"), pytest.param(2, "snapshot", id="no contents at hand")],
-)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_data_ends_with_a_checkpoint(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int, restore: str
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    config = compose_config(*RUN, f"data.num_workers={workers}", f"data.restore={restore}")
+    config = compose_config(*RUN, f"data.num_workers={workers}")
     sources: list[Dripping] = []
 
     def build(config: Any) -> Any:
@@ -69,17 +66,14 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
         monkeypatch.setattr(module, "WAIT_S", 0.2)
     late = threading.Timer(100, lambda: sources[0].released.set())
     late.start()
-    # A snapshot needs the threads at rest: the run ends as a killed one does, with its last checkpoint.
-    with pytest.raises(KeyboardInterrupt) if restore == "snapshot" else nullcontext():
-        run_trial(config, Path("run"))
+    run_trial(config, Path("run"))
     assert not late.finished.is_set(), "it waited for data that never came"
     late.cancel()
     sources[0].released.set()
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["status"] == "preempted"
-    if restore == "replay":
-        assert summary["signal"] == "SIGTERM"
-        assert 0 < summary["steps"] < 20
+    assert summary["signal"] == "SIGTERM"
+    assert 0 < summary["steps"] < 20
     assert run_trial(config, Path("run"))["status"] == "budget_spent"
     run_trial(config, Path("undisturbed"))
     kept = []

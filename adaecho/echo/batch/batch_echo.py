@@ -1,89 +1,60 @@
-"""The echo stage for whole batches.
-
-One batch is worth more than many small arrays of identities, so what ``example_echo`` does for blocks of
-examples is done here one by one, with plain numbers; the plan that tells states is the same.
-"""
+"""The echo of whole batches: the stage of ``order.stage`` with batches in its pool."""
 
 import math
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.batches import (
-    Again,
+    Batch,
     ExampleBatches,
-    Held,
     HoldsNothing,
     OneByOne,
     Position,
-    Ready,
+    Recipe,
+    Reread,
     Serials,
     WholeBatches,
     stand_ins,
-    with_array,
-    with_tensor,
 )
 from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.packing import pack, unpack
-from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.snapshot import Recent
-from adaecho.echo.memory.tree import duplicate, duplicate_many, num_bytes
+from adaecho.echo.memory.pool import BatchPool
+from adaecho.echo.memory.tree import duplicate_many, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.plan import Plan, pending, serials_in, state
-from adaecho.echo.order.shuffle_buffer import drain_order, slots
+from adaecho.echo.order.items import Fresh, Outputs, Rows, StageState
+from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 # To copy more than this takes longer than to hand a batch over from another thread.
 _SLOW_BYTES = 1 << 21
-
-
-@dataclass(slots=True)
-class _FreshBatch:
-    """A fresh batch of which repeats are still to come: for the stage, and for the consumer behind it."""
-
-    batch: Any
-    copies: list[Any]
-    held: Held
-    to_emit: int
-    to_consume: int
-
-
-class _Output(NamedTuple):
-    """A repeat that leaves, the outputs up to it, and the number of the next fresh batch then."""
-
-    item: int
-    end: int
-    next_number: int
+_APART = 256  # outputs between two marks, at least: the recipes of so many batches are kept
 
 
 class EchoedBatches:
     """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
 
     Args:
-        made: the stage before, which can make batches again.
+        source: the stage before, which can make batches again.
         batches: of it, one by one.
         thread_pool: threads, or None to work inline.
         seed: of the draws of this stage.
         factor: repeats of each fresh batch on average, at least 1.
         buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
         rank, world: the serial of fresh batch i is ``i * world + rank``.
-        recent: remembers outputs, where states hold contents.
 
     Attributes:
         factor: how often batches are repeated.
-        emitted: outputs so far.
         slow: whether batches are so large that a thread should copy them.
     """
 
     def __init__(
         self,
-        made: ExampleBatches | WholeBatches,
+        source: ExampleBatches | WholeBatches,
         batches: OneByOne,
         thread_pool: ThreadPool | None,
         *,
@@ -92,155 +63,77 @@ class EchoedBatches:
         buffer: int,
         rank: int,
         world: int,
-        recent: Recent | None,
     ) -> None:
         self.factor = Factor(seed, factor, world=world)
-        self.recent = recent
-        self.emitted = self._consumed = 0  # outputs, and those of them that the consumer has taken
-        self._made, self._thread_pool = made, thread_pool
-        self._inline: InlineMap[Ready, Ready] = InlineMap(partial(self.claim, by_pool_thread=False), _same)
+        self.slow = False
+        self._source, self._batches, self._thread_pool = source, batches, thread_pool
+        self._size, self._rank, self._world = buffer, rank, world
+        self._pool = BatchPool()
+        self._recipes: dict[int, Recipe] = {}  # by number, as far back as states may be asked for
+        self._latest = Batch(None, keyed.NO_ITEMS, 0, 0, 0)  # where the stages before this one stand
+        self._outputs: deque[tuple[Rows, Batch]] = deque()  # that have left the buffer; their row in the pool
+        self._inline: InlineMap[Batch, Batch] = InlineMap(self.claim, _same)
         self._inline.upstream = batches.map
-        self._behind: OrderedMap[Ready, Ready] | None = None
+        self._behind: OrderedMap[Batch, Batch] | None = None
         if thread_pool is not None:
-            claim = partial(self.claim, by_pool_thread=True)
             self._behind = OrderedMap(
-                thread_pool, claim, _same, threads=0, window=DOWNSTREAM_QUEUE, name="echo"
+                thread_pool, self.claim, _same, threads=0, window=DOWNSTREAM_QUEUE, name="echo"
             )
             self._behind.upstream = batches.map
-        self._batches, self._seed, self._size = batches, seed, buffer
-        self._rank, self._world = rank, world
-        self._plan = Plan(seed, buffer, self.factor, rank=rank, world=world)
-        self._fresh: dict[int, _FreshBatch] = {}  # by number
-        self._last: Ready | None = None  # where the latest fresh batch left the stages before this one
-        self._begin(state(0, keyed.NO_ITEMS))
+        self._stage = EchoStage(
+            self._next_fresh, self._pool, self.factor, seed=seed, size=buffer, rank=rank, world=world,
+            block=1, apart=max(_APART, buffer),
+        )  # fmt: skip
 
-    def begin(self, position: Position) -> None:
-        """Start with nothing held, at the number of the next fresh batch."""
-        self._begin(state(position.next_number, keyed.NO_ITEMS))
-        position.batch_output = self.emitted
-
-    def _begin(self, at: dict[str, Any]) -> None:
-        self._next_number: int = at["next_index"]
-        self._pending = 0, 0  # the next item of the echo in progress, and how many with it
-        self._slots: list[int] = []  # the item in each slot
-        self._drain: list[int] | None = None  # the last of them leaves next
-        self._leaving: _Output | None = None  # counted, and not handed over yet
-        self.slow = False
-        self._fresh.clear()
-        self._plan.begin(self.emitted, at)
-        if self.recent is not None:
-            self.recent.clear()
-
-    def copy_ahead(self, made: list[Ready]) -> None:
+    def copy_ahead(self, batches: list[Batch]) -> None:
         """Copies of small batches for their repeats, made where they are made, beside the step."""
-        size = max(num_bytes(ready.batch) for ready in made)
+        size = max(num_bytes(batch.content) for batch in batches)
         if size:
             for _ in range(min(math.ceil(self.factor.value) - 1, _SLOW_BYTES // size)):
                 # Each call of torch gives the interpreter's lock away: one for many batches.
-                for ready, copied in zip(made, duplicate_many([r.batch for r in made]), strict=True):
-                    ready.copies.append(copied)
+                copies = duplicate_many([batch.content for batch in batches])
+                for batch, copied in zip(batches, copies, strict=True):
+                    batch.copies.append(copied)
 
     # Outputs
 
-    def claim(self, *, by_pool_thread: bool) -> Ready | None:
-        """The next repeat; None at the end of the pass.
-
-        Where upstream raises or copying is interrupted, nothing is lost: the next call goes on.
-        """
-        if self._leaving is None:
-            self._leaving = self._next_output(by_pool_thread)
-            if self._leaving is None:
+    def claim(self) -> Batch | None:
+        """The next repeat; None at the end of the pass."""
+        if not self._outputs:
+            # All repeats of a batch together. Their content is copied one by one, as they leave.
+            self._outputs.extend(self._placed(self._stage.take(max(1, self._stage.waiting))))
+            if not self._outputs:
                 return None
-        ready = self._ready(self._leaving)
-        self._leaving = None
-        return ready
+        row, repeat = self._outputs.popleft()
+        repeat.content = self._pool.take(row)[0]
+        return repeat
 
-    def _next_output(self, by_pool_thread: bool) -> _Output | None:
-        while self._drain is None:
-            if not self._pending[1] and not self._read(by_pool_thread):
-                self._begin_drain()
-                break
-            item = self._enter()
-            if item is not None:
-                return self._output(item)
-        return self._output(self._drain.pop()) if self._drain else None
+    def _placed(self, outputs: Outputs) -> list[tuple[Rows, Batch]]:
+        latest = self._latest
+        upstream = latest.output, latest.next_index, latest.fresh_examples
+        rows, next_numbers = outputs.rows[:, None], outputs.next_indices.tolist()  # int64 [n, 1]
+        return [
+            (row, Batch(None, keyed.NO_ITEMS, *upstream, next_number, output))
+            for output, (row, next_number) in enumerate(
+                zip(rows, next_numbers, strict=True), start=outputs.start + 1
+            )
+        ]
 
-    def _read(self, by_pool_thread: bool) -> bool:
-        """Begin the echo of the next fresh batch; False if there is none."""
-        self.factor.settle(self._next_number)
-        ready = self._batches.get(by_pool_thread=by_pool_thread)
-        if ready is None:
-            return False
-        size = num_bytes(ready.batch)
-        if self._last is None:
-            check_memory(self._size * size, "batch_shuffle_buffer")
-        number = self._next_number
-        serial = number * self._world + self._rank
-        repeats = self.factor.repeats_of(serial)
-        held = Held(ready.items, ready.next_index - 1)
-        self._fresh[number] = _FreshBatch(ready.batch, ready.copies, held, repeats, repeats)
-        self._pending = serial << keyed.ECHO_BITS, repeats
-        self._next_number = number + 1
-        self.slow = size >= _SLOW_BYTES
-        ready.batch, ready.copies, self._last = None, [], ready
-        return True
-
-    def _enter(self) -> int | None:
-        """Put the next item into the buffer; the one it pushes out."""
-        item, repeats = self._pending
-        self._pending = item + 1, repeats - 1
-        if not self._size:
-            return item
-        if len(self._slots) < self._size:
-            self._slots.append(item)
+    def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)
+        batch = self._batches.get()
+        if batch is None:
             return None
-        slot = int(slots(self._seed, np.array([item]), self._size)[0])
-        leaving, self._slots[slot] = self._slots[slot], item
-        return leaving
-
-    def _begin_drain(self) -> None:
-        """Nothing enters any more: what is left leaves in random order."""
-        self._plan.end(self._next_number)
-        items = np.array(self._slots, dtype=np.int64)
-        self._drain = items[drain_order(self._seed, items)[::-1]].tolist()
-
-    def _output(self, item: int) -> _Output:
-        self.emitted += 1
-        if self._drain is None and self._plan.due(self.emitted):
-            last_item = self._pending[0] - 1
-            self._plan.mark(self.emitted, np.array(self._slots, dtype=np.int64), last_item)
-        return _Output(item, self.emitted, self._next_number)
-
-    def _ready(self, output: _Output) -> Ready:
-        number = (output.item >> keyed.ECHO_BITS) // self._world
-        fresh, last = self._fresh[number], self._last
-        assert last is not None
-        left, batch = fresh.to_emit - 1, fresh.batch
-        if left:
-            # The original stays for later repeats: writing into this one must not change them.
-            batch = fresh.copies.pop() if fresh.copies else duplicate(batch)
-        if self.recent is not None:
-            self.recent.add(output.end, np.array([output.item]), [batch])
-        fresh.to_emit = left  # after the copies, which may be interrupted
-        if not left:
-            fresh.batch = None
-        return Ready(
-            batch, last.items, last.output, last.next_index, last.fresh_examples,
-            number, output.next_number, output.end,
-        )  # fmt: skip
-
-    def consumed(self, ready: Ready) -> None:
-        """The consumer has taken a repeat: earlier states won't be asked for any more. Never waits."""
-        self._plan.forget(ready.batch_output)
-        if self.recent is not None:
-            self.recent.forget(ready.batch_output)
-        if ready.batch_output > self._consumed:
-            # No call from here on: an interrupt could fall after one, and this repeat would count twice.
-            self._consumed = ready.batch_output
-            fresh = self._fresh[ready.number]
-            fresh.to_consume -= 1
-            if not fresh.to_consume:
-                del self._fresh[ready.number]
+        size = num_bytes(batch.content)
+        if not self._recipes:  # the first one
+            check_memory(self._size * size, "batch_shuffle_buffer")
+        self.slow = size >= _SLOW_BYTES
+        number = self._stage.next_index
+        self._recipes[number] = Recipe(batch.items, batch.next_index - 1)
+        self._latest = batch
+        serials = np.array([number * self._world + self._rank], dtype=np.int64)
+        fresh = Fresh(serials, [(batch.content, batch.copies)], number + 1)
+        batch.content, batch.copies = None, []
+        return fresh
 
     def num_batches(self, first_number: int, batches: int) -> int:
         """How often consecutive fresh batches leave, together."""
@@ -249,18 +142,18 @@ class EchoedBatches:
 
     # Delivery
 
-    def next(self) -> Ready | None:
+    def next(self) -> Batch | None:
         """The next repeat.
 
         The consumer repeats small batches itself, with copies made upstream: to wake a thread, which takes
         the interpreter's lock from the step, costs more. Large ones are copied by a thread beside the step.
         """
         if self._behind is not None and self._behind.wanted:
-            return self._behind.get(by_pool_thread=False)
-        ready = self._inline.get(by_pool_thread=False)
+            return self._behind.get()
+        repeat = self._inline.get()
         if self._thread_pool is not None and self._behind is not None and self.slow:
             self._thread_pool.staff(self._behind, 1)
-        return ready
+        return repeat
 
     @property
     def busy_s(self) -> float:
@@ -270,87 +163,78 @@ class EchoedBatches:
 
     def reset(self) -> None:
         """Forget what was claimed, after the threads have ended."""
-        self._inline.reset()
         if self._thread_pool is not None and self._behind is not None:
             self._thread_pool.staff(self._behind, 0)
             self._behind.reset()
 
     # State
 
-    def items_at(self, position: Position) -> list[keyed.Items]:
-        return [held.items for held in self._state_at(position.batch_output)[1].values()]
+    def begin(self, position: Position) -> None:
+        self._begin(StageState(position.next_number), position, {}, {})
 
-    def _state_at(self, output: int) -> tuple[dict[str, Any], dict[int, Held]]:
-        """The state as it was after so many outputs in all, and every batch it held by number."""
-        at = self._plan.state_at(output)
-        numbers = (serials_in(at) // self._world).tolist()
-        return at, {number: self._fresh[number].held for number in numbers}
+    def _begin(
+        self, at: StageState, position: Position, recipes: dict[int, Recipe], contents: dict[int, Any]
+    ) -> None:
+        def reread(serials: Serials) -> Any:
+            return [(contents[number], []) for number in (serials // self._world).tolist()]
+
+        self.slow = False
+        self._outputs.clear()
+        self._recipes = recipes
+        self._latest = Batch(
+            None, keyed.NO_ITEMS, position.output, position.next_index, position.fresh_examples
+        )
+        self._stage.begin(at, reread)
+
+    def forget(self, position: Position) -> None:
+        if self._stage.forget(position.batch_output):
+            mark = self._stage.mark
+            held = set(self._numbers(mark))
+            for number in list(self._recipes):
+                if number < mark.next_index and number not in held:
+                    self._recipes.pop(number, None)
+
+    def _numbers(self, at: StageState) -> list[int]:
+        """The batches that a state holds."""
+        numbers: list[int] = (at.serials // self._world).tolist()
+        return numbers
 
     def save(self, position: Position) -> dict[str, Any]:
-        at, held = self._state_at(position.batch_output)
+        at = self._stage.state_at(position.batch_output)
+        numbers = self._numbers(at)
+        recipes = [self._recipes[number] for number in numbers]
         # A few tensors, however many batches there are; of whole ones only number, place and length.
-        items = [] if self._made.whole else [one.items for one in held.values()]
+        items = [] if self._source.whole else [recipe.items for recipe in recipes]
         return {
-            "batches": with_tensor(at),
+            "batches": at.plain(),
             "held_batches": {
-                "numbers": torch.tensor(list(held), dtype=torch.int64),
-                "places": torch.tensor([one.place for one in held.values()], dtype=torch.int64),
-                "lengths": torch.tensor([len(one.items) for one in held.values()], dtype=torch.int64),
+                "numbers": torch.tensor(numbers, dtype=torch.int64),
+                "places": torch.tensor([recipe.local_number for recipe in recipes], dtype=torch.int64),
+                "lengths": torch.tensor([len(recipe.items) for recipe in recipes], dtype=torch.int64),
                 "items": torch.from_numpy(np.concatenate([keyed.NO_ITEMS, *items])),
             },
         }
 
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
-        assert self.recent is not None
-        serials = state["held_batches"]["numbers"].numpy() * self._world + self._rank
-        return {"batches": pack(self.recent.contents(self, serials))}
-
     def needed(self, state: dict[str, Any]) -> Serials:
-        held = _held(state["held_batches"], state["fresh_examples"]).values()
-        return np.concatenate([keyed.NO_ITEMS, *map(self._made.serials_of, held)])
+        recipes = recipes_in(state).values()
+        return np.concatenate([keyed.NO_ITEMS, *map(self._source.serials_of, recipes)])
 
-    def held(self, serials: NDArray[np.int64]) -> Examples:
-        """The batches behind serials of which repeats are still to leave."""
-        return [self._fresh[serial // self._world].batch for serial in serials.tolist()]
-
-    @property
-    def waiting(self) -> list[tuple[keyed.Items, Examples]]:
-        """Outputs not handed over yet: none, they leave one by one."""
-        return []
-
-    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
-        at, held = with_array(state["batches"]), _held(state["held_batches"], position.fresh_examples)
-        if "contents" in state:
-            unpacked = unpack(state["contents"]["batches"])
-            assert isinstance(unpacked, list)
-            batches = [self._made.move(batch) for batch in unpacked]
-        else:
-            batches = [self._made.remade(one, again) for one in held.values()]
-        remade = dict(zip(held, batches, strict=True))
-        self._begin(at)
-        position.batch_output = self.emitted
-        self._last = Ready(
-            None, keyed.NO_ITEMS, position.output, position.next_index, position.fresh_examples
-        )
-        self._pending = at["pending_item"], at["pending_repeats"]
-        self._slots = at["buffer"].tolist()
-        if at["draining"]:
-            self._drain = self._slots[::-1]
-        for item in [*self._slots, *pending(at).tolist()]:
-            number = (item >> keyed.ECHO_BITS) // self._world
-            fresh = self._fresh.setdefault(number, _FreshBatch(remade[number], [], held[number], 0, 0))
-            fresh.to_emit += 1
-            fresh.to_consume += 1
+    def load(self, state: dict[str, Any], position: Position, reread: Reread) -> None:
+        recipes = recipes_in(state)
+        contents = {number: self._source.remade(recipe, reread) for number, recipe in recipes.items()}
+        self._begin(StageState.of(state["batches"]), position, recipes, contents)
 
 
-def _held(plain: dict[Any, torch.Tensor], fresh_examples: int) -> dict[int, Held]:
-    """The batches that a state holds, by number."""
-    lengths, items = plain["lengths"].numpy(), plain["items"].numpy()
+def recipes_in(state: dict[str, Any]) -> dict[int, Recipe]:
+    """The batches that a loader's state holds, by number."""
+    held = state["held_batches"]
+    lengths: NDArray[np.int64] = held["lengths"].numpy()
+    items: NDArray[np.int64] = held["items"].numpy()
     if not len(items):
-        items = stand_ins(fresh_examples - int(lengths.sum()), fresh_examples)
+        items = stand_ins(state["fresh_examples"] - int(lengths.sum()), state["fresh_examples"])
     of_each = np.split(items, np.cumsum(lengths)[:-1]) if len(lengths) else []
-    held = zip(plain["numbers"].tolist(), of_each, plain["places"].tolist(), strict=True)
-    return {number: Held(one, place) for number, one, place in held}
+    batches = zip(held["numbers"].tolist(), of_each, held["places"].tolist(), strict=True)
+    return {number: Recipe(own, place) for number, own, place in batches}
 
 
 class NotEchoed(HoldsNothing):
@@ -360,31 +244,26 @@ class NotEchoed(HoldsNothing):
         batches: upstream.
     """
 
+    busy_s = 0.0
+
     def __init__(self, batches: OneByOne) -> None:
         self.factor = Factor(0, 1.0, world=1)
-        self.busy_s = 0.0
         self._batches = batches
 
-    def copy_ahead(self, made: list[Ready]) -> None:
+    def copy_ahead(self, batches: list[Batch]) -> None:
         """No copies are needed."""
 
-    def next(self) -> Ready | None:
+    def next(self) -> Batch | None:
         """The next batch; None at the end of the iteration."""
-        return self._batches.get(by_pool_thread=False)
+        return self._batches.get()
 
     def reset(self) -> None:
-        pass
+        """Nothing is claimed here."""
 
     def num_batches(self, first_number: int, batches: int) -> int:  # noqa: ARG002
         """As many as are made."""
         return batches
 
-    def begin(self, position: Position) -> None:
-        pass
 
-    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
-        pass
-
-
-def _same(ready: Ready) -> Ready:
-    return ready
+def _same(batch: Batch) -> Batch:
+    return batch

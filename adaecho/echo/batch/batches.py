@@ -3,23 +3,19 @@
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.augment import Origin, span
-from adaecho.echo.batch.example_echo import EchoStage
-from adaecho.echo.memory.packing import pack, unpack
-from adaecho.echo.memory.pool import Examples, joined
-from adaecho.echo.memory.snapshot import Recent
+from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool
 from adaecho.echo.memory.tree import Columns, collate, duplicate
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Outputs
-from adaecho.echo.order.plan import pending, serials_in
+from adaecho.echo.order.items import Fresh, Outputs, StageState
+from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.read.chunks import FreshQueue
 from adaecho.echo.threads.workers import AnyMap
 
@@ -27,33 +23,31 @@ Serials = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Ready:
+class Batch:
     """A batch and where the stages stood when it was complete.
 
     Attributes:
-        batch: what the consumer gets.
-        items: of its examples, or under batch echoing those of the latest fresh batch; stand-ins where whole
-            batches are read.
+        content: what the consumer gets.
+        items: of its examples, int64 [examples]; stand-ins where whole batches are read; none of a repeat.
         output: outputs of the example stage up to then.
         next_index: upstream position there.
         fresh_examples: examples read up to there, since the loader began.
-        number, next_number: of the fresh batch and of the first one not yet echoed, under batch echoing.
+        next_number: of the first batch not yet echoed, under batch echoing.
         batch_output: outputs of the batch echo stage.
-        copies: of the batch, made ahead for its repeats.
+        copies: of the content, made ahead for its repeats.
     """
 
-    batch: Any
+    content: Any
     items: keyed.Items
     output: int
     next_index: int
     fresh_examples: int
-    number: int = 0
     next_number: int = 0
     batch_output: int = 0
     copies: list[Any] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Position:
     """Where the consumer is.
 
@@ -64,7 +58,7 @@ class Position:
         next_number: number of the next fresh batch to echo; ``first_number``: when the iteration began.
         first_index: ``next_index`` when the iteration began.
         iteration: how many have begun; ``in_pass`` while it has not ended.
-        output, batch_output: of the example and batch stage, all in all.
+        output, batch_output: of the example and batch stage, since the iteration began or was restored.
     """
 
     fresh_examples: int = 0
@@ -78,53 +72,53 @@ class Position:
     in_pass: bool = False
     output: int = 0
     batch_output: int = 0
-    restored: bool = False
 
-    def begin(self, iteration: int, index: int) -> None:
-        """An iteration begins at a local number."""
-        self.iteration, self.in_pass = iteration, True
-        self.skipped += index - self.next_index
-        self.next_index = self.first_index = index
-        self.first_number = self.next_number
+    def begun(self, iteration: int, index: int) -> "Position":
+        """At the beginning of an iteration, at a local number."""
+        return replace(
+            self, iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
+            next_index=index, first_index=index, first_number=self.next_number, output=0, batch_output=0,
+        )  # fmt: skip
 
-    def take(self, ready: Ready) -> None:
-        """The consumer takes a batch."""
-        self.fresh_examples, self.next_index = ready.fresh_examples, ready.next_index
-        self.next_number = ready.next_number
-        self.output, self.batch_output = ready.output, ready.batch_output
+    def after(self, batch: Batch) -> "Position":
+        """Once the consumer has taken a batch."""
+        return replace(
+            self, fresh_examples=batch.fresh_examples, next_index=batch.next_index,
+            next_number=batch.next_number, output=batch.output, batch_output=batch.batch_output,
+        )  # fmt: skip
 
-    def end(self, index: int, *, whole: bool) -> None:
-        """The iteration ends at a local number, maybe after bad examples that no batch followed."""
-        self.in_pass, self.next_index = False, index
-        if not whole:  # how many examples a bad batch has is not known
-            self.fresh_examples = index - self.skipped
+    def ended(self, index: int, *, whole: bool) -> "Position":
+        """At the iteration's end, at a local number, maybe after bad examples that no batch followed."""
+        # How many examples a bad whole batch has is not known.
+        fresh_examples = self.fresh_examples if whole else index - self.skipped
+        return replace(self, in_pass=False, next_index=index, fresh_examples=fresh_examples)
 
 
-class Held(NamedTuple):
-    """What a fresh batch can be made again from: its items, and where it is read whole its place."""
+class Recipe(NamedTuple):
+    """What a fresh batch can be made again from: its items, and where it is read whole its local number."""
 
     items: keyed.Items
-    place: int  # its local number upstream
+    local_number: int
 
 
-class Again:
-    """What lay in the buffers at a position: as the state holds it, or read again, once, in serial order.
+class Reread:
+    """What lay in the buffers at a position, read again, once, in serial order.
 
     Args:
-        serials: rising, shape [n].
-        things: of these serials, as the pool takes them.
+        serials: rising, int64 [n].
+        examples: of these serials, as the pool takes them.
     """
 
-    def __init__(self, serials: Serials, things: Any) -> None:
-        self._serials, self._things = serials, things
+    def __init__(self, serials: Serials, examples: Any) -> None:
+        self._serials, self._examples = serials, examples
 
     def select(self, serials: Serials) -> Any:
-        """The things of some of the serials."""
-        index = np.searchsorted(self._serials, serials)
-        things = self._things
-        if isinstance(things, list):
-            return [things[place] for place in index]
-        return things[index] if isinstance(things, np.ndarray) else things.take(index)
+        """The examples of some of the serials."""
+        indices = np.searchsorted(self._serials, serials)
+        examples = self._examples
+        if isinstance(examples, list):
+            return [examples[index] for index in indices]
+        return examples[indices] if isinstance(examples, np.ndarray) else examples.take(indices)
 
 
 class Stage(Protocol):
@@ -135,36 +129,17 @@ class Stage(Protocol):
     def begin(self, position: Position) -> None:
         """Start an iteration with nothing held."""
 
-    def consumed(self, ready: Ready) -> None:
-        """The consumer has taken a batch: states before it won't be asked for any more. Never waits.
-
-        After an interrupt it may be told again of the same one.
-        """
-
-    def items_at(self, position: Position) -> list[keyed.Items]:
-        """The items of which it holds a repeat."""
+    def forget(self, position: Position) -> None:
+        """No state before a position will be asked for any more. Never waits."""
 
     def save(self, position: Position) -> dict[str, Any]:
         """Its entries of a state: plain numbers and tensors."""
 
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What it holds at a state, packed; no thread may work meanwhile."""
-
     def needed(self, state: dict[str, Any]) -> Serials:
-        """The serials of fresh things without which it can't return to a state, in any order."""
+        """The serials of fresh examples without which it can't return to a state, in any order."""
 
-    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
+    def load(self, state: dict[str, Any], position: Position, reread: Reread) -> None:
         """Return to a state, with what it needs."""
-
-
-def with_tensor(state: dict[str, Any]) -> dict[str, Any]:
-    """A stage's state as ``torch.save`` takes it."""
-    return {**state, "buffer": torch.from_numpy(state["buffer"])}
-
-
-def with_array(state: dict[str, Any]) -> dict[str, Any]:
-    """And back."""
-    return {**state, "buffer": state["buffer"].numpy()}
 
 
 class ExampleBatches:
@@ -172,12 +147,12 @@ class ExampleBatches:
 
     Args:
         stage: repeats and shuffles examples; a factor of 1 only shuffles.
+        pool: where its examples lie.
         batch_size: examples per batch.
         augment: after the shuffle, for (items, examples); None where it came before the echo.
         user_collate: a list of examples to a batch; None for the default.
         group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
             work where examples are small arrays.
-        recent: remembers outputs, where states hold contents.
         move: takes a batch to its device.
         origin: what to call the example of a serial in a message.
         drop_last: leave out a short batch at the end of a pass.
@@ -188,96 +163,74 @@ class ExampleBatches:
     def __init__(
         self,
         stage: EchoStage,
+        pool: ExamplePool | ResidentPool,
         batch_size: int,
         augment: Callable[[keyed.Items, Examples], Examples] | None,
         user_collate: Callable[[list[Any]], Any] | None,
         group: int = 1,
-        recent: Recent | None = None,
         move: Callable[[Any], Any] = lambda batch: batch,
         origin: Origin = "example {}".format,
         *,
         drop_last: bool = False,
     ) -> None:
-        self.stage, self.factor = stage, stage.factor
+        self.factor = stage.factor
         self.skipped = 0  # local numbers that were passed over unread
-        self.recent = recent
+        self._stage, self._pool = stage, pool
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group, self.move, self._origin = group, move, origin
         self._drop_last = drop_last
 
     def begin(self, position: Position) -> None:
-        """Start with an empty buffer at the position's local number."""
         self.skipped = position.skipped
-        self.stage.begin_pass(position.next_index)
-        if self.recent is not None:
-            self.recent.clear()
-        position.output = self.stage.emitted
+        self._stage.begin(StageState(position.next_index))
 
-    def claim(self) -> tuple[list[tuple[Outputs, Examples]], int] | None:
+    def claim(self) -> tuple[Outputs, Examples, int] | None:
         """The examples of the next batches; None at the end of the pass."""
-        parts = self.stage.take(self._group * self._batch_size)
-        if self.recent is not None:
-            for taken, examples in parts:
-                self.recent.add(taken.end, taken.items, examples)
-        return (parts, self.skipped) if parts else None
+        outputs = self._stage.take(self._group * self._batch_size)
+        return (outputs, self._pool.take(outputs.rows), self.skipped) if len(outputs) else None
 
-    def work(self, claim: tuple[list[tuple[Outputs, Examples]], int]) -> list[Ready]:
+    def work(self, claim: tuple[Outputs, Examples, int]) -> list[Batch]:
         """Make the batches."""
-        parts, skipped = claim
-        items = np.concatenate([taken.items for taken, _ in parts])  # [n], n up to group * batch_size
-        next_indices = np.concatenate([taken.next_indices for taken, _ in parts])
-        examples = self.augmented(items, joined([examples for _, examples in parts]))
-        first = parts[0][0].start
-        made = []
+        outputs, examples, skipped = claim
+        items = outputs.items  # int64 [n], n up to group * batch_size
+        examples = self.augmented(items, examples)
+        batches = []
         short = len(items) % self._batch_size if self._drop_last else 0
         for start in range(0, len(items) - short, self._batch_size):  # slices of one stack: nothing is copied
             end = min(start + self._batch_size, len(items))
-            batch = self.collated(
+            content = self.collated(
                 items[start:end], examples if end - start == len(items) else examples[start:end]
             )
-            next_index = int(next_indices[end - 1])
-            made.append(Ready(batch, items[start:end], first + end, next_index, next_index - skipped))
-        return made
+            next_index = int(outputs.next_indices[end - 1])
+            batches.append(
+                Batch(content, items[start:end], outputs.start + end, next_index, next_index - skipped)
+            )
+        return batches
 
-    def consumed(self, ready: Ready) -> None:
-        """The consumer has taken a batch: earlier states won't be asked for any more."""
-        self.stage.forget(ready.output)
-        if self.recent is not None:
-            self.recent.forget(ready.output)
-
-    def items_at(self, position: Position) -> list[keyed.Items]:
-        return [self.stage.state_at(position.output)["buffer"]]
+    def forget(self, position: Position) -> None:
+        self._stage.forget(position.output)
 
     def save(self, position: Position) -> dict[str, Any]:
-        return {"examples": with_tensor(self.stage.state_at(position.output))}
-
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:
-        assert self.recent is not None
-        serials = serials_in(with_array(state["examples"]))
-        return {"examples": pack(self.recent.contents(self.stage, serials))}
+        return {"examples": self._stage.state_at(position.output).plain()}
 
     def needed(self, state: dict[str, Any]) -> Serials:
-        of = with_array(state["examples"])
-        return np.concatenate([of["buffer"], pending(of)]) >> keyed.ECHO_BITS
+        return StageState.of(state["examples"]).items >> keyed.ECHO_BITS
 
-    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:
-        self.begin(position)
-        at = with_array(state["examples"])
-        if "contents" in state:
-            again = Again(serials_in(at), unpack(state["contents"]["examples"]))
-        self.stage.load(at, again.select)
+    def load(self, state: dict[str, Any], position: Position, reread: Reread) -> None:
+        self.skipped = position.skipped
+        self._stage.begin(StageState.of(state["examples"]), reread.select)
 
-    def serials_of(self, held: Held) -> Serials:
-        """Of the fresh examples in a batch."""
-        return held.items >> keyed.ECHO_BITS
+    def serials_of(self, recipe: Recipe) -> Serials:
+        """The serials of the fresh examples in a batch."""
+        return recipe.items >> keyed.ECHO_BITS
 
-    def remade(self, held: Held, again: Again) -> Any:
+    def remade(self, recipe: Recipe, reread: Reread) -> Any:
         """A batch made a second time."""
-        lent = self.stage.lend(again.select(self.serials_of(held)))
-        return self.collated(held.items, self.augmented(held.items, lent))
+        examples = self._pool.lend(reread.select(self.serials_of(recipe)))
+        return self.collated(recipe.items, self.augmented(recipe.items, examples))
 
     def num_batches(self, serials: Serials) -> int:
-        """Of so many fresh examples."""
+        """How many batches so many fresh examples make."""
         items = int(self.factor.repeats(serials).sum())
         return items // self._batch_size if self._drop_last else math.ceil(items / self._batch_size)
 
@@ -316,20 +269,20 @@ class ExampleBatches:
 class HoldsNothing:
     """The part of a stage that has no buffer: nothing to save, and nothing that a state needs."""
 
-    def consumed(self, ready: Ready) -> None:
+    def begin(self, position: Position) -> None:
         pass
 
-    def items_at(self, position: Position) -> list[keyed.Items]:  # noqa: ARG002
-        return []
+    def forget(self, position: Position) -> None:
+        pass
 
     def save(self, position: Position) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def contents(self, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
     def needed(self, state: dict[str, Any]) -> Serials:  # noqa: ARG002
         return keyed.NO_ITEMS
+
+    def load(self, state: dict[str, Any], position: Position, reread: Reread) -> None:  # noqa: ARG002
+        self.begin(position)
 
 
 class WholeBatches(HoldsNothing):
@@ -358,34 +311,30 @@ class WholeBatches(HoldsNothing):
             fresh = self._queue.take(1)
         return fresh
 
-    def work(self, fresh: Fresh) -> list[Ready]:
+    def work(self, fresh: Fresh) -> list[Batch]:
         """Count its examples (called in order, by one thread)."""
-        batch, before = fresh.things[0], self.fresh_examples
-        length, taken = self._length(batch), self.taken(batch)
+        batch, before = fresh.examples[0], self.fresh_examples
+        length, own = self._length(batch), self._own(batch)
         self.fresh_examples += length
         items = stand_ins(before, self.fresh_examples)
-        return [Ready(taken, items, 0, fresh.next_index, self.fresh_examples)]
+        return [Batch(own, items, 0, fresh.next_index, self.fresh_examples)]
 
     def begin(self, position: Position) -> None:
-        """Go on counting at a position."""
         self.fresh_examples = position.fresh_examples
 
-    def load(self, state: dict[str, Any], position: Position, again: Again) -> None:  # noqa: ARG002
-        self.begin(position)
+    def serials_of(self, recipe: Recipe) -> Serials:
+        """The serial of a batch, as the reader counts them."""
+        return np.array([recipe.local_number], dtype=np.int64)
 
-    def serials_of(self, held: Held) -> Serials:
-        """Of a batch, as the reader counts them."""
-        return np.array([held.place], dtype=np.int64)
-
-    def remade(self, held: Held, again: Again) -> Any:
+    def remade(self, recipe: Recipe, reread: Reread) -> Any:
         """A batch read a second time."""
-        return self.taken(again.select(self.serials_of(held))[0])
+        return self._own(reread.select(self.serials_of(recipe))[0])
 
     def num_batches(self, serials: Serials) -> int:
-        """Of so many that are read."""
+        """How many batches so many that are read make."""
         return len(serials)
 
-    def taken(self, batch: Any) -> Any:
+    def _own(self, batch: Any) -> Any:
         """A batch of the source as the consumer may have it."""
         return self.move(duplicate(batch) if self._kept else batch)
 
@@ -400,14 +349,14 @@ class OneByOne:
 
     def __init__(self, groups: AnyMap) -> None:
         self.map = groups
-        self._made: deque[Ready] = deque()
+        self._batches: deque[Batch] = deque()
 
-    def get(self, *, by_pool_thread: bool) -> Ready | None:
+    def get(self) -> Batch | None:
         """The next batch; None after the last."""
-        if not self._made:
-            self._made.extend(self.map.get(by_pool_thread=by_pool_thread) or ())
-        return self._made.popleft() if self._made else None
+        if not self._batches:
+            self._batches.extend(self.map.get() or ())
+        return self._batches.popleft() if self._batches else None
 
     def clear(self) -> None:
         """Forget what has been made."""
-        self._made.clear()
+        self._batches.clear()

@@ -1,39 +1,16 @@
 """Where the examples behind a buffer of identities lie: each fresh example once, however often it repeats."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import Columns, Rows, concatenate, duplicate, same_layout
+from adaecho.echo.memory.budget import check_memory
+from adaecho.echo.memory.tree import Columns, Rows, duplicate, num_bytes, same_layout
 from adaecho.echo.order import keyed
 
 Examples = Columns | list[Any]
-
-
-def joined(parts: list[Examples]) -> Examples:
-    """Examples one after another, as one stack if they can lie in one."""
-    parts = [part for part in parts if len(part)] if len(parts) > 1 else parts
-    if len(parts) == 1:
-        return parts[0]
-    stacks = [part for part in parts if isinstance(part, Columns)]
-    if stacks and len(stacks) == len(parts) and all(same_layout(stacks[0], stack) for stack in stacks):
-        return concatenate(stacks)
-    return [one for part in parts for one in (part.examples() if isinstance(part, Columns) else part)]
-
-
-class ExamplePool(Protocol):
-    """Rows of examples with a count of the repeats still to come."""
-
-    def insert(self, examples: Any, repeats: NDArray[np.int64]) -> Rows:
-        """Put examples in; the row of each."""
-
-    def take(self, rows: Rows) -> Examples:
-        """One use of each row, sharing no memory with later uses; a row used up is free again."""
-
-    def peek(self, rows: Rows) -> Examples:
-        """What lies in rows, without using it; not to be written into."""
 
 
 class ResidentPool:
@@ -42,13 +19,65 @@ class ResidentPool:
     def __init__(self, source: Columns) -> None:
         self._source, self.rows = source, len(source)
 
-    def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002
+    def insert(self, examples: Rows, repeats: NDArray[np.int64]) -> Rows:  # noqa: ARG002 (as of others)
         return examples
 
     def take(self, rows: Rows) -> Examples:
         return self._source.take(rows)
 
-    peek = take
+    lend = take
+
+    def clear(self) -> None:
+        pass
+
+
+class ExamplePool:
+    """Each example once, with a count of the repeats still to leave: in arrays while all have one shape.
+
+    Args:
+        slots: of the buffer before it.
+        spare: rows to have ready beyond these.
+    """
+
+    rows = 0  # no more than memory holds
+
+    def __init__(self, slots: int, spare: int) -> None:
+        self._slots, self._spare = slots, spare
+        self._pool: ColumnsPool | ListPool | None = None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._pool = None
+
+    def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
+        """Put examples in, each of which will leave so many times; the row of each."""
+        if self._pool is None:
+            self._pool = self._chosen(examples)
+        elif isinstance(self._pool, ColumnsPool) and not self._pool.fits(examples):
+            self._pool = self._pool.as_list_pool()
+        if isinstance(self._pool, ColumnsPool):
+            assert isinstance(examples, Columns)
+            return self._pool.insert(examples, repeats)
+        if isinstance(examples, Columns):
+            # Not views, the last of which would keep the whole chunk alive.
+            examples = [duplicate(example) for example in examples.examples()]
+        return self._pool.insert(examples, repeats)
+
+    def _chosen(self, examples: Examples) -> "ColumnsPool | ListPool":
+        if isinstance(examples, Columns):
+            check_memory(self._slots * examples.example_bytes)
+            return ColumnsPool(examples, self._slots + self._spare)
+        check_memory(self._slots * (num_bytes(examples) // len(examples)))
+        return ListPool()
+
+    def take(self, rows: Rows) -> Examples:
+        """One use of each row, sharing no memory with later uses; a row used up is free again."""
+        assert self._pool is not None
+        return self._pool.take(rows)
+
+    def lend(self, examples: Examples) -> Examples:
+        """Examples that don't go through the pool, as they would leave it."""
+        return examples if isinstance(examples, Columns) else [duplicate(example) for example in examples]
 
 
 class FreeRows:
@@ -117,9 +146,6 @@ class ColumnsPool:
             self._free.push(keyed.distinct(spent))  # each once, or it would be handed out twice
         return taken
 
-    def peek(self, rows: Rows) -> Columns:
-        return Columns(self._form, [array.take(rows, axis=0) for array in self._arrays])
-
     def _grow(self, needed: int) -> None:
         # By a quarter at least: to copy all rows for each block would take a time quadratic in the buffer.
         capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
@@ -143,6 +169,10 @@ class ListPool:
     """Examples of any kind, one object a row."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
         self._examples: list[Any] = []
         self._repeats: list[int] = []
         self._free: list[int] = []
@@ -172,15 +202,38 @@ class ListPool:
     def take(self, rows: Rows) -> list[Any]:
         return [self._use(row) for row in rows.tolist()]
 
-    def peek(self, rows: Rows) -> list[Any]:
-        return [self._examples[row] for row in rows.tolist()]
-
     def _use(self, row: int) -> Any:
         self._repeats[row] -= 1
-        example = self._examples[row]
         if self._repeats[row]:
             # The original stays for later repeats: writing into this one must not change them.
-            return duplicate(example)
-        self._examples[row] = None
+            return self._copied(row)
+        example, self._examples[row] = self._examples[row], None
         self._free.append(row)
         return example
+
+    def _copied(self, row: int) -> Any:
+        return duplicate(self._examples[row])
+
+
+class BatchPool(ListPool):
+    """Whole batches, with copies of each that were made ahead for its repeats."""
+
+    def insert(self, examples: Sequence[tuple[Any, list[Any]]], repeats: NDArray[np.int64]) -> Rows:
+        """Put batches in, each with its copies."""
+        rows = super().insert([batch for batch, _ in examples], repeats)
+        self._copies.update(zip(rows.tolist(), (copies for _, copies in examples), strict=True))
+        return rows
+
+    def clear(self) -> None:
+        super().clear()
+        self._copies: dict[int, list[Any]] = {}  # by row
+
+    def _use(self, row: int) -> Any:
+        batch = super()._use(row)
+        if not self._repeats[row]:
+            del self._copies[row]
+        return batch
+
+    def _copied(self, row: int) -> Any:
+        copies = self._copies[row]
+        return copies.pop() if copies else super()._copied(row)

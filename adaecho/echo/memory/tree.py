@@ -268,14 +268,6 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
     return all(_stack(part, field, columns) for part, field in zip(form.parts, fields, strict=True))
 
 
-def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Stacks of one form, one after another."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(part.arrays for part in parts), strict=True)
-    return Columns(parts[0].form, [np.concatenate(column) for column in columns])
-
-
 def same_layout(one: Columns, other: Columns) -> bool:
     """Whether two stacks can lie in one."""
     return one.form == other.form and all(

@@ -1,4 +1,4 @@
-"""How often each fresh thing leaves an echo stage: a number, or what follows the measured R."""
+"""How often each fresh example leaves an echo stage: a number, or what follows the measured R."""
 
 import math
 import sys
@@ -16,7 +16,7 @@ _LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the 
 
 
 def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-    """How often each fresh thing leaves the echo stage: floor or ceil of the factor, right in expectation.
+    """How often each fresh example leaves the echo stage: floor or ceil of the factor, right in expectation.
 
     Paper, section 2: a factor that is not whole is reached by repeating probabilistically, here per item.
     """
@@ -38,8 +38,8 @@ class Factor:
         world: the local number of a serial is ``serial // world``.
 
     Attributes:
-        value: in force for the next fresh thing.
-        changes: local number of the first fresh thing under each other factor since, and that factor.
+        value: in force for the next fresh example.
+        changes: local number of the first fresh example under each other factor since, and that factor.
     """
 
     def __init__(self, seed: int, first: float, *, world: int) -> None:
@@ -52,14 +52,8 @@ class Factor:
         """How often each of these leaves the stage, under the factor in force or an earlier one."""
         return repeats(self._seed, serials // self._world, self.value if factor is None else factor)
 
-    def repeats_of(self, serial: int) -> int:
-        """How often this one leaves the stage."""
-        if self.value == math.floor(self.value):
-            return int(self.value)
-        return int(self.repeats(np.array([serial]))[0])
-
     def fresh_needed(self, items: int, next_index: int) -> int:
-        """The fewest fresh things from a local number on whose repeats make that many items."""
+        """The fewest fresh examples from a local number on whose repeats make that many items."""
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
             return most
@@ -91,6 +85,17 @@ class Factor:
         """Go back to a history of changes."""
         self.changes, self._asked_for = changes, None
         self.value = changes[-1][1] if changes else self._first
+
+
+class PastFactor(Factor):
+    """The factor of another stage, as it was at each local number."""
+
+    def __init__(self, of: Factor) -> None:
+        super().__init__(of._seed, of._first, world=of._world)
+        self._of = of
+
+    def settle(self, next_index: int) -> None:
+        self.value = self._of.span(next_index)[0]
 
 
 class AutoFactor:

@@ -1,12 +1,15 @@
-"""What flows through an echo stage: fresh things in, items on their way, items out."""
+"""What goes into an echo stage and what comes out of it, as identities, and the state between the two."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
+
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,17 @@ class Bad:
 
 @dataclass
 class Fresh:
-    """A run of fresh things, good ones only, and how far the upstream position has moved past them.
+    """A run of fresh examples (or batches), good ones only, and how far the upstream position has moved.
 
     Attributes:
-        serials: global serial numbers, rising, shape [n].
-        things: what the pool takes: a stack or list of n, or row numbers of a resident source.
-        next_index: local number of the first fresh thing after these.
+        serials: global serial numbers, rising, int64 [n].
+        examples: what the pool takes: a stack or list of n, or row numbers of a resident source.
+        next_index: local number of the first fresh example after these.
         bad: the bad ones among them.
     """
 
     serials: NDArray[np.int64]
-    things: Any
+    examples: Any
     next_index: int
     bad: list[Bad] = field(default_factory=list)
     world: int = 1
@@ -46,15 +49,11 @@ class Fresh:
     def split(self, index: int) -> tuple["Fresh", "Fresh"]:
         """What lies before a local number, and the rest."""
         cut = int(np.searchsorted(self.serials // self.world, index))
+        before = [bad for bad in self.bad if bad.index < index]
+        after = [bad for bad in self.bad if bad.index >= index]
         return (
-            Fresh(self.serials[:cut], self.things[:cut], index, [b for b in self.bad if b.index < index]),
-            Fresh(
-                self.serials[cut:],
-                self.things[cut:],
-                self.next_index,
-                [b for b in self.bad if b.index >= index],
-                self.world,
-            ),
+            Fresh(self.serials[:cut], self.examples[:cut], index, before, self.world),
+            Fresh(self.serials[cut:], self.examples[cut:], self.next_index, after, self.world),
         )
 
 
@@ -63,43 +62,91 @@ class Outputs:
     """Consecutive outputs of a stage: ``start`` were put out before.
 
     Attributes:
-        items: shape [n].
-        next_indices: local number of the first fresh thing not needed for each output, shape [n].
+        items: int64 [n].
+        rows: of the pool, int64 [n].
+        next_indices: local number of the first fresh example not needed for each output, int64 [n].
     """
 
     start: int
     items: keyed.Items
+    rows: Rows
     next_indices: NDArray[np.int64]
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.items)
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def joined(self, other: "Outputs") -> "Outputs":
+        """These and those after them."""
+        return Outputs(
+            self.start,
+            np.concatenate([self.items, other.items]),
+            np.concatenate([self.rows, other.rows]),
+            np.concatenate([self.next_indices, other.next_indices]),
+        )
 
 
 @dataclass
 class Tail:
-    """Items drawn from upstream that have not entered the buffer yet, with their rows and slots; each [n]."""
+    """Items that are to enter the buffer next, rising, with their rows in the pool and slots; int64 [n]."""
 
     items: keyed.Items
-    rows: NDArray[np.int64]
+    rows: Rows
     slots: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.items)
 
     def split(self, count: int) -> tuple["Tail", "Tail"]:
-        fields = [getattr(self, name) for name in _FIELDS]
-        return Tail(*(field[:count] for field in fields)), Tail(*(field[count:] for field in fields))
+        """The first ``count``, and the rest."""
+        return (
+            Tail(self.items[:count], self.rows[:count], self.slots[:count]),
+            Tail(self.items[count:], self.rows[count:], self.slots[count:]),
+        )
 
     def joined(self, other: "Tail") -> "Tail":
+        """These and then the others."""
         if not len(self):
             return other
-        return Tail(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in _FIELDS))
+        return Tail(
+            np.concatenate([self.items, other.items]),
+            np.concatenate([self.rows, other.rows]),
+            np.concatenate([self.slots, other.slots]),
+        )
 
 
-_FIELDS = ("items", "rows", "slots")
+@dataclass(frozen=True)
+class StageState:
+    """A state of an echo stage, in identities alone. Its arrays are never written into.
 
+    Attributes:
+        next_index: upstream position.
+        buffer: items by slot, or in the order in which they will leave; int64 [n], n up to the buffer's size.
+        pending_item, pending_repeats: of an echo in progress, the next item and how many with it.
+        draining: whether the pass has ended.
+    """
 
-def no_tail() -> Tail:
-    """A tail of nothing."""
-    return Tail(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))
+    next_index: int = 0
+    buffer: keyed.Items = field(default_factory=keyed.NO_ITEMS.copy)
+    pending_item: int = 0
+    pending_repeats: int = 0
+    draining: bool = False
+
+    @property
+    def items(self) -> keyed.Items:
+        """Those in the buffer, by slot, and then those of the echo in progress."""
+        pending = self.pending_item + np.arange(self.pending_repeats, dtype=np.int64)
+        return np.concatenate([self.buffer, pending])
+
+    @property
+    def serials(self) -> NDArray[np.int64]:
+        """Of the fresh examples (or batches) that it holds, rising."""
+        return keyed.serials_of(self.items)
+
+    def plain(self) -> dict[str, Any]:
+        """As ``torch.save`` takes it."""
+        return {**vars(self), "buffer": torch.from_numpy(self.buffer.copy())}
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> "StageState":
+        """And back."""
+        return StageState(**{**plain, "buffer": plain["buffer"].numpy()})

@@ -4,24 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.items import Tail
+from adaecho.echo.order.items import Rows, Tail
 
 SLOT = keyed.STAGE_PURPOSES + 1
 DRAIN = keyed.STAGE_PURPOSES + 2
-
-Rows = NDArray[np.int64]
-
-
-def slots(seed: int, items: keyed.Items, size: int) -> NDArray[np.int64]:
-    """The slot that each item will take, uniform."""
-    if size <= 1:
-        return np.zeros(len(items), dtype=np.int64)
-    return keyed.integers(keyed.item_keys(seed, items), SLOT, 0, size)
-
-
-def drain_order(seed: int, items: keyed.Items) -> NDArray[np.int64]:
-    """The slots in the order in which their items leave at the end of a pass."""
-    return np.argsort(keyed.bits(keyed.item_keys(seed, items), DRAIN), kind="stable")
 
 
 class ShuffleBuffer:
@@ -44,10 +30,6 @@ class ShuffleBuffer:
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave
         self._drained = 0
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._filled, self._drain, self._drained = 0, None, 0
-
     @property
     def space(self) -> int:
         """Slots that have not been filled yet."""
@@ -59,8 +41,10 @@ class ShuffleBuffer:
         return self._drain is not None
 
     def slots(self, items: keyed.Items) -> NDArray[np.int64]:
-        """The slot that each item will take."""
-        return slots(self._seed, items, self.size)
+        """The slot that each item will take, uniform."""
+        if self.size <= 1:
+            return np.zeros(len(items), dtype=np.int64)
+        return keyed.integers(keyed.item_keys(self._seed, items), SLOT, 0, self.size)
 
     def fill(self, entering: Tail) -> None:
         """Store items in slots that are still empty."""
@@ -96,7 +80,9 @@ class ShuffleBuffer:
 
     def begin_drain(self) -> None:
         """Nothing enters any more: what is left leaves in random order."""
-        self._drain, self._drained = drain_order(self._seed, self._items[: self._filled]), 0
+        keys = keyed.item_keys(self._seed, self._items[: self._filled])
+        self._drain = np.argsort(keyed.bits(keys, DRAIN), kind="stable")
+        self._drained = 0
 
     def drain(self, count: int) -> tuple[keyed.Items, Rows]:
         """Up to ``count`` items, and their rows, of what is left."""
@@ -106,18 +92,14 @@ class ShuffleBuffer:
         return self._items[slots], self._rows[slots].astype(np.int64)
 
     def items(self) -> keyed.Items:
-        """The items by slot, which change with the next swap."""
-        return self._items[: self._filled]
-
-    def held(self) -> tuple[keyed.Items, Rows]:
-        """Items and rows of what will still leave."""
-        slots = np.arange(self._filled) if self._drain is None else self._drain[self._drained :]
-        return self._items[slots], self._rows[slots].astype(np.int64)
+        """A copy of the items that will still leave, by slot, or in the order in which they leave."""
+        if self._drain is not None:
+            return self._items[self._drain[self._drained :]]
+        return self._items[: self._filled].copy()
 
     def load(self, items: keyed.Items, rows: Rows, draining: bool) -> None:
-        """Fill an empty buffer with what it held at a state."""
-        self._filled = len(items)
+        """Hold what it held at a state, and nothing else."""
+        self._filled, self._drained = len(items), 0
         self._items[: len(items)] = items
         self._rows[: len(items)] = rows
-        if draining:
-            self._drain = np.arange(len(items))
+        self._drain = np.arange(len(items)) if draining else None

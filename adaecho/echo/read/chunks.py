@@ -119,13 +119,13 @@ class Preparation:
         return Fresh(serials, self.finish(serials, good), end, bad, world)
 
 
-def all_again(again: Fresh, needed: Serials) -> Any:
+def all_of(reread: Fresh, needed: Serials) -> Any:
     """What was read again to restore a buffer; raises the exception of what can't be read this time."""
-    if len(again.serials) != len(needed):
-        bad = again.bad[0]
+    if len(reread.serials) != len(needed):
+        bad = reread.bad[0]
         bad.error.add_note(f"while reading {bad.origin} again to restore the buffer; it could be read before")
         raise bad.error
-    return again.things
+    return reread.examples
 
 
 class Reader(Protocol):
@@ -237,7 +237,7 @@ class FreshQueue:
         """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""
         if self._chunk is None:
             self._wanted = count
-            self._chunk = self.map.get(by_pool_thread=True)
+            self._chunk = self.map.get()
             if self._chunk is None:
                 return None
         chunk = self._chunk

@@ -38,10 +38,10 @@ class MapSource:
         if self._drawing is None:
             self._copies.begin(num_workers)
         if not self._begun:
-            self._begun = True
             with self._copies.here() as dataset:
                 if check_draws(dataset, echo):
                     self._drawing = Drawing(self._dataset)
+            self._begun = True
         if self._drawing is not None:
             self._drawing.begin(num_workers)
         elif num_workers > 1:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Fresh
 from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.read.chunks import Preparation, Serials, all_again
+from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.sources import ArraySource
 from adaecho.echo.read.witness import Witnesses
@@ -83,9 +83,8 @@ class RandomReader:
         if end <= self._index:
             return None
         serials = np.arange(self._index, end, dtype=np.int64) * self._world + self._rank
-        rows = self._permutation.rows(serials)  # a new permutation takes a while, and may be interrupted
         self._index = end
-        return serials, rows, end
+        return serials, self._permutation.rows(serials), end
 
     def work(self, claim: tuple[Serials, Any, int]) -> Fresh:
         serials, rows, end = claim
@@ -130,7 +129,7 @@ class RandomReader:
     ) -> tuple[Any, int]:
         self.begin(iteration, passes)
         self._index = index
-        again = all_again(self.work((needed, self._permutation.rows(needed), index)), needed)
+        again = all_of(self.work((needed, self._permutation.rows(needed), index)), needed)
         length = self._preparation.length
         return again, len(needed) if length is None else sum(map(length, again))
 

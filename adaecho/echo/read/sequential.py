@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.order.items import Fresh
-from adaecho.echo.read.chunks import Preparation, Serials, all_again
+from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.marks import Mark, Marks
 from adaecho.echo.read.sources import IterableSource, is_unread
 from adaecho.echo.read.witness import Witnesses
@@ -43,14 +43,12 @@ class SequentialReader:
         self._iterator: Iterator[Any] | None = None
         self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
         self._count = 0
-        self._claimed: list[tuple[int, int, Any]] = []  # by a claim in progress, which an interrupt may end
         self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
         with self._reading:
-            self._claimed = []
             self._marks.clear()
             self.witnesses.clear()
             if abandoned_at is not None:
@@ -93,15 +91,12 @@ class SequentialReader:
             except Exception as error:
                 error.add_note(f"while reading {self._source.origin(self._serial(self._count))}")
                 raise
-            except BaseException:
-                if getattr(self._iterator, "gi_frame", self) is None:
-                    self._iterator = _ended(self._source.name)
-                raise
             self._count += 1
             return self._count - 1, example
         return None
 
     def claim(self, count: int) -> SequentialClaim | None:
+        claimed: list[tuple[int, int, Any]] = []
         with self._reading:
             if self._released is not None:
                 self._iterator = self._source.open(self._pass[0], self._released)
@@ -112,7 +107,7 @@ class SequentialReader:
                 and self._marks.latest.count < self._count
             ):
                 self._marks.add(Mark(*self._pass, self._count, self._position()))
-            while len(self._claimed) < count:
+            while len(claimed) < count:
                 found = self._next()
                 if found is None:
                     break
@@ -120,8 +115,7 @@ class SequentialReader:
                     self.witnesses.add(self._serial(found[0]), found[1])
                     # Before the source goes on, which may put its next example into the same memory.
                     example = self._preparation.own(found[1])
-                    self._claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
-            claimed, self._claimed = self._claimed, []
+                    claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
         if not claimed:
             return None
         serials, places, examples = zip(*claimed, strict=True)
@@ -151,7 +145,7 @@ class SequentialReader:
             with self._reading:
                 self._marks.clear()
                 self._let_go()
-                self._count, self._claimed = 0, []
+                self._count = 0
             return [], 0
         self._source.check_restart()
         end = max(self._after(index), opened[-1].first)
@@ -160,7 +154,7 @@ class SequentialReader:
         wanted, kept, reread = set(counts), [], 0
         with self._reading:
             self._marks.clear()
-            self._count, self._claimed = mark.count, []
+            self._count = mark.count
             self._last_pass = None if passes is None else iteration * passes
             self._open(mark.number, mark.first, mark.position)
             while self._count < end:
@@ -177,7 +171,7 @@ class SequentialReader:
                     kept.append(self._preparation.own(found[1]))
             if self._pass[0] < opened[-1].number:
                 self._open(opened[-1].number)
-        return (all_again(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
+        return (all_of(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
 
     def _last_before(self, count: int, opened: list[Mark]) -> Mark:
         mark = next((one for one in reversed(opened) if one.count <= count), None)
@@ -203,40 +197,24 @@ class SequentialReader:
         return [mark.plain() for mark in marks]
 
     def release(self) -> None:
-        if not self._source.seekable or self._source.kept_open:
+        if not self._source.seekable or self._source.kept_open or self._reading.locked():
             return
-        if not self._reading.acquire(blocking=False):
-            return
-        try:
+        # Nobody begins to read meanwhile: no thread works. To acquire it without waiting could leave it
+        # locked, where an interrupt falls between that and a `try`.
+        with self._reading:
             if self._iterator is not None:
                 # An abandoned iterator's errors are of no use; if they last, the next read raises.
                 with contextlib.suppress(Exception):
-                    position = self._position()
-                    self._let_go()
-                    self._released = position
-        finally:
-            self._reading.release()
+                    self._let_go(self._position())
 
     def close(self) -> None:
         # Without the lock: the garbage collector may come to a loader in a thread that holds it.
         self._let_go()
         self._source.close()
 
-    def _let_go(self) -> None:
-        iterator, self._iterator, self._released = self._iterator, None, None
+    def _let_go(self, position: tuple[int, ...] | None = None) -> None:
+        """Close the iterator, to be opened again at a position if one is given."""
+        iterator, self._iterator, self._released = self._iterator, None, position
         close = getattr(iterator, "close", None)
         if close is not None and not is_unread(iterator):  # which could not be read any more
             close()
-
-
-def _ended(name: str) -> Iterator[Any]:
-    """In place of a generator that an interrupt has ended: no more of it would look like the end of the pass.
-
-    Raises:
-        RuntimeError: when asked.
-    """
-    raise RuntimeError(
-        f"source: Ctrl-C, or stopping while a transfer was tried again, has ended the generator {name} in "
-        "the middle of its pass; loader.load_state_dict(loader.state_dict()) reads it again up to there"
-    )
-    yield

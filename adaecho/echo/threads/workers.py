@@ -14,7 +14,11 @@ Result = TypeVar("Result")
 
 
 class Interrupted(BaseException):  # a signal between threads that no handler of errors should catch
-    """The pool is stopping; a thread that waits gives up and can ask again later."""
+    """The pool is stopping; who waits for a result gives up, has changed nothing and can ask again later."""
+
+
+class GivenUp(BaseException):
+    """A piece of work was given up because the pool is stopping: it has to be done once more."""
 
 
 class Helper(Protocol):
@@ -53,12 +57,12 @@ class PoolThread(threading.Thread):
         """Sleep, no longer than until the pool is to stop.
 
         Raises:
-            Interrupted: it is to stop.
+            GivenUp: it is to stop.
         """
         condition = self.thread_pool.condition
         with condition:
             if condition.wait_for(lambda: self.thread_pool.stopping, seconds):
-                raise Interrupted
+                raise GivenUp
 
 
 class ThreadPool:
@@ -208,40 +212,28 @@ class ThreadPool:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())`` in the thread that asks.
-
-    What was claimed is kept until its work has ended: when that is interrupted (Ctrl-C, or a thread told to
-    stop), the next call gets it.
-    """
+    """``work(claim())`` in the thread that asks."""
 
     wanted = 1  # threads
 
     def __init__(self, claim: Callable[[], Claim | None], work: Callable[[Claim], Result]) -> None:
         self._claim, self._work = claim, work
-        self._claimed: Claim | None = None
         self.claim_s = self.work_s = 0.0
         self.blocked_s = 0.0
         self.upstream: AnyMap | None = None
 
     def reset(self) -> None:
-        """Forget what was claimed."""
-        self._claimed = None
+        """Nothing is kept here."""
 
-    def get(self, *, by_pool_thread: bool) -> Result | None:  # noqa: ARG002 (as OrderedMap)
+    def get(self) -> Result | None:
         """The next result; None after the last."""
         start = time.perf_counter()
         elsewhere = 0.0 if self.upstream is None else self.upstream.blocked_s
-        if self._claimed is None:
-            self._claimed = self._claim()
-            if self._claimed is None:
-                return None
+        claim = self._claim()
+        if claim is None:
+            return None
         claimed = time.perf_counter()
-        try:
-            result = self._work(self._claimed)
-        except Exception:
-            self._claimed = None
-            raise
-        self._claimed = None
+        result = self._work(claim)
         done = time.perf_counter()
         if self.upstream is not None:
             self.claim_s -= self.upstream.blocked_s - elsewhere
@@ -280,7 +272,6 @@ class OrderedMap(Generic[Claim, Result]):
         self._delivered = 0
         self._ended = False
         self._results: dict[int, tuple[bool, Any]] = {}
-        self._unfinished: list[tuple[int, Claim]] = []  # whose work was interrupted: to be done again
         self.claim_s = self.work_s = 0.0  # in which threads were busy
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
@@ -292,13 +283,11 @@ class OrderedMap(Generic[Claim, Result]):
         self._claimed = self._delivered = 0
         self._ended = self._claiming = False
         self._results.clear()
-        self._unfinished.clear()
 
     def hire(self) -> None:
         """Start missing threads (the lock held)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        done = self._ended and not self._unfinished
-        missing = 0 if done else self.wanted - self.at_work
+        missing = 0 if self._ended else self.wanted - self.at_work
         for _ in range(missing):
             thread = PoolThread(self._thread_pool, self._run, f"adaecho-{self._name}")
             self._threads.append(thread)
@@ -311,21 +300,22 @@ class OrderedMap(Generic[Claim, Result]):
 
     def join(self, deadline: float | None = None) -> bool:
         """Wait for the threads to end, or until a time of the monotonic clock; whether they have ended."""
+        # One that an interrupt has left unstarted can't be waited for; should it come up, it leaves at once.
+        self._threads = [thread for thread in self._threads if thread.ident is not None]
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in others)
 
-    def get(self, *, by_pool_thread: bool) -> Result | None:
+    def get(self) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
 
-        Args:
-            by_pool_thread: the caller is a thread of the same pool, which pauses and stops with it.
+        A thread of the same pool pauses and stops with it while it waits.
         """
-        thread_pool = self._thread_pool
+        thread_pool, thread = self._thread_pool, threading.current_thread()
         with self.changed:
             start = time.perf_counter()
-            if by_pool_thread:
+            if isinstance(thread, PoolThread) and thread.thread_pool is thread_pool:
                 thread_pool.wait_until(self.changed, self._is_ready)
             else:
                 self.changed.wait_for(lambda: self._is_ready() or thread_pool.stopping)
@@ -346,7 +336,7 @@ class OrderedMap(Generic[Claim, Result]):
         return self._delivered in self._results or (self._ended and self._delivered == self._claimed)
 
     def _may_claim(self) -> bool:
-        if self._unfinished or self._ended:
+        if self._ended:
             return True
         return not self._claiming and self._claimed - self._delivered < self._window
 
@@ -354,6 +344,10 @@ class OrderedMap(Generic[Claim, Result]):
         changed = self.changed
         try:
             with changed:
+                thread = threading.current_thread()
+                assert isinstance(thread, PoolThread)
+                if thread not in self._threads:
+                    return
                 self._thread_pool.enter()
                 try:
                     while self._step():
@@ -361,8 +355,6 @@ class OrderedMap(Generic[Claim, Result]):
                 except Interrupted:
                     pass
                 finally:
-                    thread = threading.current_thread()
-                    assert isinstance(thread, PoolThread)
                     self._thread_pool.quit(thread)
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
             with changed:
@@ -372,9 +364,6 @@ class OrderedMap(Generic[Claim, Result]):
     def _step(self) -> bool:
         """Claim and do one piece (the lock held on entry and exit); False when there is no more."""
         self._thread_pool.wait_until(self.changed, self._may_claim)
-        if self._unfinished:
-            self._finish(*self._unfinished.pop(0))
-            return True
         if self._ended:
             return False
         self._claiming = True
@@ -417,10 +406,6 @@ class OrderedMap(Generic[Claim, Result]):
         outcome: tuple[bool, Any]
         try:
             outcome = True, self._work(claim)
-        except Interrupted:
-            changed.acquire()
-            self._unfinished.append((number, claim))
-            raise
         except BaseException as error:
             outcome = False, error
         spent = time.perf_counter() - start

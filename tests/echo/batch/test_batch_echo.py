@@ -11,7 +11,7 @@ import torch
 from adaecho import EchoLoader
 from adaecho.echo.batch import batch_echo
 from adaecho.echo.memory.tree import duplicate, duplicate_many
-from tests.echo.behaviour import test_exact, test_restore, test_snapshot
+from tests.echo.behaviour import test_exact, test_restore
 from tests.echo.sources import IDS, SOURCES, VARIANTS
 
 BATCH_VARIANTS = [variant for variant in VARIANTS if variant["echo"] == "batch"]
@@ -38,7 +38,8 @@ def test_passes_and_restarts_with_large_batches(variant: dict[str, Any]) -> None
     for kind in ("map", "stream"):
         test_exact.test_epochs_drain_the_buffer(variant, 2, kind)
     test_restore.test_the_beginning_of_a_pass_after_one_given_up(variant, num_workers=2)
-    test_snapshot.test_restores_within_epochs(variant)
+    for kind in ("map", "stream"):
+        test_restore.test_restores_within_epochs(variant, kind)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -118,26 +118,6 @@ def test_restored_whole_batches_are_moved(echo: dict[str, Any]) -> None:
     assert [batch.device.type for batch in islice(restored, 9)] == ["meta"] * 9
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_batches_out_of_a_snapshot_are_moved(batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> EchoLoader:
-        things = [torch.full((2,), number) for number in range(9)]
-        return EchoLoader(
-            things.__iter__, batch_size, echo="batch", factor=3, batch_shuffle_buffer=2, restore="snapshot",
-            device="cpu",
-        )  # fmt: skip
-
-    loader = make()
-    list(islice(loader, 4))
-    state, expected = loader.state_dict(), list(islice(loader, 4))
-    # The device is a pretended one, where numbers are larger by 100.
-    monkeypatch.setattr(ToDevice, "move", lambda _, batch: batch + 100)
-    restored = make()
-    restored.load_state_dict(state)
-    for batch, other in zip(islice(restored, 4), expected, strict=True):
-        assert torch.equal(batch, other + 100)
-
-
 def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,14 +133,12 @@ def test_only_tensors_on_the_cpu_are_pinned() -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("restore", ["replay", "snapshot"])
-def test_whole_cuda_batches_come_back(restore: str) -> None:
+def test_whole_cuda_batches_come_back() -> None:
     def make() -> EchoLoader:
         batches = [torch.full((3,), number) for number in range(9)]
         return EchoLoader(
-            batches.__iter__, None, echo="batch", factor=3, batch_shuffle_buffer=2, restore=restore,
-            device="cuda",
-        )  # fmt: skip
+            batches.__iter__, None, echo="batch", factor=3, batch_shuffle_buffer=2, device="cuda"
+        )
 
     loader = make()
     list(islice(loader, 4))

@@ -1,11 +1,13 @@
 """Ctrl-C anywhere, and stopping, closing or pausing in another thread: nothing is lost, nothing is left."""
 
+import random
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,12 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.batch import batch_echo
-from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.memory.tree import collate
-from adaecho.echo.order import plan
-from adaecho.echo.order.permutation import Permutation
-from tests.echo.sources import Dataset, Stream, add_noise, example
+from adaecho.echo.order import stage
+from tests.echo.read.test_marks import Seekable
+from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset, Stream, add_noise, arrays, example, ragged
+
+INNER_TRIED = 5  # of the calls within functions, with each variant
 
 
 class Interrupting:
@@ -80,76 +83,140 @@ def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
     assert taken(make(*at), 12) == (expected, len(at))
 
 
-def test_an_interrupt_while_a_repeat_is_copied_neither_loses_nor_doubles_it(
-    monkeypatch: pytest.MonkeyPatch,
+# Any call within the loader. What each variant goes through, in two iterations of one pass and their states.
+
+ECHO = str(Path(batch_echo.__file__).parents[1])
+# What these return is the consumer's: an interrupt after it is one of the consumer's own code.
+OUTERMOST = {"__iter__", "__next__"}
+EVENTS = ("call", "return", "c_call", "c_return")
+
+Site = tuple[str, str, int, str]  # file, function, line where that is not at its beginning or end, event
+
+
+class Profiler:
+    """Counts the calls and returns of the loader's functions and of those in C that they call.
+
+    It raises KeyboardInterrupt at some of them, as Ctrl-C does: CPython looks for signals there.
+    """
+
+    def __init__(self, *at: int) -> None:
+        self.sites: list[Site] = []
+        self.at, self.due = set(at), False
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "c_call" and argument.__name__ == "__exit__":
+            return  # of a lock: CPython looks for no signal between the end of a with block and this
+        if not code.co_filename.startswith(ECHO) or event not in EVENTS:
+            return
+        if event == "return" and code.co_name in OUTERMOST:
+            return
+        line = frame.f_lineno if event.startswith("c_") else 0
+        self.sites.append((code.co_filename, code.co_name, line, event))
+        self.due |= len(self.sites) in self.at
+        if self.due and not is_collected(frame):
+            self.due = False
+            raise KeyboardInterrupt
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        """What a call gives in the end, called once more after each interrupt."""
+        while True:
+            sys.setprofile(self)
+            try:
+                return call()
+            except KeyboardInterrupt:
+                continue
+            finally:
+                sys.setprofile(None)
+
+
+def is_collected(frame: Any) -> bool:
+    """Whether the garbage collector has called it: what is raised there reaches nobody."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
+    """All batches of two iterations, and states between them."""
+    seen: list[Any] = []
+    with make() as loader:
+        for _ in range(2):
+            iterator = profiler.during(loader.__iter__)
+            while (batch := profiler.during(lambda i=iterator: next(i, None))) is not None:
+                seen.append((batch["x"].tolist(), batch["label"].tolist(), loader.fresh_examples))
+                if len(seen) % 3 == 0:
+                    state = profiler.during(loader.state_dict)
+                    # A loader that went back marks its source elsewhere.
+                    del state["clocks"], state["reread_examples"], state["progress"]
+                    seen.append(str(state))
+    return seen
+
+
+def makers() -> Iterator[tuple[str, Callable[[], EchoLoader]]]:
+    sources: dict[str, Callable[[], Any]] = {
+        "rows": lambda: Dataset(9), "arrays": lambda: arrays(9), "stream": lambda: Stream(9),
+        "ragged": lambda: Dataset(9, ragged), "seekable": lambda: Seekable(9),
+    }  # fmt: skip
+    for index, (name, variant) in enumerate(zip(IDS, VARIANTS, strict=True)):
+        for num_workers in (0, 1):
+            kind = list(sources)[(index + 2 * num_workers) % len(sources)]
+            common: dict[str, Any] = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **variant}
+            common["augment"] = AddNoise() if kind == "arrays" else add_noise
+            common["decode"] = (lambda row: example(int(row))) if kind == "seekable" else None
+            yield (
+                f"{name}-{kind}-{num_workers}",
+                lambda source=sources[kind], common=common: EchoLoader(source(), 3, **common),
+            )
+
+
+MAKERS = dict(makers())
+_tried: set[Site] = set()  # each function's beginning and end is tried with one variant
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_interrupt_anywhere_in_the_loader_loses_and_doubles_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(Stream(30), 4, echo="batch", factor=3, batch_shuffle_buffer=2, restore="snapshot")
-
-    expected, _ = taken(make(), 20)
-    for after in (False, True):
-        with monkeypatch.context() as patch:
-            interrupting = Interrupting(batch_echo.duplicate, 1, 2, 5, after=after)
-            patch.setattr(batch_echo, "duplicate", interrupting)
-            assert taken(make(), 20) == (expected, 3)
-
-
-def test_an_interrupt_of_the_loaders_own_work_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examples() -> EchoLoader:
-        return EchoLoader(Dataset(10), 4)
-
-    def batches() -> EchoLoader:
-        return EchoLoader([collate([example(row)] * 3) for row in range(9)].__iter__, None, echo="batch")
-
-    for make, place, name in ((examples, Permutation, "rows"), (batches, ToDevice, "move")):
-        expected, _ = taken(make(), 12)
-        with monkeypatch.context() as patch:
-            interrupting = Interrupting(getattr(place, name), 1, 3, 4, after=True)
-            patch.setattr(place, name, lambda *arguments, call=interrupting: call(*arguments))
-            assert taken(make(), 12) == (expected, 3)
+    monkeypatch.setattr(stage, "_LEAST_APART", 4)  # so that marks are passed meanwhile
+    monkeypatch.setattr(batch_echo, "_APART", 3)
+    rng = random.Random(name)
+    undisturbed = Profiler()
+    expected = iterated(MAKERS[name], undisturbed)
+    numbers: dict[Site, list[int]] = {}
+    for number, site in enumerate(undisturbed.sites, start=1):
+        numbers.setdefault(site, []).append(number)
+    functions = [site for site in numbers if not site[3].startswith("c_") and site not in _tried]
+    inner = sorted(site for site in numbers if site[3].startswith("c_"))
+    for site in (*functions, *rng.sample(inner, min(INNER_TRIED, len(inner)))):
+        _tried.add(site)
+        first = rng.choice(numbers[site])
+        # Sometimes another one, while the loader goes back because of the first.
+        second = first + rng.randint(1, 150) if rng.random() < 0.3 else first
+        assert iterated(MAKERS[name], Profiler(first, second)) == expected, (site, first, second)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("where", ["take", "consumed", "step", "received"])
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "batch"])
-def test_an_interrupt_while_a_batch_is_handed_over_loses_and_doubles_nothing(
-    echo: str, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "_LEAST_APART", 16)  # so that marks are passed meanwhile
-    common: dict[str, Any] = {"echo": echo, "factor": 1 if echo == "none" else 2, "shuffle_buffer": 9}
-    common |= {"batch_shuffle_buffer": 3} if echo == "batch" else {}
-    expected, interrupted = (EchoLoader(Dataset(50), 4, augment=add_noise, **common) for _ in range(2))
-    stages = interrupted._stages.all
-    owners = {"take": [interrupted._position], "step": [interrupted._clocks], "consumed": stages}
-    for owner in owners.get(where, [interrupted._device]):
-        call = Interrupting(getattr(owner, where), *range(1, 60, 4), after=after)
-        monkeypatch.setattr(owner, where, call)
-    seen, interrupts = taken(interrupted, 40)
-    assert interrupts >= 10
-    assert seen == taken(expected, 40)[0]
-    states = [loader.state_dict() for loader in (interrupted, expected)]
-    for state in states:
-        del state["clocks"]
-    assert str(states[0]) == str(states[1])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_can_be_read_only_once_says_so_after_an_interrupt(num_workers: int) -> None:
+    loader = EchoLoader(map(example, range(30)), 4, shuffle_buffer=5, num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader._pipeline, "next", Interrupting(loader._pipeline.next, 1))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    with pytest.raises(ValueError, match="map is an iterator, which can be iterated once"):
+        next(iterator)
+    loader.close()
 
 
-@pytest.mark.parametrize("restore", ["replay", "snapshot"])
-def test_a_generator_that_an_interrupt_has_ended_is_not_taken_for_the_end_of_its_pass(restore: str) -> None:
+def test_a_generator_that_an_interrupt_has_ended_is_opened_again() -> None:
     def make(*at: int) -> EchoLoader:
         read = Interrupting(example, *at)
-        source = partial(map, read, range(30)) if not at else lambda: (read(row) for row in range(30))
-        return EchoLoader(source, 4, shuffle_buffer=5, restore=restore)
+        return EchoLoader(lambda: (read(row) for row in range(30)), 4, shuffle_buffer=5)
 
     expected, _ = taken(make(), 12)
-    loader = make(15)
-    iterator, seen = iter(loader), []
-    with suppress(KeyboardInterrupt):
-        for batch in iterator:
-            seen.append((batch["x"].tolist(), batch["label"].tolist(), loader.fresh_examples))
-    with pytest.raises(RuntimeError, match="in the middle of its pass"):
-        next(iterator)
-    loader.load_state_dict(loader.state_dict())
-    assert seen + taken(loader, 12 - len(seen))[0] == expected
+    assert taken(make(15, 40), 12) == (expected, 2)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])

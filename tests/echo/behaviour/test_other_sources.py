@@ -95,12 +95,10 @@ def test_every_pass_gives_every_example_once(kind: str, num_workers: int) -> Non
             assert loader.fresh_examples == number * LENGTH
 
 
-@pytest.mark.parametrize("restore", ["replay", "snapshot"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_restores_at_every_batch(kind: str, restore: str) -> None:
+def test_restores_at_every_batch(kind: str) -> None:
     common: dict[str, Any] = {
         "batch_size": 4, "echo": "example_before_augmentation", "factor": 1.5, "shuffle_buffer": 5,
-        "restore": restore,
     }  # fmt: skip
     with EchoLoader(SOURCES[kind](), **common) as loader:
         states, labels = [], []

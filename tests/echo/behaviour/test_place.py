@@ -92,20 +92,6 @@ def stream():
     return iter([np.full(4, row, np.int64).tobytes() for row in range(60)])
 
 
-def test_a_snapshot_holds_contents_in_one_form():
-    def loader(place):
-        return EchoLoader(stream, 4, decode=decode, shuffle_buffer=16, restore="snapshot", place=place)
-
-    with loader("encoded") as one:
-        next(iter(one))
-        state = one.state_dict()
-    with (
-        loader("decoded") as other,
-        pytest.raises(ValueError, match=r"place was 'encoded' and is 'decoded' now.*give place='encoded'"),
-    ):
-        other.load_state_dict(state)
-
-
 def test_shards_of_what_is_only_iterated_are_refused():
     with pytest.raises(ValueError, match="order='shards': this source can only be iterated"):
         EchoLoader(stream, 4, decode=decode, order="shards")

@@ -132,11 +132,8 @@ def tar_shards(folder: Path) -> TarShards:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("restore", ["replay", "snapshot"])
 @pytest.mark.parametrize("kind", ["iterable", "tar", "loader", "batches", "map", "arrays"])
-def test_a_state_from_before_the_first_iteration(
-    kind: str, restore: str, num_workers: int, tmp_path: Path
-) -> None:
+def test_a_state_from_before_the_first_iteration(kind: str, num_workers: int, tmp_path: Path) -> None:
     source: Any = {
         "iterable": lambda: Stream(10),
         "tar": lambda: tar_shards(tmp_path),
@@ -148,7 +145,7 @@ def test_a_state_from_before_the_first_iteration(
     batch_size, echo = (None, "batch") if kind == "batches" else (2, "none")
     common: dict[str, Any] = {
         "echo": echo, "factor": 2 if kind == "batches" else 1, "epochs": 2, "num_workers": num_workers,
-        "restore": restore, "shuffle_buffer": 0 if kind == "batches" else 3,
+        "shuffle_buffer": 0 if kind == "batches" else 3,
         "collate": None if kind == "batches" else list,
     }  # fmt: skip
     with EchoLoader(source, batch_size, **common) as loader:
@@ -313,12 +310,3 @@ def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> N
     with EchoLoader(Together("raises for a bad one"), 4, max_bad_examples=1, **common) as loader:
         assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
         assert [bad["row"] for bad in loader.bad_examples] == [1]
-
-
-def test_a_replaying_loader_refuses_a_snapshot() -> None:
-    common: dict[str, Any] = {"shuffle_buffer": 8}
-    loader = EchoLoader(Stream(40), 2, restore="snapshot", **common)
-    next(iter(loader))
-    state = loader.state_dict()
-    with pytest.raises(ValueError, match="restore was 'snapshot' and is 'replay' now"):
-        EchoLoader(Stream(40), 2, **common).load_state_dict(state)

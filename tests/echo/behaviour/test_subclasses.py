@@ -180,14 +180,6 @@ def test_a_copy_keeps_the_class(kind: str) -> None:
     assert types(duplicate(example)) == types(copy.deepcopy(example)) == types(example)
 
 
-def test_a_snapshot_refuses_what_it_would_make_plain() -> None:
-    stream = [ragged_detection(row) for row in range(8)]
-    loader = EchoLoader(lambda: iter(stream), 2, collate=list, shuffle_buffer=4, restore="snapshot")
-    next(iter(loader))
-    with pytest.raises(ValueError, match=r"a Image can't be stored .* choose restore='replay'"):
-        loader.state_dict()
-
-
 def test_a_picture_in_a_batch_is_named_with_what_to_do() -> None:
     image = pytest.importorskip("PIL.Image")
     source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})

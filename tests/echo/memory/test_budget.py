@@ -9,11 +9,12 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo.batch.batches import ExampleBatches
-from adaecho.echo.batch.example_echo import EchoStage
 from adaecho.echo.memory import budget
-from adaecho.echo.memory.pool import ListPool, ResidentPool
+from adaecho.echo.memory.pool import ExamplePool, ListPool, ResidentPool
 from adaecho.echo.memory.tree import Columns, TreeSpec
+from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh
+from adaecho.echo.order.stage import EchoStage
 from tests.echo.sources import Dataset, Stream, arrays
 
 
@@ -62,8 +63,9 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
     iterator = iter(loader)
     for _ in range(50):
         next(iterator)
-    assert isinstance(loader._stages.made, ExampleBatches)
-    pool = loader._stages.made.stage._pool
+    assert isinstance(loader._stages.batches, ExampleBatches)
+    assert isinstance(loader._stages.batches._pool, ExamplePool)
+    pool = loader._stages.batches._pool._pool
     assert isinstance(pool, ListPool)
     held = [example for example in pool._examples if example is not None]
     assert len(held) >= 300
@@ -106,14 +108,11 @@ def test_where_nothing_tells_the_machine_is_asked(tmp_path: Path) -> None:
 def test_rows_beyond_32_bits() -> None:
     first = (1 << 31) - 2
 
-    class Rows(ResidentPool):
-        def take(self, rows: Any) -> Any:
-            return rows
-
     source = np.broadcast_to(np.zeros(1, np.uint8), (first + 50,))  # of one byte
     numbers = np.arange(50)
     fresh = iter([Fresh(numbers, first + numbers, 50)])
-    pool = Rows(Columns(TreeSpec("array"), [source]))
-    stage = EchoStage(lambda _: next(fresh, None), seed=0, factor=1, buffer=8, pool=pool)
-    taken = np.concatenate([rows for _, rows in stage.take(50)])
-    assert sorted(taken) == list(range(first, first + 50))
+    pool = ResidentPool(Columns(TreeSpec("array"), [source]))
+    stage = EchoStage(
+        lambda _: next(fresh, None), pool, Factor(0, 1, world=1), seed=0, size=8, rows=pool.rows
+    )
+    assert sorted(stage.take(50).rows) == list(range(first, first + 50))
