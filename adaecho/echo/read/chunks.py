@@ -148,7 +148,7 @@ class Reader(Protocol):
     ) -> tuple[Any, int]:
         """Go to a local number; the needed earlier examples again, and how many had to be read for that."""
 
-    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
+    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
         """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
 
     witnesses: Witnesses  # of what it has read

@@ -1,10 +1,19 @@
 """Where a source that can only be iterated can begin again."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _MOST = 1024
 _SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """A position that a source tells in a form of its own."""
+
+    state: Any
 
 
 @dataclass(frozen=True)
@@ -14,17 +23,26 @@ class Mark:
     Attributes:
         number, first: of the pass, and the count at which it began.
         count: examples iterated over before.
-        position: for the source; empty where the pass begins.
+        position: for the source; empty where it tells none at the beginning of a pass.
     """
 
     number: int
     first: int
     count: int
-    position: tuple[int, ...] = ()
+    position: tuple[int, ...] | OwnState = ()
 
-    def plain(self) -> list[int]:
+    def plain(self) -> list[Any]:
         """As a state holds it."""
-        return [self.number, self.first, self.count, *self.position]
+        own = [{"own": self.position.state}] if isinstance(self.position, OwnState) else self.position
+        return [self.number, self.first, self.count, *own]
+
+    @staticmethod
+    def of(plain: Sequence[Any]) -> "Mark":
+        """And back."""
+        number, first, count, *position = plain
+        if position and isinstance(position[0], dict):
+            return Mark(int(number), int(first), int(count), OwnState(position[0]["own"]))
+        return Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
 
 
 class Marks:
@@ -76,7 +94,7 @@ class Marks:
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
             del self._marks[:unneeded]
         first, *later = opened[unneeded:]
-        return [first, *(mark for mark in later if not mark.position)]
+        return [first, *(mark for mark in later if mark.count == mark.first)]
 
 
 def _thinned(marks: list[Mark]) -> list[Mark]:

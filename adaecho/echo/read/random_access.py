@@ -133,7 +133,7 @@ class RandomReader:
         length = self._preparation.length
         return again, len(needed) if length is None else sum(map(length, again))
 
-    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:  # noqa: ARG002
+    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:  # noqa: ARG002
         return []
 
     def release(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import operator
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from adaecho.echo.order.items import Fresh
 from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.marks import Mark, Marks
-from adaecho.echo.read.sources import IterableSource, is_unread
+from adaecho.echo.read.sources import IterableSource, Position, is_unread
 from adaecho.echo.read.witness import Witnesses
 
 _WITNESSED = 16  # of so many examples one is; of batches each
@@ -41,7 +40,7 @@ class SequentialReader:
         self._kept, self._every = (0, 1) if self._shared else (rank, world)
         self._reading = threading.Lock()  # held while the iterator is used
         self._iterator: Iterator[Any] | None = None
-        self._released: tuple[int, ...] | None = None  # where the iterator was when it was let go
+        self._released: Position | None = None  # where the iterator was when it was let go
         self._count = 0
         self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
@@ -61,17 +60,15 @@ class SequentialReader:
     def _serial(self, count: int) -> int:
         return count * self._world + self._rank if self._shared else count
 
-    def _open(self, number: int, first: int | None = None, position: tuple[int, ...] = ()) -> None:
+    def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
         """Open a pass, unless the iteration ends before it."""
         self._let_go()
         self._pass = number, self._count if first is None else first
-        self._marks.add(Mark(*self._pass, self._count, position))
         if self._last_pass is None or number < self._last_pass:
             self._iterator = self._source.open(number, position)
-
-    def _position(self) -> tuple[int, ...]:
-        position = self._iterator.position  # type: ignore[union-attr]
-        return tuple(operator.index(part) for part in position)
+            if not position and not self._source.seekable:
+                position = self._source.position(self._iterator)
+        self._marks.add(Mark(*self._pass, self._count, position))
 
     def _next(self) -> tuple[int, Any] | None:
         """The next example of any rank with its count; None at the end of the iteration."""
@@ -101,12 +98,9 @@ class SequentialReader:
             if self._released is not None:
                 self._iterator = self._source.open(self._pass[0], self._released)
                 self._released = None
-            if (
-                self._source.seekable
-                and self._iterator is not None
-                and self._marks.latest.count < self._count
-            ):
-                self._marks.add(Mark(*self._pass, self._count, self._position()))
+            apart = self._source.marks_apart
+            if apart and self._iterator is not None and self._count - self._marks.latest.count >= apart:
+                self._marks.add(Mark(*self._pass, self._count, self._source.position(self._iterator)))
             while len(claimed) < count:
                 found = self._next()
                 if found is None:
@@ -137,20 +131,18 @@ class SequentialReader:
         self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
     ) -> tuple[Any, int]:
         """Iterate again from the last mark before the oldest needed example up to the position."""
-        opened = [
-            Mark(int(number), int(first), int(count), tuple(int(part) for part in position))
-            for number, first, count, *position in progress
-        ]
+        opened = [Mark.of(plain) for plain in progress]
         if not opened:  # nothing has been read yet
             with self._reading:
                 self._marks.clear()
                 self._let_go()
                 self._count = 0
             return [], 0
-        self._source.check_restart()
         end = max(self._after(index), opened[-1].first)
         counts = self._counts(needed)
         mark = self._last_before(min([*counts[:1], end]), opened)
+        if not mark.position:
+            self._source.check_restart()
         wanted, kept, reread = set(counts), [], 0
         with self._reading:
             self._marks.clear()
@@ -190,7 +182,7 @@ class SequentialReader:
         counts: list[int] = (serials // self._world if self._shared else serials).tolist()
         return counts
 
-    def progress(self, oldest_serial: int, index: int) -> list[list[int]]:
+    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
         """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
         oldest = self._counts(np.array([oldest_serial]))[0]
         marks = self._marks.since(oldest, index * self._every + self._kept, self._after(index))
@@ -205,14 +197,14 @@ class SequentialReader:
             if self._iterator is not None:
                 # An abandoned iterator's errors are of no use; if they last, the next read raises.
                 with contextlib.suppress(Exception):
-                    self._let_go(self._position())
+                    self._let_go(self._source.position(self._iterator))
 
     def close(self) -> None:
         # Without the lock: the garbage collector may come to a loader in a thread that holds it.
         self._let_go()
         self._source.close()
 
-    def _let_go(self, position: tuple[int, ...] | None = None) -> None:
+    def _let_go(self, position: Position | None = None) -> None:
         """Close the iterator, to be opened again at a position if one is given."""
         iterator, self._iterator, self._released = self._iterator, None, position
         close = getattr(iterator, "close", None)

@@ -1,8 +1,10 @@
 """Where examples come from: arrays in memory, anything indexable with a length, or anything that iterates."""
 
+import copy
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +13,12 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from adaecho.echo.memory.tree import Columns, Rows, flatten
 from adaecho.echo.read.access import warn_caller
 from adaecho.echo.read.map_source import MapSource
+from adaecho.echo.read.marks import OwnState
 from adaecho.echo.read.wrapped import hears_of_passes, tell_pass
+
+_OWN_STATES_APART = 16  # to tell one may take as long as to read an example
+
+Position = tuple[int, ...] | OwnState
 
 
 class ArraySource:
@@ -41,7 +48,9 @@ class IterableSource:
             ``set_share(rank, world_size)``, after which
             it gives that rank's examples alone; and ``iterate_from(position)``, which begins at what the
             ``position`` of an earlier iterator was, a sequence of whole numbers: for a state, and after an
-            iterator was closed before its end.
+            iterator was closed before its end. Where its iterators have ``get_state`` and ``set_state``, as
+            Grain's, or it has ``state_dict`` and ``load_state_dict`` itself, as a StatefulDataLoader, these
+            tell and take positions.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
@@ -49,6 +58,7 @@ class IterableSource:
         self.name = getattr(source, "__name__", type(source).__name__)
         self._begun: Any = None  # an iterator that was begun, and can't begin again
         self.seekable = hasattr(source, "iterate_from")
+        self._teller: _Teller | None = None  # of the iterator opened last
         self.kept_open = bool(getattr(source, "kept_open", False))  # also while nobody reads
         self.reordered = hears_of_passes(source)  # passes may differ in their order
 
@@ -67,18 +77,42 @@ class IterableSource:
             set_share(rank, world)
         return set_share is not None
 
-    def open(self, number: int, position: tuple[int, ...] = ()) -> Iterator[Any]:
+    def open(self, number: int, position: Position = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
-        if position:
-            iterator: Iterator[Any] = self._source.iterate_from(position)  # type: ignore[union-attr]
-            return iterator
+        if position and not isinstance(position, OwnState):
+            return self._source.iterate_from(position)  # type: ignore[union-attr,no-any-return]
+        of_source = _teller_of(self._source)
+        if isinstance(position, OwnState) and of_source is not None:
+            of_source.take(copy.deepcopy(position.state))
         given = self._source if isinstance(self._source, Iterable) else self._source()
-        if given is self._begun and not is_unread(given):
+        if given is self._begun and not is_unread(given) and not position:
             raise self._begins_once()
         if _begins_once(given):
             self._begun = given
-        return iter(given)
+        iterator = iter(given)
+        self._teller = of_source or _teller_of(iterator)
+        if isinstance(position, OwnState) and of_source is None:
+            if self._teller is None:
+                raise ValueError(
+                    f"load_state_dict: {self.name} told its own position when the state was saved, and takes "
+                    "none now; give the source it was saved with"
+                )
+            self._teller.take(copy.deepcopy(position.state))
+        return iterator
+
+    @property
+    def marks_apart(self) -> int:
+        """Examples (or whole batches) between two positions asked for, at least; 0 where none is told."""
+        if self.seekable:
+            return 1
+        return 0 if self._teller is None else _OWN_STATES_APART
+
+    def position(self, iterator: Iterator[Any]) -> Position:
+        """Where the iterator that was opened last is; () where that can't be told."""
+        if self.seekable:
+            return tuple(operator.index(part) for part in iterator.position)  # type: ignore[attr-defined]
+        return () if self._teller is None else OwnState(copy.deepcopy(self._teller.tell()))
 
     def close(self) -> None:
         """Let go of what stays from one pass to the next."""
@@ -113,14 +147,36 @@ class IterableSource:
 
     def _begins_once(self) -> ValueError:
         return ValueError(
-            f"source: {self.name} is an iterator, which can be iterated once and can't begin again, as a "
-            "further pass or load_state_dict needs; give a function that returns a new one, such as "
+            f"source: {self.name} is an iterator, which can be iterated once and tells no position, so that "
+            "it can't begin again, as a further pass, load_state_dict and going on after an interruption "
+            "need; give a function that returns a new one, such as "
             "lambda: open(path), or an object whose __iter__ does, or iterate once with epochs=1"
         )
 
     def origin(self, serial: int) -> str:
         """What to call an example in a message."""
         return f"example {serial} (counted from 0 over all passes) of {self.name}"
+
+
+class _Teller(NamedTuple):
+    """What tells a position, and takes it again."""
+
+    tell: Callable[[], Any]
+    take: Callable[[Any], Any]
+
+
+def _teller_of(owner: Any) -> _Teller | None:
+    """How an object tells and takes its own position, if it does.
+
+    A stream of Hugging Face's ``datasets`` is not asked: with ``shuffle`` its state leaves out what its
+    buffer held, and other examples would follow.
+    """
+    if any(kind.__module__.startswith("datasets.") for kind in type(owner).__mro__):
+        return None
+    for tell, take in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        if hasattr(owner, tell) and hasattr(owner, take) and getattr(owner, "use_stateful_dataloader", True):
+            return _Teller(getattr(owner, tell), getattr(owner, take))
+    return None  # also of Accelerate's loaders around what has no state
 
 
 def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
