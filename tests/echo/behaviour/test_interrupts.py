@@ -86,8 +86,8 @@ def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
 # Any call within the loader. What each variant goes through, in two iterations of one pass and their states.
 
 ECHO = str(Path(batch_echo.__file__).parents[1])
-# What the first two return is the consumer's: an interrupt after it is one of the consumer's own code. The end
-# of the third may be the garbage collector's.
+# What the first two return is the consumer's: an interrupt after it is one of the consumer's own code. The
+# end of the third may be the garbage collector's.
 NOT_AFTER = {"__iter__", "__next__", "<genexpr>"}
 EVENTS = ("call", "return", "c_call", "c_return")
 
