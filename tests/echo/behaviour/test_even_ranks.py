@@ -1,15 +1,16 @@
 """Ranks make equally many steps, whatever the length of the source, the factor and what came before."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays, labels
+from tests.forks import FORKS
 
 
 def ranks(
@@ -154,47 +155,40 @@ def test_what_would_make_ranks_wait_for_each_other_is_refused(
     EchoLoader(**given)
 
 
-LOOP = """
-import sys
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
-from adaecho import EchoLoader
-
-rank, init, echo, factor = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
-torch.distributed.init_process_group("gloo", init_method=init, rank=rank, world_size=2)
-dataset = TensorDataset(torch.randn(129, 3), torch.randint(10, (129,)))
-model = DistributedDataParallel(torch.nn.Linear(3, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = EchoLoader(dataset, batch_size=16, epochs=1, echo=echo, factor=factor, shuffle_buffer=32)
-steps = 0
-for epoch in range(3):
-    for inputs, labels in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        steps += 1
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-print(steps)
-"""
+def _loop(rank: int, folder: Path, echo: str, factor: float) -> None:
+    """The README's loop, as one rank; how many steps it made goes to a file of the rank's."""
+    init = f"file://{folder / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=init, rank=rank, world_size=2)
+    dataset = TensorDataset(torch.randn(129, 3), torch.randint(10, (129,)))
+    model = DistributedDataParallel(torch.nn.Linear(3, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = EchoLoader(dataset, batch_size=16, epochs=1, echo=echo, factor=factor, shuffle_buffer=32)
+    steps = 0
+    for _ in range(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            steps += 1
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    (folder / f"{rank}.steps").write_text(str(steps))
 
 
 @pytest.mark.parametrize(
     ("echo", "factor"), [("none", 1.0), ("batch", 1.5), ("example_before_augmentation", 1.5)]
 )
 def test_the_readme_s_loop_ends_under_ddp(tmp_path: Path, echo: str, factor: float) -> None:
-    command = [sys.executable, "-c", LOOP]
-    init = f"file://{tmp_path / 'rendezvous'}"
-    running = [
-        subprocess.Popen([*command, str(rank), init, echo, str(factor)], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    running = [FORKS.Process(target=_loop, args=(rank, tmp_path, echo, factor)) for rank in range(2)]
+    for process in running:
+        process.start()
     try:
-        steps = [process.communicate(timeout=240)[0] for process in running]
+        for process in running:
+            process.join(240)
     finally:
         for process in running:
             process.kill()
-    assert [process.returncode for process in running] == [0, 0]
+    assert [process.exitcode for process in running] == [0, 0]
+    steps = [(tmp_path / f"{rank}.steps").read_text() for rank in range(2)]
     assert steps[0] == steps[1]
     assert int(steps[0]) >= 15
