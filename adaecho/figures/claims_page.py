@@ -110,7 +110,8 @@ def _number(one: Decision) -> str:
 
 
 def _experiments(decisions: Sequence[Decision], tables: Tables, results: Path) -> list[str]:
-    before = json.loads((results / "earlier_verdicts.json").read_text())["verdicts"]
+    path = results / "earlier_verdicts.json"
+    before = json.loads(path.read_text())["verdicts"] if path.exists() else []  # results of a rerun have none
     earlier = {(one["claim"], one["task"]): one["verdict"] for one in before}
     headings = (
         "claim",
@@ -180,7 +181,8 @@ def _winners(tables: Tables) -> list[str]:
     searched, old, new = (
         tables.get((name, "digits")) for name in ("fig3", "fig3_winners", "fig3_winners_fresh")
     )
-    if not searched or not old or not new:
+    lucky = {("quickstart", "digits"), ("quickstart_search", "digits")} <= tables.keys()
+    if not searched or not old or not new or not lucky:
         return []
     adjusted = holm({f"{arm} {other}": _winners_p(new, arm, other) for arm, other in _PAIRS})
     rows = []

@@ -320,6 +320,13 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
     assert dict(matplotlib.rcParams) == before
 
 
+def test_the_page_of_claims_can_be_made_of_any_results(results, tmp_path):
+    main(["--results", str(results), "--claims", str(tmp_path / "claims.md")])
+    page = (tmp_path / "claims.md").read_text()
+    assert page.startswith("# What holds")
+    assert "## Winners on new seeds" not in page
+
+
 def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
     table = results / "quickstart" / "digits"
     Image.new("RGB", (8, 8), "red").save(table / "boxes.jpg")
