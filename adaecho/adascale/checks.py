@@ -8,8 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adaecho.adascale.gradient_statistics import GainSettings
-
 RULES = ("gain", "sqrt_gain", "measure")
 
 
@@ -95,17 +93,13 @@ def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:
         )
 
 
-def checked_settings(
-    world_size: int | None,
-    scale: float | None,
-    smoothing: float | None,
-    num_gradients_to_accumulate: int,
-    is_scaled_loss: bool,
-    debias_ewma: bool,
-    grad_scaler: torch.amp.GradScaler | None,
-    rule: str,
-) -> GainSettings:
-    """AdaScale's arguments with their defaults filled in.
+def checked_numbers(
+    world_size: int | None, scale: float | None, smoothing: float | None, num_gradients_to_accumulate: int
+) -> tuple[int, int, float, float]:
+    """Fill in the defaults of AdaScale's numbers.
+
+    Returns:
+        Ranks, passes of a step, S and theta: the first four of ``GainSettings``.
 
     Raises:
         ValueError: one of them can't be.
@@ -139,6 +133,4 @@ def checked_settings(
         raise ValueError(
             f"AdaScale: smoothing={smoothing}: must be in [0, 1); 0 uses each step's estimate alone"
         )
-    return GainSettings(
-        world_size, num_passes, scale, float(smoothing), is_scaled_loss, debias_ewma, grad_scaler, rule
-    )
+    return world_size, num_passes, scale, float(smoothing)

@@ -90,9 +90,7 @@ class GradientStatistics:
     def rate_factors(self) -> Tensor:
         """Return what each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
         gains = self.gains()[:-1]
-        return {"gain": gains, "sqrt_gain": gains.sqrt(), "measure": torch.ones_like(gains)}[
-            self.settings.rule
-        ]
+        return gains ** {"gain": 1.0, "sqrt_gain": 0.5, "measure": 0.0}[self.settings.rule]
 
     def commit(self, sample: Sample, keep_gradient: bool) -> None:
         """Take in ``sample``, whose step was taken (or skipped: then it left the averages alone)."""

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import ParamsT
 
 from adaecho.adascale import checks, saved_state
-from adaecho.adascale.gradient_statistics import GradientStatistics, Sample
+from adaecho.adascale.gradient_statistics import GainSettings, GradientStatistics, Sample
 from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 from adaecho.adascale.update import step_on_device, step_on_host, steps_on_device
 
@@ -91,10 +91,8 @@ class AdaScale(Optimizer):
         # Optimizer.__init__ is left out: groups, state and step hooks are the wrapped optimizer's own.
         checks.check_optimizer(optimizer, rule)
         self._optimizer = optimizer
-        self._settings = checks.checked_settings(
-            world_size, scale, smoothing, num_gradients_to_accumulate, is_scaled_loss, debias_ewma,
-            grad_scaler, rule,
-        )  # fmt: skip
+        numbers = checks.checked_numbers(world_size, scale, smoothing, num_gradients_to_accumulate)
+        self._settings = GainSettings(*numbers, is_scaled_loss, debias_ewma, grad_scaler, rule)
         checks.check_parameters(self._parameters())
         self._statistics = GradientStatistics(self._groups(), self._settings)
         self._progress = ScaleInvariantSteps()
