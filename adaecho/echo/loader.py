@@ -90,6 +90,7 @@ class EchoLoader(Gauges):
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless. Every rank makes equally many batches: where its passes can't be shared out evenly, up
             to ``world_size - 1`` of their first examples come again at the end, as with DistributedSampler.
+            With ``batch_shuffle_buffer`` each rank's short batch falls on a step of its own.
         drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
             can't be shared out evenly.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
@@ -179,6 +180,7 @@ class EchoLoader(Gauges):
             warn_if_unshared(source, world_size)
         self._device = ToDevice(device)
         found = as_source(keyed(source, self.settings.seed))
+        self.settings.check_filling(found.length)
         place = self._place = choose_place(place, decode, found, self.settings)
         if isinstance(found, IterableSource):
             check_iterable(found.name, shuffle=shuffle, sampler=sampler)

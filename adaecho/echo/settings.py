@@ -1,5 +1,6 @@
 """The arguments of an EchoLoader, checked."""
 
+import math
 import operator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -15,6 +16,7 @@ _WHOLE = {
     "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
     "world_size": 1, "max_bad_examples": 0,
 }  # fmt: skip
+_MOST_PASSES = 8  # of the data in a buffer
 _MOST_WORKERS = 1024  # far beyond any gain of threads, below what a process may have
 _OPTIONAL = ("batch_size", "epochs")
 
@@ -141,6 +143,39 @@ class Settings:
                 f"{echo} with shuffle_buffer=0: all repeats of an example follow one another, mostly in one "
                 "batch; give shuffle_buffer=, many times batch_size, which spreads them"
             )
+
+    @property
+    def to_fill(self) -> dict[str, float]:
+        """About how many fresh examples (or whole batches) of this rank fill each buffer."""
+        before_batches = self.first_factor if self.variant.repeats == "examples" else 1.0
+        return {
+            "shuffle_buffer": self.shuffle_buffer / before_batches,
+            "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
+        }
+
+    def check_filling(self, length: int | None) -> None:
+        """Warn where more than a pass is read before the first batch, or raise ValueError where many are.
+
+        Args:
+            length: examples (or whole batches) of a pass, of all ranks; None where it isn't known.
+        """
+        if not length:
+            return
+        own = length if self.batch_size is None else length / self.world_size
+        for name, examples in self.to_fill.items():
+            passes = min(examples / own, self.epochs or math.inf)
+            if passes <= 1:
+                continue
+            told = (
+                f"{name}={getattr(self, name)}: to fill it takes {passes:,.1f} passes of the source's "
+                f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first batch"
+            )
+            if passes > _MOST_PASSES:
+                raise ValueError(
+                    f"{told}; a buffer as large as the data shuffles as well: make it smaller "
+                    f"(more than {_MOST_PASSES} passes need as many epochs=)"
+                )
+            warn_caller(f"{told}; a buffer as large as the data shuffles as well")
 
     def check_same(self, saved: dict[str, Any]) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others."""

@@ -55,9 +55,23 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    _check_budget(config, loader)
     if not ranks.is_alone:
         loader.agree_on_R = lambda mine: _mean([one for (one,) in ranks.gather([mine or math.nan])])
     return loader
+
+
+def _check_budget(config: Config, loader: EchoLoader) -> None:
+    """Raises ConfigError where filling a buffer alone would read more than the run may."""
+    most, settings = config.max_fresh_examples, loader.settings
+    for name, examples in settings.to_fill.items():
+        needed = math.floor(examples) * settings.world_size
+        if most is not None and needed > most:
+            loader.close()
+            raise ConfigError(
+                f"max_fresh_examples={most}: echo.{name}={getattr(settings, name)} fills first, with about "
+                f"{needed} fresh examples; allow more, or make the buffer smaller"
+            )
 
 
 def _mean(ratios: list[float]) -> float | None:

@@ -58,23 +58,23 @@ class ThreadCopies:
         self._pickled: bytes | None = None
         self._maps: list[Any] = []
         self._own = threading.local()
-        self._hindrance: Exception | None = None
+        self._hindrance = ""  # not the error: its traceback holds the caller's frames, and these the loader
         self._warned = False
 
     def begin(self, num_workers: int) -> None:
         """Pickle it, if threads will read."""
-        self._own, self._pickled, self._hindrance = threading.local(), None, None
+        self._own, self._pickled, self._hindrance = threading.local(), None, ""
         if not num_workers:
             return
         try:
             self._pickled, self._maps = _pickled(self._dataset)
             self._loaded()
         except Exception as error:
-            self._pickled, self._hindrance = None, error
+            self._pickled, self._hindrance = None, str(error) or type(error).__name__
 
     def warn_of_turns(self) -> None:
         """Warn, once, where several threads have to take turns."""
-        if self._hindrance is not None and not self._warned:
+        if self._hindrance and not self._warned:
             self._warned = True
             warn_caller(_in_turns(self._dataset, self._hindrance))
 
@@ -133,7 +133,7 @@ def _pickled(dataset: Any) -> tuple[bytes, list[Any]]:
     return file.getvalue(), pickler.maps
 
 
-def _in_turns(dataset: Any, error: Exception) -> str:
+def _in_turns(dataset: Any, error: str) -> str:
     return (
         f"source: {type(dataset).__name__} can't be copied for each reading thread ({error}), so that "
         "its examples are read one at a time: open files when first needed, leave them out of __getstate__, "

@@ -333,3 +333,29 @@ def test_an_echo_that_does_nothing_is_warned_of() -> None:
         EchoLoader(arrays(9), 3)
         EchoLoader(arrays(9), 3, echo="batch", factor="auto")
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passes"),
+    [
+        ({"shuffle_buffer": 24}, "2.0"),
+        ({"shuffle_buffer": 24, "rank": 0, "world_size": 2}, "4.0"),
+        ({"shuffle_buffer": 48, "echo": "example_before_augmentation", "factor": 2}, "2.0"),
+        ({"echo": "batch", "factor": 2, "batch_shuffle_buffer": 16}, "2.0"),
+        ({"shuffle_buffer": 10**6, "epochs": 3}, "3.0"),
+    ],
+)
+def test_a_buffer_of_several_passes_is_warned_of(arguments: dict[str, Any], passes: str) -> None:
+    with pytest.warns(UserWarning, match=f"takes {passes} passes of the source's 12 examples"):
+        EchoLoader(arrays(12), 3, **arguments)
+
+
+def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
+    rows = Rows(12)
+    with pytest.raises(ValueError, match=r"shuffle_buffer=1000000000: to fill .* 83,333,333.3 passes"):
+        EchoLoader(rows, 3, shuffle_buffer=10**9)
+    assert rows.reads == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EchoLoader(rows, 3, shuffle_buffer=12)
+        EchoLoader(rows, 3, shuffle_buffer=1000, epochs=1)

@@ -1,5 +1,6 @@
 """Datasets of others: never shared by threads unless they say so, and what they draw depends on no thread."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -7,6 +8,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,25 @@ def test_warnings_point_at_the_line_that_made_the_loader() -> None:
     with pytest.warns(UserWarning, match="can't be copied") as in_turns:
         EchoLoader(Locked(), 4, num_workers=2).close()
     assert {caught[0].filename, in_turns[0].filename} == {__file__}
+
+
+@pytest.mark.filterwarnings("ignore:source. Unpicklable can't be copied")
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_loader_that_is_not_closed_is_freed_with_a_dataset_that_cannot_be_copied(taken: int) -> None:
+    class Unpicklable:  # a class within a function
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, row: int) -> torch.Tensor:
+            return torch.tensor([row])
+
+    def use() -> list[weakref.ref[Any]]:
+        dataset = Unpicklable()
+        loader = EchoLoader(dataset, 4, num_workers=2)
+        list(islice(loader, taken))
+        return [weakref.ref(dataset), weakref.ref(loader)]
+
+    kept = use()
+    gc.collect()  # the loader
+    gc.collect()  # what its end leaves
+    assert [reference() for reference in kept] == [None, None]
