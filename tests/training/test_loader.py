@@ -38,3 +38,11 @@ def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> N
     config = compose_config("data.order=shards")
     with pytest.raises(ConfigError, match="order='shards': this source has no shard_lengths"):
         make_loader(config, build_task(config), CPU)
+
+
+def test_a_budget_that_filling_the_buffer_would_spend_is_refused_before_anything_is_read(
+    compose_config: Compose,
+) -> None:
+    config = compose_config("echo.shuffle_buffer=1000", "max_fresh_examples=500")
+    with pytest.raises(ConfigError, match=r"max_fresh_examples=500: echo\.shuffle_buffer=1000 fills first"):
+        make_loader(config, build_task(config), CPU)
