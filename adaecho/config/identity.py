@@ -18,7 +18,7 @@ COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: se
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
 _NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS)
 # Below a group: what only decides how fast or in how much memory the same batches are made.
-_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore"), "echo": ("place",)}
+_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore", "allow_changed"), "echo": ("place",)}
 # Keys that came after the first records, with the value that means what runs did before: at that value they
 # are no part of the identity, so that folders keep their names and searches their points.
 _ADDED_KEYS = {"compile": "off"}

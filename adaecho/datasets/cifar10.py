@@ -34,6 +34,9 @@ class Storage(Protocol):
     @property
     def has_test(self) -> bool: ...
 
+    def files(self) -> list[Path]:
+        """Those of all parts."""
+
     def read(self, part: Part, bad: SkippedExamples) -> Images:
         """All usable examples of one part in stored order.
 
@@ -89,6 +92,9 @@ class ParquetFolder:
     def has_test(self) -> bool:
         return bool(list(self.folder.glob("test-*.parquet")))
 
+    def files(self) -> list[Path]:
+        return [file for part in _PICKLES for file in self.folder.glob(f"{part}-*.parquet")]
+
     def read(self, part: Part, bad: SkippedExamples) -> Images:
         files = sorted(self.folder.glob(f"{part}-*.parquet"))
         return _concatenate([_decode_table(_read_parquet(file), str(file), bad) for file in files])
@@ -100,6 +106,9 @@ class HubDataset:
 
     name: str
     has_test: bool = True
+
+    def files(self) -> list[Path]:
+        return hub.files_of(hub.load(self.name, split="train"))
 
     def read(self, part: Part, bad: SkippedExamples) -> Images:
         stored = hub.load(self.name, split=part)
@@ -115,6 +124,10 @@ class PickleFolder:
     @property
     def has_test(self) -> bool:
         return (self.folder / _PICKLES["test"][0]).exists()
+
+    def files(self) -> list[Path]:
+        names = (name for part in _PICKLES.values() for name in part)
+        return [self.folder / name for name in names if (self.folder / name).exists()]
 
     def read(self, part: Part, bad: SkippedExamples) -> Images:
         missing = [name for name in _PICKLES[part] if not (self.folder / name).exists()]

@@ -125,7 +125,7 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
     top = Path(path).expanduser()
     if not top.is_dir():
         raise DataError(f"data.path={path}: there is no such folder")
-    file = _find(top, part)
+    file = find_annotations(top, part)
     content = _load(file)
     images = _by_id(content["images"], "images", file)
     # Numbers before texts, should there be both.
@@ -163,7 +163,12 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
     )
 
 
-def _find(top: Path, part: Part) -> Path:
+def find_annotations(top: Path, part: Part) -> Path:
+    """The file that lists one split of a folder.
+
+    Raises:
+        DataError: there is none.
+    """
     names = [name.format(part=part) for name in _ANNOTATIONS]
     if part == "val":
         names += [name.format(part="valid") for name in _ANNOTATIONS]

@@ -61,19 +61,20 @@ class Files:
 
     def key(self) -> str:
         """Changes when a file is added, removed, or written again: names, sizes and times."""
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self._all()]
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.all()]
         return _digest(json.dumps([stats, self.column, self.lines]).encode())
 
     def sha256(self) -> str:
         """Of all names and contents, the same wherever they lie."""
         digest = hashlib.sha256()
-        for path in self._all():
+        for path in self.all():
             name = str(path.relative_to(_LIBRARY if self.root is None else self.root.parent))
             digest.update(f"{name}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
         return digest.hexdigest()
 
-    def _all(self) -> list[Path]:
+    def all(self) -> list[Path]:
+        """The files of all parts."""
         return sorted({path for paths in self.parts.values() for path in paths})
 
 

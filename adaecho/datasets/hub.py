@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -34,6 +35,11 @@ def load(name: str, *, configuration: str | None = None, split: str | None = Non
             f"({type(error).__name__}: {error}). Check name, connection and access, or point data.path= at a "
             "local copy; a data set that is a script can't be loaded, its files can"
         ) from error
+
+
+def files_of(split: Any) -> list[Path]:
+    """Where ``datasets`` keeps it."""
+    return [Path(file["filename"]) for file in split.cache_files]
 
 
 def skip_retries_offline() -> None:

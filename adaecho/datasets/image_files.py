@@ -18,29 +18,29 @@ class ImageFiles:
     thread_safe = True
 
     def __init__(self, files: list[Path]) -> None:
-        self._files = files
+        self.files = files
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"image": self._files[row].read_bytes()}
+        return {"image": self.files[row].read_bytes()}
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""
-        return str(self._files[row])
+        return str(self.files[row])
 
 
 class ImageTables:
     """Iterable: the bytes in the column ``image`` of parquet files, in stored order."""
 
     def __init__(self, files: list[Path]) -> None:
-        self._files = files
+        self.files = files
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         from pyarrow import parquet
 
-        for file in self._files:
+        for file in self.files:
             with parquet.ParquetFile(file) as table:
                 for rows in table.iter_batches(batch_size=_ROWS, columns=[_COLUMN]):
                     for image in rows.column(0).to_pylist():

@@ -17,6 +17,7 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
 from adaecho.datasets.parquet import describe, read_schema
+from adaecho.datasets.split import Rows
 from adaecho.errors import DataError
 from adaecho.shards import IndexedTarShards
 
@@ -49,6 +50,7 @@ class LabelledTables:
     Attributes:
         shard_lengths: rows of each row group.
         labels: of all rows, int64.
+        files: the tables.
     """
 
     thread_safe = True
@@ -56,6 +58,7 @@ class LabelledTables:
     def __init__(self, files: Sequence[Path]) -> None:
         from pyarrow import parquet
 
+        self.files = list(files)
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
         for file in files:
@@ -147,6 +150,14 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
             return _folders(top / name)
     has_parts = any((top / name).is_dir() for names in _NAMES.values() for name in names)
     return _folders(top) if part == "train" and not has_parts else None
+
+
+def files_of(source: Any) -> list[Path] | list[str]:
+    """What a source that ``find_labelled`` has found is read from: files, or urls of shards."""
+    source = source.dataset if isinstance(source, Rows) else source
+    if isinstance(source, IndexedTarShards):
+        return source.urls
+    return source.files if isinstance(source, ClassFolders | LabelledTables) else hub.files_of(source)
 
 
 def _folders(top: Path) -> LabelledImages:

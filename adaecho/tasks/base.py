@@ -1,6 +1,7 @@
 """What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,7 +62,9 @@ class Task:
             and so the same on every rank; what depends on its contents is a tensor.
         num_examples: in one epoch; by default the source's length. Only schedules in epochs ask for it.
         skipped_examples: bad ones that were left out when the task was built.
-        fingerprint: what a checkpoint can only be continued with, e.g. the hash of a tokenizer.
+        files: that the examples, of all splits, come from: paths, or urls of tar shards. A checkpoint holds
+            what they were (``datasets/fingerprint.py``), and is not continued with others.
+        fingerprint: what else a checkpoint can only be continued with, e.g. the hash of a tokenizer.
         facts: what is known of the data before training, for ``summary.json``.
         at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text.
         pictures: of a model (in eval mode, on a device), at most so many: for classifiers, of mistakes alone.
@@ -80,6 +83,7 @@ class Task:
     weight: Callable[[Batch], torch.Tensor | float] | None = None
     num_examples: int | None = None
     skipped_examples: int = 0
+    files: Sequence[str | os.PathLike[str]] = ()
     fingerprint: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     at_end: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None

@@ -5,8 +5,9 @@ The validation split is held out of the 50,000; the test files are read only to 
 Training images lie in memory, or, as encoded images in tar shards, are streamed and decoded as they come.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class _Data:
         validation: the whole split.
         read_test: None where there is no test split.
         skipped: bad examples that were left out.
+        files: of all splits.
     """
 
     source: Any
@@ -58,6 +60,7 @@ class _Data:
     validation: Images
     read_test: Callable[[], Images] | None
     skipped: int
+    files: Sequence[str | Path]
 
 
 def build(config: Config, options: Options) -> Task:
@@ -106,6 +109,7 @@ def build(config: Config, options: Options) -> Task:
         pictures=pictures,
         has_test_split=data.read_test is not None,
         skipped_examples=data.skipped,
+        files=data.files,
     )
 
 
@@ -127,7 +131,8 @@ def _in_memory(config: Config, options: Options) -> _Data:
     images, skipped = read("train")
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
     source = first_of(source, options.training_examples)
-    return _Data(source, None, validation, (lambda: read("test")[0]) if stored.has_test else None, skipped)
+    read_test = (lambda: read("test")[0]) if stored.has_test else None
+    return _Data(source, None, validation, read_test, skipped, stored.files())
 
 
 def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:
@@ -150,6 +155,9 @@ def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:
         validation,
         None if test is None else lambda: read_shards(test, decode, SkippedExamples(0)),
         skipped=0,
+        files=[
+            url for part in (shards.train, shards.validation, test) if part is not None for url in part.urls
+        ],
     )
 
 

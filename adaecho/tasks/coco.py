@@ -3,11 +3,13 @@
 The paper names neither backbone nor image size: ResNet-34 from scratch at 300 pixels is MLPerf's SSD.
 """
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.coco import read_coco
+from adaecho.datasets.coco import find_annotations, read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
@@ -32,6 +34,7 @@ def build(config: Config, options: Options) -> Task:
     train = read_coco(config.data.path, "train", bad)
     held_out = read_coco(config.data.path, "val", bad).first(config.evaluate.max_examples)
     bad.report()
+    annotations = [find_annotations(Path(config.data.path).expanduser(), part) for part in ("train", "val")]
     if train.categories != held_out.categories:
         raise DataError(
             f"data.path={config.data.path}: its two annotation files have other categories: "
@@ -86,5 +89,6 @@ def build(config: Config, options: Options) -> Task:
         evaluate=evaluate,
         pictures=validation.pictures,
         skipped_examples=bad.count,
+        files=[*annotations, *train.files, *held_out.files],
         facts={"training_images": len(train), "validation_images": len(validation)},
     )

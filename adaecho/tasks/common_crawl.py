@@ -57,7 +57,8 @@ def build(config: Config, options: Options) -> Task:
         validation,
         tokenizer,
         name="common_crawl",
-        fingerprint={"tokenizer sha256": tokenizer_sha256, "files": files.key()},
+        fingerprint={"tokenizer sha256": tokenizer_sha256},
+        files=files.all(),
         facts={
             "tokenizer_sha256": tokenizer_sha256,
             "files": {part: len(shards) for part, shards in files.parts.items()},

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.labelled_images import LabelledImages, find_labelled
+from adaecho.datasets.labelled_images import LabelledImages, files_of, find_labelled
 from adaecho.datasets.split import Rows, hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
@@ -85,6 +85,7 @@ def build(config: Config, options: Options) -> Task:
         weight=num_images,
         evaluate=evaluate,
         pictures=pictures,
+        files=[*files_of(train), *files_of(held_out)],
         facts={"training_images": len(train), "validation_images": len(held_out), "classes": num_classes},
     )
 

@@ -2,8 +2,9 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ def language_model(
     name: str,
     fingerprint: dict[str, str],
     facts: dict[str, Any],
+    files: Sequence[Path] = (),
     skipped_examples: int = 0,
 ) -> Task:
     """A task whose examples are tokens, neither decoded nor augmented.
@@ -75,8 +77,8 @@ def language_model(
         source: of examples with ``tokens`` [block + 1].
         validation: the held-out ones, anew at each call: in memory or a stream.
         tokenizer: for the sample at the end.
-        fingerprint, facts, skipped_examples: as in ``Task``; the entropies of the held-out tokens are added
-            to the facts.
+        fingerprint, facts, files, skipped_examples: as in ``Task``; the entropies of the held-out tokens are
+            added to the facts.
     """
     _say_arms(config)
     return Task(
@@ -92,6 +94,7 @@ def language_model(
         evaluate=evaluator(validation, config.evaluate.batch_size),
         skipped_examples=skipped_examples,
         fingerprint=fingerprint,
+        files=files,
         facts={**facts, **entropies(np.stack(list(validation())))},
         at_end=_sampler(tokenizer, options.block, config.seed),
     )

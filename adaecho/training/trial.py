@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import safetensors.torch
 from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
+from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.errors import FolderError, UserError, with_notes
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
@@ -168,6 +170,7 @@ class _Trial:
 
     def _run(self, interrupt: Interrupt) -> dict[str, Any]:
         task = build_task(share_of(self.config, self.ranks.world_size))
+        task = replace(task, fingerprint={**task.fingerprint, **fingerprint_of(task.files)})
         if not self.ranks.is_alone:
             self.ranks.check_same(what_is_seen(self.config, task))
         trainer = Trainer(
@@ -302,11 +305,18 @@ class _Trial:
 
     def _check_fingerprint(self, then: dict[str, str], now: dict[str, str]) -> None:
         for name in {**then, **now}:
-            if then.get(name) != now.get(name):
+            if then.get(name) == now.get(name):
+                continue
+            changed = (
+                f"{self.run_folder.path}: its checkpoint was trained with {name} "
+                f"({then.get(name, 'without it')}), and here it is {now.get(name, 'gone')}"
+            )
+            if not self.config.data.allow_changed:
                 raise FolderError(
-                    f"{self.run_folder.path}: its checkpoint was trained with {name} {then.get(name)}, and "
-                    f"here it is {now.get(name)}; put back what was there, or start anew with fresh=true"
+                    f"{changed}; put back what was there, or start anew with fresh=true, or go on with "
+                    "what is here by data.allow_changed=true"
                 )
+            print(f"warning: {changed}; data.allow_changed=true goes on", file=sys.stderr, flush=True)
 
     def checkpoint_due(self) -> bool:
         return time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s

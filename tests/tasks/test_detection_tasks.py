@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.errors import ConfigError, DataError, with_notes
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
@@ -52,6 +53,21 @@ def test_coco_trains_and_reports_by_category(
     assert {"mAP", "mAP_50", "AP_50/cat", "AP_50/dog"} <= line.keys()
     assert "mAP_large" not in line  # none of the boxes is so large
     assert np.isfinite(line["train_loss"])
+
+
+def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
+    config = compose_config(*TINY_COCO, f"data.path={coco}")
+    run_trial(config, tmp_path / "run")
+    listed = content(12)
+    listed["annotations"][3]["bbox"][2] -= 1
+    write(coco, "train", listed)
+    longer = from_plain({**to_plain(config), "max_fresh_examples": 2000})
+    with pytest.raises(FolderError, match=r"trained with \S*instances_train2017\.json \(\d+ bytes"):
+        run_trial(longer, tmp_path / "run")
+    write(coco, "train", content(12))
+    (coco / "val2017" / "20.jpg").write_bytes((coco / "val2017" / "21.jpg").read_bytes())
+    with pytest.raises(FolderError, match=r"trained with \S*val2017/20\.jpg"):
+        run_trial(longer, tmp_path / "run")
 
 
 def test_coco_has_ghosts_everywhere_and_ssd_boxes(compose_config: Compose, coco: Path) -> None:

@@ -1,0 +1,110 @@
+"""Data that changed between a stop and its resume: refused by the name of the file, unless one says so."""
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.errors import FolderError
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.datasets.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
+
+IMAGES, LABELS = random_images(40), [number % 10 for number in range(40)]
+CIFAR10 = (
+    "task=cifar10", "task.depth=8", "task.channels=2", "batch_size=4", "echo.shuffle_buffer=4",
+    "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32", "target.value=null",
+)  # fmt: skip
+IMAGENET = (
+    "task=imagenet", "task.model=resnet18", "task.image_size=32", "batch_size=4", "task.ghost_size=null",
+    "echo.shuffle_buffer=4", "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32",
+    "target.value=null", "data.validation_examples=8",
+)  # fmt: skip
+
+
+def parquet(folder: Path, labels: list[int]) -> None:
+    write_parquet(folder / "train-0.parquet", [encode(image) for image in IMAGES[:20]], list(labels[:20]))
+    write_parquet(folder / "train-1.parquet", [encode(image) for image in IMAGES[20:]], list(labels[20:]))
+
+
+def pickles(folder: Path, labels: list[int]) -> None:
+    for number in range(5):
+        rows = slice(number, None, 5)
+        write_batch(folder / f"data_batch_{number + 1}", batch_of(IMAGES[rows], labels[rows]))
+
+
+def shards(folder: Path, labels: list[int]) -> None:
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(("train-0", "train-1", "val-0", "test-0")):
+        with tarfile.open(folder / f"{name}.tar", "w") as archive:
+            for row in range(number * 10, number * 10 + 10):
+                for ending, content in (("png", encode(IMAGES[row])), ("cls", b"%d" % labels[row])):
+                    member = tarfile.TarInfo(f"{row:03d}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+
+def photographs(folder: Path, labels: list[int]) -> None:
+    for row, label in enumerate(labels):
+        place = folder / f"class-{row % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{row}.png").write_bytes(encode(IMAGES[row][:, :: 1 - 2 * (label % 2)]))
+
+
+DATA: dict[str, tuple[Callable[[Path, list[int]], None], tuple[str, ...], str]] = {
+    "parquet": (parquet, (*CIFAR10, "data.validation_examples=8"), "train-1.parquet"),
+    "pickles": (pickles, (*CIFAR10, "data.validation_examples=8"), "data_batch_5"),
+    "shards": (shards, (*CIFAR10, "data.validation_examples=null"), "test-0.tar"),
+    "photographs": (photographs, IMAGENET, "39.png"),
+}
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_a_resume_with_other_labels_of_equal_length_names_the_file(
+    compose_config: Compose, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write, overrides, name = DATA[form]
+    write(tmp_path / "data", LABELS)
+    config = compose_config(*overrides, f"data.path={tmp_path / 'data'}")
+    run_trial(config, tmp_path / "run")
+    sizes = {path: path.stat().st_size for path in (tmp_path / "data").rglob("*.*")}
+    longer = from_plain({**to_plain(config), "max_fresh_examples": 24})
+
+    write(tmp_path / "data", [*LABELS[:-1], 0 if LABELS[-1] != 0 else 1])
+    if form != "photographs":
+        assert {path: path.stat().st_size for path in sizes} == sizes
+    with pytest.raises(
+        FolderError, match=rf"trained with \S*{name} \(.* bytes, sha256 \w+\), and here it is"
+    ):
+        run_trial(longer, tmp_path / "run")
+
+    write(tmp_path / "data", LABELS)
+    if form == "shards":
+        (tmp_path / "data" / name).rename(tmp_path / "elsewhere")
+        with pytest.raises(FolderError, match=rf"{name} \(.*\), and here it is gone; put back"):
+            run_trial(longer, tmp_path / "run")
+        (tmp_path / "elsewhere").rename(tmp_path / "data" / name)
+    write(tmp_path / "data", LABELS)  # with other times
+    assert run_trial(longer, tmp_path / "run")["fresh_examples"] > 16
+    assert "trained with" not in capsys.readouterr().err
+
+
+def test_one_who_means_it_goes_on_and_is_told_once(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet(tmp_path / "data", LABELS)
+    config = compose_config(*CIFAR10, "data.validation_examples=8", f"data.path={tmp_path / 'data'}")
+    run_trial(config, tmp_path / "run")
+    parquet(tmp_path / "data", LABELS[::-1])
+    allowed = {**to_plain(config)["data"], "allow_changed": True}
+    longer = from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed})
+    capsys.readouterr()
+    assert run_trial(longer, tmp_path / "run")["fresh_examples"] > 16
+    told = [line for line in capsys.readouterr().err.splitlines() if "trained with" in line]
+    assert len(told) == 2, "one line for each file"
+    longest = from_plain({**to_plain(config), "max_fresh_examples": 32})  # what is here counts from now on
+    assert run_trial(longest, tmp_path / "run")["fresh_examples"] > 24
+    assert "trained with" not in capsys.readouterr().err
