@@ -136,7 +136,12 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
         raise ValueError("it holds no image bytes")
     content = encoded if isinstance(encoded, np.ndarray) else np.frombuffer(encoded, np.uint8)
     size = encoded_size(encoded if isinstance(encoded, bytes) else content.data)
-    if size is not None and size[0] * size[1] > MAX_PIXELS:
+    if size is None:  # OpenCV reads more kinds, whose headers could claim any size (PBM, HDR, JPEG 2000)
+        raise ValueError(
+            f"its {len(content)} bytes are no whole image (corrupt or truncated), or none of the kinds that "
+            "are read: JPEG, PNG, GIF, WebP, BMP, TIFF"
+        )
+    if size[0] * size[1] > MAX_PIXELS:
         raise ValueError(
             f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
             f"{MAX_PIXELS:,} are decoded"

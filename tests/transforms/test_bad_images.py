@@ -6,6 +6,7 @@ import zlib
 from itertools import islice
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -139,6 +140,24 @@ def test_a_decompression_bomb_is_refused_before_memory_is_taken(content: bytes) 
     assert size is not None
     assert size[0] * size[1] > MAX_PIXELS
     with pytest.raises(ValueError, match=r"claim \d+x\d+ pixels, and at most 178,956,970 are decoded"):
+        decode_image(content)
+
+
+@pytest.mark.parametrize("ending", [".pbm", ".ppm", ".hdr", ".jp2", ".exr", ".ras", ".pam"])
+def test_other_kinds_are_refused_before_they_are_decoded(
+    ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = picture(0)
+    if ending == ".pbm":
+        pixels = pixels[..., :1]
+    elif ending in (".hdr", ".exr"):
+        pixels = pixels.astype(np.float32)
+    try:
+        content = cv2.imencode(ending, pixels)[1].tobytes()
+    except cv2.error:
+        pytest.skip(f"this OpenCV writes no {ending}")
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with pytest.raises(ValueError, match="none of the kinds that are read: JPEG, PNG"):
         decode_image(content)
 
 

@@ -45,7 +45,7 @@ def test_decodes_grey_images_as_three_equal_channels() -> None:
         (encoded(0)[:-200], "corrupt or truncated"),
         (b"no image at all", "corrupt or truncated"),
         ("photograph.jpg", "let the source read the file"),
-        (picture(0), "not an array uint8"),
+        (picture(0), "not a numpy.ndarray of"),
     ],
 )
 def test_what_is_no_image(content: Any, message: str) -> None:
