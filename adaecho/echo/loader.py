@@ -289,7 +289,7 @@ class EchoLoader(Gauges):
             except BaseException as error:
                 if isinstance(error, Exception):
                     self._failed = error
-                self.stop()
+                self._pipeline.stop_after_error()
                 raise
             self._clocks.waited(start)
             if batch is None:

@@ -206,6 +206,12 @@ class Pipeline:
         else:
             self.thread_pool.stop()
 
+    def stop_after_error(self) -> None:
+        """Stop for good, until ``halt``; the error is in the caller's hands."""
+        self.stop()
+        self.stages.queue.map.forget_errors()
+        self._batch_map.forget_errors()
+
     def halt(self) -> None:
         """End all threads and forget what they were ahead; positions must be set anew afterwards."""
         if self.thread_pool is not None:

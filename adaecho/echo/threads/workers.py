@@ -225,6 +225,9 @@ class InlineMap(Generic[Claim, Result]):
     def reset(self) -> None:
         """Nothing is kept here."""
 
+    def forget_errors(self) -> None:
+        """Nor errors."""
+
     def get(self) -> Result | None:
         """The next result; None after the last."""
         start = time.perf_counter()
@@ -283,6 +286,11 @@ class OrderedMap(Generic[Claim, Result]):
         self._claimed = self._delivered = 0
         self._ended = self._claiming = False
         self._results.clear()
+
+    def forget_errors(self) -> None:
+        """Keep none, once stopped: their tracebacks hold the frames of whoever asked, and so its loader."""
+        with self.changed:
+            self._results = {number: result for number, result in self._results.items() if result[0]}
 
     def hire(self) -> None:
         """Start missing threads (the lock held)."""

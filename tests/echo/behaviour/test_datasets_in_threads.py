@@ -366,3 +366,29 @@ def test_a_loader_that_is_not_closed_is_freed_with_a_dataset_that_cannot_be_copi
     gc.collect()  # the loader
     gc.collect()  # what its end leaves
     assert [reference() for reference in kept] == [None, None]
+
+
+def refuse_twelve(example: Any) -> Any:
+    if int(example[0]) == 12:
+        raise ValueError("torn")
+    return example
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("where", [{"decode": refuse_twelve}, {"augment": lambda row, _: refuse_twelve(row)}])
+@pytest.mark.parametrize("source", ["rows", "stream"])
+def test_a_loader_that_an_error_stopped_is_freed(
+    source: str, where: dict[str, Any], num_workers: int
+) -> None:
+    def use() -> list[weakref.ref[Any]]:
+        rows = Holding(torch.arange(24)[:, None])
+        given = (lambda: iter(rows.array)) if source == "stream" else rows.array
+        loader = EchoLoader(given, 4, order="permutation", num_workers=num_workers, **where)
+        with pytest.raises(ValueError, match="torn"):
+            list(islice(loader, 7))
+        return [weakref.ref(loader), weakref.ref(rows)]
+
+    kept = use()
+    gc.collect()  # the loader
+    gc.collect()  # what its end leaves
+    assert [reference() for reference in kept] == [None, None]
