@@ -179,13 +179,13 @@ class EchoLoader(Gauges):
         if batch_size is None:
             warn_if_unshared(source, world_size)
         self._device = ToDevice(device)
-        found = as_source(keyed(source, self.settings.seed))
-        self.settings.check_filling(found.length)
-        place = self._place = choose_place(place, decode, found, self.settings)
-        if isinstance(found, IterableSource):
-            check_iterable(found.name, shuffle=shuffle, sampler=sampler)
+        readable = as_source(keyed(source, self.settings.seed))
+        self.settings.check_filling(readable.length)
+        place = self._place = choose_place(place, decode, readable, self.settings)
+        if isinstance(readable, IterableSource):
+            check_iterable(readable.name, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(
-            found,
+            readable,
             self.settings,
             Work(
                 decode, augment, collate, batch_length, sampler, place, self._device,

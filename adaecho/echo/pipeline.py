@@ -40,6 +40,8 @@ _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 
 Source = ArraySource | MapSource | IterableSource
+AfterBuffer = Augmentation | DecodeThenAugment
+"""What comes after the buffer; or, augmenting first, just before it."""
 
 
 @dataclass(frozen=True)
@@ -77,60 +79,87 @@ class Pipeline:
     """
 
     def __init__(self, source: Source, settings: Settings, work: Work) -> None:
-        self._source, self._settings = source, settings
+        self._source, self._settings, self._work = source, settings, work
         _check(source, settings, work.decode)
-        variant, whole = settings.variant, settings.batch_size is None
-        iterated = isinstance(source, IterableSource)
         order = None if isinstance(source, IterableSource) else _order(source, settings, work.sampler)
-        origin = _origin_of(source, order)
-        decode, after = _around_the_buffer(settings, work, origin)
-        augment_first = after if variant.augments_before else None
+        self._origin = _origin_of(source, order)
+        decode, after_buffer = _around_the_buffer(settings, work, self._origin)
+        augment_first = after_buffer if settings.variant.augments_before else None
+        augment_last = None if settings.variant.augments_before else after_buffer
+        self._whole = settings.batch_size is None
         # Whole batches have been shared out among the ranks by their maker.
-        rank, world = (0, 1) if whole else (settings.rank, settings.world_size)
-        resident = isinstance(source, ArraySource) and source.resident and decode is None
-        resident = resident and not variant.augments_before
-        length = work.batch_length or batch_length
+        self._rank, self._world = (0, 1) if self._whole else (settings.rank, settings.world_size)
+        # Rows that lie in memory are not copied until they leave the buffer.
+        in_memory = isinstance(source, ArraySource) and source.resident
+        self._resident = in_memory and decode is None and not settings.variant.augments_before
         as_stored = decode is None and work.place == "decoded"
         self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
 
-        # read > decode [> augment]
-        preparation = Preparation(decode, augment_first, stacked=not whole, length=length if whole else None)
-        reader: Reader
-        if isinstance(source, IterableSource):
-            reader = SequentialReader(source, preparation, rank=rank, world=world)
-        else:
-            assert order is not None
-            reader = RandomReader(
-                source, order, preparation, rank=rank, world=world, resident=resident,
-                seed=settings.seed, num_workers=work.num_workers, echo=settings.echo,
-            )  # fmt: skip
+        # read > decode [> augment] > [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
+        reader = self._reader(order, decode, augment_first)
         bad = BadExamples(settings.max_bad_examples)
+        iterated = isinstance(source, IterableSource)
         self.deliveries = Deliveries(reader.claim) if work.works_ahead and iterated else None
         queue = FreshQueue((self.deliveries or reader).claim, reader.work, bad)
-        # > [echo >] shuffle > [augment >] batch
-        batches: ExampleBatches | WholeBatches
-        if settings.batch_size is None:
-            batches = WholeBatches(queue, work.device.move, length, kept=isinstance(source, MapSource))
-        else:
-            stage, pool = _example_stage(queue, settings, source if resident else None, settings.batch_size)
-            batches = ExampleBatches(
-                stage, pool, settings.batch_size, None if augment_first else after, work.collate, self._group,
-                work.device.move, origin, drop_last=settings.drop_last,
-            )  # fmt: skip
-        # [> echo > shuffle batches]
+        batches = self._whole_batches(queue) if self._whole else self._example_batches(queue, augment_last)
         self.thread_pool = ThreadPool(reader.release) if work.num_workers else None
-        self._batch_map = self._connect(reader, queue, batches, work, reads_inline=resident or whole)
+        self._batch_map = self._connect(reader, queue, batches)
         self._batches = OneByOne(self._batch_map)
-        echo: EchoedBatches | NotEchoed = NotEchoed(self._batches)
-        if variant.repeats == "batches":
-            echo = EchoedBatches(
-                batches, self._batches, self.thread_pool, seed=settings.seed + 1,
-                factor=settings.first_factor, buffer=settings.batch_shuffle_buffer, rank=rank, world=world,
-            )  # fmt: skip
+        echo = self._echo(batches)
         self.stages = Stages(
             reader, queue, bad, batches, echo,
-            factor=echo.factor if variant.repeats == "batches" else batches.factor,
-            world=world, iterated=iterated, source_length=None if iterated else source.length,
+            factor=echo.factor if settings.variant.repeats == "batches" else batches.factor,
+            world=self._world, iterated=iterated, source_length=None if iterated else source.length,
+        )  # fmt: skip
+
+    def _reader(
+        self, order: Permutation | None, decode: Callable[[Any], Any] | None, augment: AfterBuffer | None
+    ) -> Reader:
+        """The first stage: read > decode [> augment]."""
+        length = (self._work.batch_length or batch_length) if self._whole else None
+        preparation = Preparation(decode, augment, stacked=not self._whole, length=length)
+        if isinstance(self._source, IterableSource):
+            return SequentialReader(self._source, preparation, rank=self._rank, world=self._world)
+        assert order is not None
+        return RandomReader(
+            self._source, order, preparation, rank=self._rank, world=self._world, resident=self._resident,
+            seed=self._settings.seed, num_workers=self._work.num_workers, echo=self._settings.echo,
+        )  # fmt: skip
+
+    def _whole_batches(self, queue: FreshQueue) -> WholeBatches:
+        """Batches as they are read."""
+        kept = isinstance(self._source, MapSource)
+        return WholeBatches(queue, self._work.device.move, self._work.batch_length or batch_length, kept=kept)
+
+    def _example_batches(self, queue: FreshQueue, augment: AfterBuffer | None) -> ExampleBatches:
+        """The middle stages: [echo >] shuffle > [augment >] batch."""
+        settings, work = self._settings, self._work
+        assert settings.batch_size is not None
+        block = max(settings.batch_size, _LEAST_BLOCK)
+        pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
+        if self._resident and isinstance(self._source, ArraySource):
+            pool = ResidentPool(self._source.arrays)
+        echoes = settings.variant.repeats == "examples"
+        factor = Factor(settings.seed, settings.first_factor if echoes else 1.0, world=self._world)
+        stage = EchoStage(
+            queue.take, pool, factor, seed=settings.seed, size=settings.shuffle_buffer, rank=self._rank,
+            world=self._world, rows=pool.rows, block=block,
+            lookahead=_FREE_LOOKAHEAD if self._resident else 1,
+        )  # fmt: skip
+        return ExampleBatches(
+            stage, pool, settings.batch_size, augment, work.collate, self._group, work.device.move,
+            self._origin, drop_last=settings.drop_last,
+        )  # fmt: skip
+
+    def _echo(self, batches: ExampleBatches | WholeBatches) -> EchoedBatches | NotEchoed:
+        """The last stage: [echo > shuffle batches], with draws of its own."""
+        settings = self._settings
+        if settings.variant.repeats != "batches":
+            return NotEchoed(self._batches)
+        return EchoedBatches(
+            batches, self._batches, self.thread_pool, seed=settings.seed + 1,
+            factor=settings.first_factor, buffer=settings.batch_shuffle_buffer, rank=self._rank,
+            world=self._world,
         )  # fmt: skip
 
     def _connect(
@@ -138,17 +167,15 @@ class Pipeline:
         reader: Reader,
         queue: FreshQueue,
         batches: ExampleBatches | WholeBatches,
-        work: Work,
-        *,
-        reads_inline: bool,
     ) -> AnyMap:
         """Let threads read, and make batches; gives the latter's map."""
+        work = self._work
         batch_map: AnyMap
         if self.thread_pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, batch_size = work.num_workers, self._settings.batch_size or 1
-            if not reads_inline:
+            if not (self._resident or self._whole):
                 small = math.ceil(batch_size / (2 * workers))
                 chunk = self._group * batch_size if self._group > 1 else small
                 window = math.ceil(work.prefetch * batch_size / chunk) + workers
@@ -278,7 +305,7 @@ def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
 
 def _around_the_buffer(
     settings: Settings, work: Work, origin: Origin
-) -> tuple[Callable[[Any], Any] | None, Augmentation | DecodeThenAugment | None]:
+) -> tuple[Callable[[Any], Any] | None, AfterBuffer | None]:
     """What decodes before the buffer, and what comes after it (or, augmenting first, just before it)."""
     augmentation = _augmentation(work.augment, settings, origin, work.num_workers)
     if work.decode is None or work.place == "decoded":
@@ -288,24 +315,6 @@ def _around_the_buffer(
     for_augment = getattr(work.decode, "for_augment", None)
     decode = work.decode if for_augment is None else for_augment(work.augment)
     return tried, DecodeThenAugment(decode, augmentation, origin)
-
-
-def _example_stage(
-    queue: FreshQueue, settings: Settings, resident: Source | None, batch_size: int
-) -> tuple[EchoStage, ExamplePool | ResidentPool]:
-    """The stage that repeats and shuffles examples, and where they lie."""
-    block = max(batch_size, _LEAST_BLOCK)
-    pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
-    if isinstance(resident, ArraySource):
-        pool = ResidentPool(resident.arrays)
-    echoes = settings.variant.repeats == "examples"
-    factor = Factor(settings.seed, settings.first_factor if echoes else 1.0, world=settings.world_size)
-    stage = EchoStage(
-        queue.take, pool, factor, seed=settings.seed, size=settings.shuffle_buffer, rank=settings.rank,
-        world=settings.world_size, rows=pool.rows, block=block,
-        lookahead=1 if resident is None else _FREE_LOOKAHEAD,
-    )  # fmt: skip
-    return stage, pool
 
 
 def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:

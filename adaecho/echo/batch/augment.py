@@ -89,7 +89,7 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
         return examples.with_tree(block(examples.tree(), drawn))
     stacked = stack(examples)
     if stacked is None:
-        unfit = next((one for one in examples if obstacle(one) is not None), None)
+        unfit = next((example for example in examples if obstacle(example) is not None), None)
         if unfit is not None:
             raise ValueError(
                 f"augment.block needs arrays, tensors and numbers, and an example holds {obstacle(unfit)}; "

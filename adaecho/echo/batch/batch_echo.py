@@ -25,7 +25,7 @@ from adaecho.echo.memory.pool import BatchPool
 from adaecho.echo.memory.tree import duplicate_many, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Outputs, Rows, StageState
+from adaecho.echo.order.items import Fresh, Outputs, StageState
 from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
@@ -71,7 +71,7 @@ class EchoedBatches:
         self._pool = BatchPool()
         self._recipes: dict[int, Recipe] = {}  # by number, as far back as states may be asked for
         self._latest = Batch(None, keyed.NO_ITEMS, 0, 0, 0)  # where the stages before this one stand
-        self._outputs: deque[tuple[Rows, Batch]] = deque()  # that have left the buffer; their row in the pool
+        self._outputs: deque[tuple[int, Batch]] = deque()  # that have left the buffer; their row in the pool
         self._inline: InlineMap[Batch, Batch] = InlineMap(self.claim, _same)
         self._inline.upstream = batches.map
         self._behind: OrderedMap[Batch, Batch] | None = None
@@ -101,17 +101,17 @@ class EchoedBatches:
         """The next repeat; None at the end of the pass."""
         if not self._outputs:
             # All repeats of a batch together. Their content is copied one by one, as they leave.
-            self._outputs.extend(self._placed(self._stage.take(max(1, self._stage.waiting))))
+            self._outputs.extend(self._placed(self._stage.take_repeats()))
             if not self._outputs:
                 return None
         row, repeat = self._outputs.popleft()
-        repeat.content = self._pool.take(row)[0]
+        repeat.content = self._pool.use(row)
         return repeat
 
-    def _placed(self, outputs: Outputs) -> list[tuple[Rows, Batch]]:
+    def _placed(self, outputs: Outputs) -> list[tuple[int, Batch]]:
         latest = self._latest
         upstream = latest.output, latest.next_index, latest.fresh_examples
-        rows, next_numbers = outputs.rows[:, None], outputs.next_indices.tolist()  # int64 [n, 1]
+        rows, next_numbers = outputs.rows.tolist(), outputs.next_indices.tolist()
         return [
             (row, Batch(None, keyed.NO_ITEMS, *upstream, next_number, output))
             for output, (row, next_number) in enumerate(

@@ -47,9 +47,9 @@ class Batch:
     copies: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Position:
-    """Where the consumer is.
+    """Where the consumer is. One is never changed: another takes its place, in one statement.
 
     Attributes:
         fresh_examples: read for the batches taken so far.
@@ -252,16 +252,16 @@ class ExampleBatches:
 
     def _named(self, items: keyed.Items, examples: list[Any]) -> str:
         """The one that can't be collated, or two that don't go together, else the first and the last."""
-        for place in range(len(examples) if self._collate is None else 0):
+        for index in range(len(examples) if self._collate is None else 0):
             try:
-                collate([examples[place]])
+                collate([examples[index]])
             except Exception:
-                return self._origin(int(items[place]) >> keyed.ECHO_BITS)
-        for place in range(1, len(examples) if self._collate is None else 0):
+                return self._origin(int(items[index]) >> keyed.ECHO_BITS)
+        for index in range(1, len(examples) if self._collate is None else 0):
             try:
-                collate([examples[0], examples[place]])
+                collate([examples[0], examples[index]])
             except Exception:
-                pair = [self._origin(int(items[one]) >> keyed.ECHO_BITS) for one in (0, place)]
+                pair = [self._origin(int(items[number]) >> keyed.ECHO_BITS) for number in (0, index)]
                 return f"{pair[0]} and {pair[1]}, which differ"
         return span(items, self._origin)
 

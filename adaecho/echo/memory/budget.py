@@ -64,7 +64,7 @@ def _groups(root: Path) -> list[int | None]:
         return []
     paths = [Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::/")]
     top = root / "sys/fs/cgroup"
-    return [_group(top / one) for path in paths for one in (path, *path.parents)]
+    return [_group(top / group) for path in paths for group in (path, *path.parents)]
 
 
 def _group(folder: Path) -> int | None:

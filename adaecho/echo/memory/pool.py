@@ -139,12 +139,12 @@ class ColumnsPool:
         return rows
 
     def take(self, rows: Rows) -> Columns:
-        taken = Columns(self._form, self._arrays).take(rows)  # [n, ...] for each leaf
+        examples = Columns(self._form, self._arrays).take(rows)  # [n, ...] for each leaf
         np.subtract.at(self._repeats, rows, 1)  # rows [n] may hold one several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
             self._free.push(keyed.distinct(spent))  # each once, or it would be handed out twice
-        return taken
+        return examples
 
     def _grow(self, needed: int) -> None:
         # By a quarter at least: to copy all rows for each block would take a time quadratic in the buffer.
@@ -200,9 +200,10 @@ class ListPool:
         return rows
 
     def take(self, rows: Rows) -> list[Any]:
-        return [self._use(row) for row in rows.tolist()]
+        return [self.use(row) for row in rows.tolist()]
 
-    def _use(self, row: int) -> Any:
+    def use(self, row: int) -> Any:
+        """One use of a row, as of ``take``."""
         self._repeats[row] -= 1
         if self._repeats[row]:
             # The original stays for later repeats: writing into this one must not change them.
@@ -228,8 +229,8 @@ class BatchPool(ListPool):
         super().clear()
         self._copies: dict[int, list[Any]] = {}  # by row
 
-    def _use(self, row: int) -> Any:
-        batch = super()._use(row)
+    def use(self, row: int) -> Any:
+        batch = super().use(row)
         if not self._repeats[row]:
             del self._copies[row]
         return batch

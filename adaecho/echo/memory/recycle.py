@@ -48,9 +48,9 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 def take(array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     """A copy of some rows, all of which exist, in recycled memory."""
-    taken = empty((len(rows), *array.shape[1:]), array.dtype)
+    selected = empty((len(rows), *array.shape[1:]), array.dtype)
     if not array.flags.c_contiguous:  # np.take would first make a contiguous copy of the whole array
-        taken[...] = array[rows]
-        return taken
+        selected[...] = array[rows]
+        return selected
     # Any mode but "raise" writes without a second buffer.
-    return np.take(array, rows, axis=0, out=taken, mode="clip")
+    return np.take(array, rows, axis=0, out=selected, mode="clip")

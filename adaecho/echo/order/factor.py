@@ -52,6 +52,12 @@ class Factor:
         """How often each of these leaves the stage, under the factor in force or an earlier one."""
         return repeats(self._seed, serials // self._world, self.value if factor is None else factor)
 
+    def repeats_of(self, serial: int) -> int:
+        """How often this one leaves the stage."""
+        if self.value == math.floor(self.value):
+            return int(self.value)
+        return int(self.repeats(np.array([serial]))[0])
+
     def fresh_needed(self, items: int, next_index: int) -> int:
         """The fewest fresh examples from a local number on whose repeats make that many items."""
         most = math.ceil(items / math.floor(self.value))

@@ -98,6 +98,8 @@ class Tail:
 
     def split(self, count: int) -> tuple["Tail", "Tail"]:
         """The first ``count``, and the rest."""
+        if count >= len(self):
+            return self, Tail(*3 * [keyed.NO_ITEMS])
         return (
             Tail(self.items[:count], self.rows[:count], self.slots[:count]),
             Tail(self.items[count:], self.rows[count:], self.slots[count:]),

@@ -64,7 +64,6 @@ class Echo:
     Attributes:
         emitted: outputs since it began.
         next_index: upstream position, which is ahead of what has entered the buffer.
-        waiting: items that are about to enter.
     """
 
     def __init__(
@@ -111,9 +110,33 @@ class Echo:
         self._buffer.load(at.buffer, rows[:held], at.draining)
         self._tail = self._with_slots(items[held:], rows[held:])
 
-    @property
-    def waiting(self) -> int:
-        return len(self._tail)
+    def take_repeats(self) -> Outputs:
+        """The next outputs: as all repeats of one fresh example enter, where that is possible."""
+        if not self._buffer.size and not len(self._tail):
+            return self._passed_on()
+        if self._buffer.space or self._buffer.draining:
+            return self.take(1)
+        self._gather(1)
+        return self.take(max(1, len(self._tail)))
+
+    def _passed_on(self) -> Outputs:
+        """The repeats of the next fresh example, where there is no buffer: ``take``, but quicker."""
+        self.factor.settle(self.next_index)
+        fresh = None if self._buffer.draining else self._upstream(1)
+        if fresh is None:
+            return self.take(1)
+        self.next_index = fresh.next_index
+        self._skip(fresh)
+        if not len(fresh.serials):
+            return self._passed_on()
+        serial = int(fresh.serials[0])
+        repeats = self.factor.repeats_of(serial)
+        rows = np.repeat(self._pool.insert(fresh.examples, np.array([repeats])), repeats)
+        items = np.arange(serial << keyed.ECHO_BITS, (serial << keyed.ECHO_BITS) + repeats)
+        outputs = Outputs(self.emitted, items, rows, np.full(repeats, fresh.next_index))
+        self.emitted += repeats
+        self._entered = int(items[-1])
+        return outputs
 
     def take(self, count: int) -> Outputs:
         """The next ``count`` outputs; fewer only at the end of a pass, none after it."""
@@ -148,9 +171,15 @@ class Echo:
         return outputs
 
     def _draw(self, count: int) -> Tail:
-        """The next ``count`` items of the echoed stream; fewer at its end, none after it.
+        """The next ``count`` items of the echoed stream; fewer at its end, none after it."""
+        self._gather(count)
+        drawn, self._tail = self._tail.split(count)
+        return drawn
 
-        Where upstream raises, what has been drawn until then waits for the next call.
+    def _gather(self, count: int) -> None:
+        """Have that many items wait to enter, if there are as many.
+
+        Where upstream raises, what has been gathered until then waits for the next call.
         """
         while len(self._tail) < count:
             self.factor.settle(self.next_index)
@@ -162,8 +191,6 @@ class Echo:
             self._skip(fresh)
             if len(fresh.serials):
                 self._tail = self._tail.joined(self._repeated(fresh))
-        drawn, self._tail = self._tail.split(count)
-        return drawn
 
     def _skip(self, fresh: Fresh) -> None:
         """Note the bad ones."""
@@ -223,10 +250,18 @@ class EchoStage(Echo):
 
     def take(self, count: int) -> Outputs:
         outputs = super().take(count)
+        self._mark_if_due()
+        return outputs
+
+    def take_repeats(self) -> Outputs:
+        outputs = super().take_repeats()
+        self._mark_if_due()
+        return outputs
+
+    def _mark_if_due(self) -> None:
         if self.emitted - self._last_mark >= self._apart and not self._buffer.draining:
             self._last_mark = self.emitted
             self._marks.append((self.emitted, self.state()))
-        return outputs
 
     def _skip(self, fresh: Fresh) -> None:
         self._bad += [bad.index for bad in fresh.bad]

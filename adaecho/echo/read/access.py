@@ -231,9 +231,9 @@ def _any_draws(dataset: Any, named: list[str]) -> bool:
 def _transforms(dataset: Any) -> list[str]:
     """The transforms that are set, of a dataset or those it is made of; a method of that name is none."""
     given = [name for name in _TRANSFORMS if not inspect.isfunction(getattr(type(dataset), name, None))]
-    found = [name for name in given if callable(getattr(dataset, name, None))]
+    callables = [name for name in given if callable(getattr(dataset, name, None))]
     if getattr(dataset, "format", None) and isinstance(dataset.format, dict):
-        found += ["set_transform"] if dataset.format.get("type") == "custom" else []
+        callables += ["set_transform"] if dataset.format.get("type") == "custom" else []
     for inner in _inner(dataset):
-        found += [name for name in _transforms(inner) if name not in found]
-    return found
+        callables += [name for name in _transforms(inner) if name not in callables]
+    return callables

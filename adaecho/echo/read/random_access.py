@@ -129,9 +129,9 @@ class RandomReader:
     ) -> tuple[Any, int]:
         self.begin(iteration, passes)
         self._index = index
-        again = all_of(self.work((needed, self._permutation.rows(needed), index)), needed)
+        examples = all_of(self.work((needed, self._permutation.rows(needed), index)), needed)
         length = self._preparation.length
-        return again, len(needed) if length is None else sum(map(length, again))
+        return examples, len(needed) if length is None else sum(map(length, examples))
 
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:  # noqa: ARG002
         return []

@@ -102,14 +102,15 @@ class SequentialReader:
             if apart and self._iterator is not None and self._count - self._marks.latest.count >= apart:
                 self._marks.add(Mark(*self._pass, self._count, self._source.position(self._iterator)))
             while len(claimed) < count:
-                found = self._next()
-                if found is None:
+                following = self._next()
+                if following is None:
                     break
-                if found[0] % self._every == self._kept:
-                    self.witnesses.add(self._serial(found[0]), found[1])
+                number, example = following
+                if number % self._every == self._kept:
+                    self.witnesses.add(self._serial(number), example)
                     # Before the source goes on, which may put its next example into the same memory.
-                    example = self._preparation.own(found[1])
-                    claimed.append((self._serial(found[0]), found[0] - self._pass[1], example))
+                    own = self._preparation.own(example)
+                    claimed.append((self._serial(number), number - self._pass[1], own))
         if not claimed:
             return None
         serials, places, examples = zip(*claimed, strict=True)
@@ -150,23 +151,24 @@ class SequentialReader:
             self._last_pass = None if passes is None else iteration * passes
             self._open(mark.number, mark.first, mark.position)
             while self._count < end:
-                found = self._next()
-                if found is None:
+                following = self._next()
+                if following is None:
                     raise ValueError(
                         f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
                         "it must give the same examples again"
                     )
-                if not self.witnesses.is_as_before(self._serial(found[0]), found[1]):
-                    self._source.check_other(self._serial(found[0]))
-                reread += self._preparation.examples_in(found[1])
-                if found[0] in wanted:
-                    kept.append(self._preparation.own(found[1]))
+                number, example = following
+                if not self.witnesses.is_as_before(self._serial(number), example):
+                    self._source.check_other(self._serial(number))
+                reread += self._preparation.examples_in(example)
+                if number in wanted:
+                    kept.append(self._preparation.own(example))
             if self._pass[0] < opened[-1].number:
                 self._open(opened[-1].number)
         return (all_of(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
 
     def _last_before(self, count: int, opened: list[Mark]) -> Mark:
-        mark = next((one for one in reversed(opened) if one.count <= count), None)
+        mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
         if mark is None:
             raise ValueError(
                 f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "

@@ -190,12 +190,12 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
     if isinstance(source, np.ndarray | torch.Tensor) and not source.ndim:
         raise ValueError(f"source: {source!r:.80} is one number, and no array of examples")
     arrays = _as_arrays(source)
-    found: ArraySource | MapSource | IterableSource
+    readable: ArraySource | MapSource | IterableSource
     if arrays is not None:
-        found = ArraySource(arrays)
+        readable = ArraySource(arrays)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         _check_rows(source)
-        found = MapSource(source)
+        readable = MapSource(source)
     elif isinstance(source, Iterable) or callable(source):
         return IterableSource(source)
     else:
@@ -203,9 +203,9 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
             f"source: a {type(source).__name__} is neither indexable with a length nor iterable; "
             "give arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
         )
-    if not found.length:
+    if not readable.length:
         raise ValueError("source: it holds no examples (length 0)")
-    return found
+    return readable
 
 
 def _check_rows(source: Any) -> None:

@@ -86,9 +86,8 @@ def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
 # Any call within the loader. What each variant goes through, in two iterations of one pass and their states.
 
 ECHO = str(Path(batch_echo.__file__).parents[1])
-# What the first two return is the consumer's: an interrupt after it is one of the consumer's own code. The
-# end of the third may be the garbage collector's.
-NOT_AFTER = {"__iter__", "__next__", "<genexpr>"}
+# What these return is the consumer's: an interrupt after it is one of the consumer's own code.
+OUTERMOST = {"__iter__", "__next__"}
 EVENTS = ("call", "return", "c_call", "c_return")
 
 Site = tuple[str, str, int, str]  # file, function, line where that is not at its beginning or end, event
@@ -110,8 +109,8 @@ class Profiler:
             return  # of a lock: CPython looks for no signal between the end of a with block and this
         if not code.co_filename.startswith(ECHO) or event not in EVENTS:
             return
-        if event == "return" and code.co_name in NOT_AFTER:
-            return
+        if code.co_name == "<genexpr>" or (event == "return" and code.co_name in OUTERMOST):
+            return  # the first may be ended by the garbage collector, which lets no exception out
         line = frame.f_lineno if event.startswith("c_") else 0
         self.sites.append((code.co_filename, code.co_name, line, event))
         self.due |= len(self.sites) in self.at
