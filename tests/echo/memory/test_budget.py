@@ -22,12 +22,12 @@ from tests.echo.sources import Dataset, Stream, arrays
 def test_a_buffer_beyond_all_memory(make: Any) -> None:
     source = make(9)
     with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
-        EchoLoader(source, 3, shuffle_buffer=10**12)
+        EchoLoader(source, 3, shuffle_buffer=10**12, epochs=1)  # endless, so many passes are refused first
     assert getattr(source, "reads", 0) == 0
     with pytest.raises(
         ValueError, match=r"^batch_shuffle_buffer: it would take .* make batch_shuffle_buffer"
     ):
-        EchoLoader(source, 3, echo="batch", batch_shuffle_buffer=10**12)
+        EchoLoader(source, 3, echo="batch", factor=2, batch_shuffle_buffer=10**12, epochs=1)
 
 
 def test_examples_that_do_not_fit_are_noticed_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
