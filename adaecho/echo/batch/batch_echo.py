@@ -103,6 +103,9 @@ class EchoedBatches:
             # All repeats of a batch together. Their content is copied one by one, as they leave.
             self._outputs.extend(self._placed(self._stage.take_repeats()))
             if not self._outputs:
+                # Where a state was loaded while the buffer drained, nobody has met the end of the pass again,
+                # nor read the remainder before it that drop_last leaves out.
+                self._batches.get()
                 return None
         row, repeat = self._outputs.popleft()
         repeat.content = self._pool.use(row)
