@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.order.items import Fresh
+from adaecho.echo.read.access import warn_caller
 from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.marks import Mark, Marks
 from adaecho.echo.read.sources import IterableSource, Position, is_unread
-from adaecho.echo.read.witness import Witnesses
+from adaecho.echo.read.witness import Witnesses, tells_content
 
 _WITNESSED = 16  # of so many examples one is; of batches each
 
@@ -187,6 +188,13 @@ class SequentialReader:
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
         """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
         oldest = self._counts(np.array([oldest_serial]))[0]
+        witnesses = self.witnesses.before(index * self._world)
+        if witnesses and not (self._source.seekable or self._source.marks_apart or tells_content(witnesses)):
+            warn_caller(
+                "state_dict: nothing in what the source gives can be compared (tensors on another device, or "
+                "objects that show no arrays): a resume wouldn't notice if it gave another order then; let "
+                "its order follow from a seed, or from what set_epoch(pass) told it"
+            )
         marks = self._marks.since(oldest, index * self._every + self._kept, self._after(index))
         return [mark.plain() for mark in marks]
 

@@ -5,6 +5,7 @@ follows no seed, other things come then: some would be used too often, others ne
 """
 
 import dataclasses
+import functools
 import hashlib
 import threading
 from collections import deque
@@ -13,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _KEPT = 1024  # many more than are read ahead of the consumer
-_IN_A_STATE = 16  # buffers that shuffle a little give the same thing at some places
-_ELEMENTS, _PARTS, _DEPTH = 256, 8, 4  # of an array and of a list, about; of what holds others
+_FIRST = 32  # of all, each a witness: few have been read when an early state is made
+_IN_A_STATE = 32  # buffers that shuffle a little give the same thing at some places
+_WHOLE_BYTES, _ELEMENTS = 1 << 14, 2048  # of an array: what is small, and of what is larger so many
+_PARTS, _DEPTH = 8, 4  # of a list, about; of what holds others
 
 Witness = tuple[int, int]
 """The serial of a thing, and its fingerprint."""
@@ -43,7 +47,8 @@ class Witnesses:
 
     def add(self, serial: int, thing: Any) -> None:
         """Remember a thing, if it is to be a witness."""
-        if serial // self._world % self._spacing:
+        number = serial // self._world
+        if number >= _FIRST and number % self._spacing:
             return
         witness = serial, fingerprint(thing)
         with self._lock:
@@ -67,39 +72,89 @@ class Witnesses:
 
 
 def fingerprint(thing: Any) -> int:
-    """56 bits of about so many elements of each array, by content: the same in every process."""
-    digest = hashlib.blake2b(digest_size=7)
-    _feed(thing, digest.update, _DEPTH)
-    return int.from_bytes(digest.digest(), "big")
+    """56 bits of what a thing is made of, of a large array about so many elements; alike in every process.
+
+    The lowest bit says whether any content was seen, or types and shapes alone.
+    """
+    digest = _Digest()
+    digest.feed(thing, _DEPTH)
+    return (int.from_bytes(digest.of_all.digest(), "big") & ~1) | digest.saw_content
 
 
-def _feed(thing: Any, update: Any, depth: int) -> None:
-    update(type(thing).__name__.encode())
-    if isinstance(thing, torch.Tensor):
-        thing = _array(thing)
-    if isinstance(thing, np.ndarray):
-        update(f"{thing.dtype}{thing.shape}".encode())
-        some = thing.flat[:: max(1, thing.size // _ELEMENTS)]
-        thing = some.tolist() if some.dtype.hasobject else some.tobytes()
-    if isinstance(thing, bytes | bytearray | memoryview):
-        update(bytes(thing[:: max(1, len(thing) // (_ELEMENTS * 16))]))
-    elif isinstance(thing, str | int | float | np.generic):
-        update(str(thing).encode())
-    elif isinstance(thing, list | tuple) and depth:
-        update(str(len(thing)).encode())
-        for part in thing[:: max(1, len(thing) // _PARTS)]:
-            _feed(part, update, depth - 1)
-    elif isinstance(thing, Mapping) and depth:
-        for key, value in thing.items():
-            update(str(key).encode())
-            _feed(value, update, depth - 1)
-    elif dataclasses.is_dataclass(thing) and depth:  # of other objects what is content can't be told
-        _feed(getattr(thing, "__dict__", {}), update, depth - 1)
+def tells_content(witnesses: list[list[int]]) -> bool:
+    """Whether another order of the things would show in these."""
+    return any(found & 1 for _, found in witnesses)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    """As NumPy sees it; its form alone where it can't, or on a device that one would have to wait for."""
+class _Digest:
+    def __init__(self) -> None:
+        self.of_all = hashlib.blake2b(digest_size=7)
+        self.saw_content = False
+
+    def feed(self, thing: Any, depth: int) -> None:
+        """Add a thing, and what it holds down to a depth."""
+        self.of_all.update(type(thing).__name__.encode())
+        if isinstance(thing, torch.Tensor):
+            self.of_all.update(f"{thing.dtype}{tuple(thing.shape)}".encode())
+            for array in _arrays(thing):
+                self._feed_array(array)
+        elif isinstance(thing, np.ndarray) or hasattr(type(thing), "__array_interface__"):  # Pillow's images
+            self._feed_array(np.asarray(thing))
+        elif isinstance(thing, bytes | bytearray | memoryview):
+            self._feed_array(np.frombuffer(thing, np.uint8))
+        elif isinstance(thing, str | int | float | np.generic):
+            self._feed_content(str(thing).encode())
+        elif isinstance(thing, list | tuple) and depth:
+            self.of_all.update(str(len(thing)).encode())
+            for part in thing[:: max(1, len(thing) // _PARTS)]:
+                self.feed(part, depth - 1)
+        elif isinstance(thing, Mapping) and depth:
+            self._feed_named(thing, depth)
+        elif dataclasses.is_dataclass(thing) and depth:
+            self._feed_named(getattr(thing, "__dict__", {}), depth)
+        elif depth:  # an object of some class; its numbers may be of that object alone, as a time is
+            held = getattr(thing, "__dict__", {})
+            self._feed_named({name: part for name, part in held.items() if isinstance(part, _CONTENT)}, depth)
+
+    def _feed_named(self, parts: Mapping[Any, Any], depth: int) -> None:
+        for name, part in parts.items():
+            self.of_all.update(str(name).encode())
+            self.feed(part, depth - 1)
+
+    def _feed_array(self, array: NDArray[Any]) -> None:
+        """All of a small array, else elements at random places: evenly spaced ones may all be padding."""
+        self.of_all.update(f"{array.dtype}{array.shape}".encode())
+        if array.nbytes > _WHOLE_BYTES:
+            array = array.flat[_places(array.size)]
+        self._feed_content(str(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+
+    def _feed_content(self, content: bytes) -> None:
+        self.of_all.update(content)
+        self.saw_content |= bool(content)
+
+
+@functools.lru_cache(maxsize=64)
+def _places(size: int) -> NDArray[np.int64]:
+    """Of the elements of an array of that size to look at, rising, int64 [_ELEMENTS]; always the same."""
+    return np.sort(np.random.Generator(np.random.PCG64(size)).integers(size, size=_ELEMENTS))
+
+
+_CONTENT = (torch.Tensor, np.ndarray, bytes, bytearray, str, list, tuple, Mapping)
+_SAME_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _arrays(tensor: torch.Tensor) -> list[NDArray[Any]]:
+    """A tensor as NumPy sees it, its bits where NumPy hasn't its type; a sparse one by its parts.
+
+    None of another layout, nor on another device, which one would have to wait for.
+    """
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return [*_arrays(tensor._indices()), *_arrays(tensor._values())]
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return []
     try:
-        return tensor.detach().numpy()
+        return [tensor.resolve_conj().resolve_neg().numpy()]
     except (TypeError, RuntimeError):
-        return f"{tensor.dtype}{tuple(tensor.shape)}"
+        same_bits = _SAME_BITS.get(tensor.element_size())
+        return [] if tensor.is_quantized or same_bits is None else [tensor.view(same_bits).numpy()]

@@ -19,7 +19,9 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
@@ -59,6 +61,7 @@ class KeyedDataLoader:
         self._loader, self._seed, self._number = loader, seed, 0
         self._generator = torch.Generator()
         self._upcoming = _Upcoming()
+        self._sampler: Any = None
         self._copied: DataLoader[Any] | None = None
 
     def __len__(self) -> int:
@@ -74,8 +77,10 @@ class KeyedDataLoader:
         order_seed, seed = seeds_of_pass(self._seed, self._number)
         generator = torch.Generator()
         generator.manual_seed(order_seed)
-        sampler = _drawing_with(generator, _indices_of(self._loader), self._number)
-        return Pass(self, _Indices(iter(sampler), seed, sent=self._loader.num_workers > 0), seed)
+        if self._sampler is None:  # one copy for all passes: it may count them
+            self._sampler = _copied(_indices_of(self._loader), {})
+        _prepare(self._sampler, generator, self._number)
+        return Pass(self, _Indices(iter(self._sampler), seed, sent=self._loader.num_workers > 0), seed)
 
     def batches(self, indices: "_Indices", seed: int) -> Iterator[Any]:
         """Of these indices. Persistent workers stay from one pass to the next."""
@@ -231,20 +236,35 @@ def _indices_of(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _drawing_with(generator: torch.Generator, sampler: Any, number: int) -> Any:
-    """A copy of a sampler, and of those within it, that draws with a generator and knows the pass."""
-    try:
-        copied = copy.copy(sampler)
-    except TypeError:  # an iterator, which can be used once
-        return sampler
-    for name in ("sampler", "batch_sampler"):
-        if hasattr(copied, name):
-            setattr(copied, name, _drawing_with(generator, getattr(copied, name), number))
-    if hasattr(copied, "generator"):
-        copied.generator = generator
-    if hasattr(copied, "set_epoch"):
-        copied.set_epoch(number)
-    return copied
+def _copied(sampler: Any, copies: dict[int, Any]) -> Any:
+    """A copy of a sampler, and of the samplers in its attributes, each once."""
+    if id(sampler) not in copies:
+        try:
+            copied = copies[id(sampler)] = copy.copy(sampler)
+        except TypeError:  # an iterator, which can be used once
+            return sampler
+        for name, value in _samplers_in(copied):
+            setattr(copied, name, _copied(value, copies))
+    return copies[id(sampler)]
+
+
+def _samplers_in(sampler: Any) -> list[tuple[str, Any]]:
+    """The attributes of a sampler that are samplers themselves, which it may draw from."""
+    return [
+        (name, value)
+        for name, value in getattr(sampler, "__dict__", {}).items()
+        if isinstance(value, Sampler) or (name in ("sampler", "batch_sampler") and value is not None)
+    ]
+
+
+def _prepare(sampler: Any, generator: torch.Generator, number: int) -> None:
+    """Let a copied sampler, and those within it, draw with a generator, and tell them the pass."""
+    for _, within in _samplers_in(sampler):
+        _prepare(within, generator, number)
+    if isinstance(getattr(sampler, "generator", 0), torch.Generator | None):  # not another library's
+        sampler.generator = generator
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(number)
 
 
 def hears_of_passes(source: Any) -> bool:
@@ -269,14 +289,23 @@ def _parts(source: Any) -> list[Any]:
 
 
 _SHARE_NOTHING = (RandomSampler, SequentialSampler, WeightedRandomSampler, BatchSampler)
+_SHARE_NOTHING_IF_WHOLE = (SubsetRandomSampler, list, tuple, range)  # else maybe the rows of a rank
+
+
+def _shares_out(sampler: Any, rows: int) -> bool:
+    """Whether a sampler may give each rank a part of its own."""
+    known = type(sampler).__module__.startswith(("torch.", "torchdata.", "builtins"))
+    if known and isinstance(sampler, _SHARE_NOTHING_IF_WHOLE):
+        return len(sampler) < rows
+    return not (known and isinstance(sampler, _SHARE_NOTHING))
 
 
 def warn_if_unshared(source: Any, world_size: int) -> bool:
     """Warn where each of several ranks reads everything of a DataLoader; whether it did."""
     if world_size == 1 or not isinstance(source, DataLoader) or isinstance(source.dataset, IterableDataset):
         return False
-    samplers = [one for one in _parts(source)[2:] if one is not None]
-    if not all(type(sampler) in _SHARE_NOTHING for sampler in samplers):
+    rows = len(source.dataset)  # type: ignore[arg-type]
+    if any(_shares_out(sampler, rows) for sampler in _parts(source)[2:] if sampler is not None):
         return False
     warn_caller(
         f"source: each of {world_size} ranks reads all examples of this {type(source).__name__}, in the same "

@@ -16,6 +16,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -234,7 +235,65 @@ def test_a_distributed_sampler_draws_each_epoch_anew_as_in_a_loop_that_sets_it()
     assert seen[0] != seen[1]
 
 
-@pytest.mark.parametrize("arguments", [{"shuffle": True}, {"batch_sampler": None}, {}])
+class Counting(Sampler[int]):
+    """One that counts its passes, and draws with NumPy's generator in the attribute that torch's use."""
+
+    def __init__(self) -> None:
+        self.passes, self.generator = 0, np.random.default_rng(0)
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        return iter(np.random.default_rng(self.passes).permutation(ROWS).tolist())
+
+
+def test_a_sampler_that_counts_its_passes_goes_on_counting() -> None:
+    sampler = Counting()
+    loader = wrapped(DataLoader(range(ROWS), 8, sampler=sampler))  # type: ignore[arg-type]
+    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert first != second
+    assert sampler.passes == 0, "the given one stays as it was"
+
+
+class Around(Sampler[int]):
+    """One of the user's own that passes on what another gives."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Any:
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        RandomSampler(range(ROWS), generator=torch.Generator().manual_seed(3)),
+        DistributedSampler(Drawn(), 1, 0),
+    ],
+)
+def test_samplers_within_others_are_keyed_and_told_the_pass(inner: Any) -> None:
+    def loader() -> EchoLoader:
+        return wrapped(DataLoader(range(ROWS), 8, sampler=Around(inner)))  # type: ignore[arg-type]
+
+    undisturbed, resumed = loader(), loader()
+    first, second = ([batch.tolist() for batch in undisturbed] for _ in range(2))
+    assert first != second
+    stopped = loader()
+    taken(stopped, len(first))
+    resumed.load_state_dict(through_torch_save(stopped.state_dict()))
+    assert [batch.tolist() for batch in resumed] == second
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shuffle": True},
+        {"batch_sampler": None},
+        {},
+        {"sampler": SubsetRandomSampler(range(ROWS))},
+        {"sampler": list(range(ROWS))},
+    ],
+)
 def test_ranks_that_all_read_everything_are_warned(arguments: dict[str, Any]) -> None:
     if "batch_sampler" in arguments:
         arguments = {"batch_sampler": BatchSampler(RandomSampler(range(ROWS)), 4, False)}

@@ -7,11 +7,13 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from adaecho import EchoLoader
@@ -182,12 +184,20 @@ def test_contents_that_a_thread_draws_for_the_same_rows_are_warned_of() -> None:
             restored.load_state_dict(loader.state_dict())
 
 
+def padded(rows: int, columns: int, other: int) -> torch.Tensor:
+    """A batch that tells nothing at even spacing: every row begins alike and ends in padding."""
+    batch = torch.zeros(rows, columns, dtype=torch.int64)
+    batch[:, 1 : columns // 5] = (torch.arange(rows * (columns // 5 - 1)).view(rows, -1) + other) % 2
+    return batch
+
+
 def test_a_state_holds_the_last_few_witnesses() -> None:
     witnesses = Witnesses(spacing=4, world=2)
     for serial in range(1, 5000, 2):
         witnesses.add(serial, serial)
     kept = witnesses.before(4990)
-    assert [serial for serial, _ in kept] == list(range(4985 - 15 * 8, 4990, 8))
+    assert [serial for serial, _ in kept] == list(range(4985 - 31 * 8, 4990, 8))
+    assert [serial for serial, _ in witnesses.before(64)] == list(range(1, 64, 2)), "each of the first"
     again = Witnesses(spacing=4, world=2)
     again.expect(kept)
     assert again.before(4990) == kept
@@ -207,6 +217,12 @@ def test_a_state_holds_the_last_few_witnesses() -> None:
         (torch.zeros(3, dtype=torch.float32), torch.zeros(3, dtype=torch.float64)),
         (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
         (random.Random, np.random),
+        (torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
+        (torch.eye(4).to_sparse(), torch.eye(4).flip(0).to_sparse()),
+        (Image.new("L", (8, 8), 1), Image.new("L", (8, 8), 2)),
+        (SimpleNamespace(rows=torch.ones(3)), SimpleNamespace(rows=torch.zeros(3))),
+        (padded(64, 512, 0), padded(64, 512, 1)),
+        (padded(64, 784, 0), padded(64, 784, 1)),
     ],
 )
 def test_a_fingerprint_is_one_of_content(one: Any, other: Any) -> None:
@@ -220,3 +236,17 @@ def test_a_fingerprint_looks_at_little_of_what_is_large() -> None:
     assert fingerprint(torch.zeros(3, dtype=torch.bfloat16)) != fingerprint(
         torch.zeros(4, dtype=torch.bfloat16)
     )
+
+
+class Opaque:
+    """A batch that shows nothing."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def test_a_state_of_what_cannot_be_compared_is_warned_of() -> None:
+    loader = EchoLoader(lambda: (Opaque() for _ in range(9)), None, epochs=1, echo="batch", factor=2)
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="nothing in what the source gives can be compared"):
+        loader.state_dict()
