@@ -88,7 +88,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("data.path=somewhere",), ("data.path=somewhere", "digits")),
         (
             ("echo.shuffle_buffer=1000000000000",),
-            ("shuffle_buffer=1000000000000: to fill it takes", "make shuffle_buffer smaller"),
+            ("shuffle_buffer=1000000000000: to fill it takes", "make it smaller"),
         ),
         (("data.path=''",), ("data.path", "is empty")),
         (("data.path=~/data",), ("data.path=~/data", "Quote a value", "twice: \"key='value'\"")),
