@@ -241,3 +241,11 @@ def test_the_winners_ratios_on_the_page_of_fig3_are_those_on_the_page_of_claims(
     assert len(ratios) == 9  # the first rule's four, the third one's five
     claims = (ROOT / "docs" / "claims.md").read_text()
     assert [ratio for ratio in ratios if "{} ({})".format(*ratio) not in claims] == []
+
+
+def test_the_page_of_resnet32_tells_what_its_record_holds() -> None:
+    (row,) = read_rows(ROOT / "results" / "resnet32" / "cifar10" / "trials.json")
+    page = (ROOT / "experiments" / "resnet32" / "README.md").read_text()
+    assert row["to_target_fresh_examples"] is None
+    assert f"best accuracy on the held-out images is {row['best_value']:.3f}" in page
+    assert f"{row['steps']:,} steps and\n{row['fresh_examples']:,} fresh examples" in page
