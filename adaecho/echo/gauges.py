@@ -24,6 +24,11 @@ class Gauges:
         return self._position.fresh_examples
 
     @property
+    def examples_read(self) -> int:
+        """Examples of this rank that have gone into the pipeline, also ahead of the batches taken so far."""
+        return self._stages.queue.examples
+
+    @property
     def fresh_examples_in_buffer(self) -> int:
         """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
         return len(keyed.serials_of(items_held(self._own_state())))

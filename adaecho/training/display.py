@@ -1,5 +1,6 @@
 """What a run shows while it trains: a bar on a terminal, and everywhere a line now and then."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from adaecho.training.trainer import Trainer
 _REDRAW_S = 0.5
 # Lines come ever more rarely: a short run has few, a long one is followed from its first seconds.
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 5.0, 60.0
+_MANY_TO_FILL = 10_000  # fresh examples before the first step that may take long enough to be told of
 
 
 class Display:
@@ -45,6 +47,36 @@ class Display:
         self._begin_s = time.monotonic()
         self._line_at = self._begin_s + self._pause_s
         self._done_before = _share_done(self._config, trainer)
+        with self._filling(trainer), self._bar_shown():
+            yield
+
+    @contextmanager
+    def _filling(self, trainer: Trainer) -> Iterator[None]:
+        """Tell inside the block, until the first step, how much of a large buffer has been read."""
+        loader, ended = trainer.loader, threading.Event()
+        to_fill = sum(loader.settings.to_fill.values())
+        if to_fill < _MANY_TO_FILL:
+            yield
+            return
+        steps, read_before = trainer.progress.steps, loader.examples_read
+
+        def tell() -> None:
+            pause_s = _FIRST_LINE_S
+            while not ended.wait(pause_s) and trainer.progress.steps == steps:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                read = loader.examples_read - read_before
+                self.say(f"reading before the first step: {read:,} of about {to_fill:,.0f} fresh examples")
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            teller.join()
+
+    @contextmanager
+    def _bar_shown(self) -> Iterator[None]:
         if not self._console.is_terminal:
             yield
             return

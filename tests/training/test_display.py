@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,32 @@ def test_lines_come_ever_more_rarely(compose_config: Compose, monkeypatch: pytes
     assert at[-1] - at[-2] > at[1] - at[0]
     assert all("left" in line and "fresh" in line for line in lines)
     assert "accuracy" in lines[-1]
+
+
+def test_the_filling_of_a_large_buffer_is_told_until_the_first_step(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
+    file, told = io.StringIO(), threading.Event()
+    read = iter([7, *[12_007] * 10**6])
+
+    class Loader:
+        settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
+        examples_read = property(lambda _: next(read))
+
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(steps=0),
+        clocks=SimpleNamespace(train_time_s=0.0),
+        loader=Loader(),
+        fresh_examples=0,
+    )
+    display = Display(compose_config(*RUN), Console(file=file, width=80, soft_wrap=True))
+    monkeypatch.setattr(display, "say", lambda text: (file.write(text + "\n"), told.set()))
+    with display.showing(trainer):  # type: ignore[arg-type]
+        assert told.wait(30)
+    assert set(file.getvalue().splitlines()) == {
+        "reading before the first step: 12,000 of about 20,000 fresh examples"
+    }
 
 
 def test_a_display_changes_no_record(compose_config: Compose) -> None:
