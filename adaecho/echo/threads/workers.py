@@ -1,8 +1,14 @@
 """Background threads: ordered, bounded, parallel maps that can pause, stop and go on without losing anything.
 
 Threads, not processes: reading, decoding and NumPy or torch kernels release the interpreter's lock.
+
+A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread between any two calls.
+What that thread does here must bear it: it takes the lock by ``with`` alone, waits for nothing while it holds
+it, and neither starts nor joins a thread of Python's ``threading`` (an interrupted ``Thread.join`` takes a
+running thread for an ended one, bpo-45274).
 """
 
+import _thread
 import os
 import threading
 import time
@@ -31,11 +37,39 @@ class Helper(Protocol):
         """End it."""
 
 
+class Condition(threading.Condition):
+    """One on which the main thread can wait too, whatever a signal handler raises there."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        super().__init__(lock)
+        self._own_lock = lock
+        self._bells: list[threading.Lock] = []  # of those who wait from outside; each is held until it rings
+
+    def wait_from_outside(self, ready: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Wait, the lock not held, until a time of the monotonic clock at most; whether it is ready."""
+        while True:
+            with self._own_lock:
+                if ready():
+                    return True
+                bell = threading.Lock()
+                bell.acquire()
+                self._bells.append(bell)
+            if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                return False
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        for bell in self._bells:
+            if bell.locked():  # not, where an interrupt came in here
+                bell.release()
+        self._bells.clear()
+
+
 class PoolThread(threading.Thread):
     """A thread of a pool; what ``helper`` holds is closed when it ends.
 
     It is ``leaving``, under the pool's lock, from when it will do no more work: still alive, but another
-    must be hired in its place.
+    must be hired in its place. It has ``ended`` once nothing is left to do.
     """
 
     def __init__(self, thread_pool: "ThreadPool", target: Callable[[], None], name: str) -> None:
@@ -43,15 +77,16 @@ class PoolThread(threading.Thread):
         self.thread_pool = thread_pool
         self.helper: Helper | None = None  # of augment
         self.reader: Helper | None = None  # of the dataset
-        self.leaving = False
+        self.leaving = self.ended = False
 
     def run(self) -> None:
         try:
             super().run()
-        finally:
             for helper in (self.helper, self.reader):
                 if helper is not None:
                     helper.close()
+        finally:
+            self.thread_pool.left(self)
 
     def rest(self, seconds: float) -> None:
         """Sleep, no longer than until the pool is to stop.
@@ -60,7 +95,7 @@ class PoolThread(threading.Thread):
             GivenUp: it is to stop.
         """
         condition = self.thread_pool.condition
-        with condition:
+        with self.thread_pool.lock:
             if condition.wait_for(lambda: self.thread_pool.stopping, seconds):
                 raise GivenUp
 
@@ -75,13 +110,14 @@ class ThreadPool:
         stopped: called after a stop, once no thread works any more; must not wait for anything.
 
     Attributes:
+        lock: of all its maps.
         condition: to wait on for a pause or a stop.
     """
 
     def __init__(self, stopped: Callable[[], None]) -> None:
         self._stopped = stopped
-        self._lock = threading.RLock()
-        self.condition = threading.Condition(self._lock)
+        self.lock = threading.RLock()
+        self.condition = Condition(self.lock)
         self.stopping = False
         self.paused = False
         self._paused_by: int | None = None
@@ -90,27 +126,32 @@ class ThreadPool:
         self._maps: list[OrderedMap[Any, Any]] = []
         self._process: int | None = None  # in which there may be threads
 
-    def add(self, ordered: "OrderedMap[Any, Any]") -> threading.Condition:
+    def add(self, ordered: "OrderedMap[Any, Any]") -> Condition:
         """Take a map's threads into the pool; the condition on which they wait for each other."""
         self._maps.append(ordered)
-        return threading.Condition(self._lock)
+        return Condition(self.lock)
 
     def staff(self, ordered: "OrderedMap[Any, Any]", threads: int) -> None:
         """Have another number of threads for a map from the next ``go`` on."""
         if self._stayed_behind:
             return
-        with self.condition:
+        with self.lock:
             ordered.wanted, self._staffed = threads, False
 
     def go(self) -> None:
         """Start the threads that are missing."""
         if self._staffed:  # asked for each batch: most need no lock
             return
-        with self.condition:
-            if self._staffed:
+        with self.lock:
+            self.stopping, self._process = False, os.getpid()
+        # By a thread, which no signal handler interrupts: started here, they could be left half started.
+        _thread.start_new_thread(self._hire, ())
+
+    def _hire(self) -> None:
+        with self.lock:
+            if self.stopping or self._staffed:
                 return
-            self.stopping, self._staffed = False, True
-            self._process = os.getpid()
+            self._staffed = True
             for ordered in self._maps:
                 ordered.hire()
 
@@ -118,7 +159,7 @@ class ThreadPool:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
         if self._stayed_behind:
             return
-        with self.condition:
+        with self.lock:
             self.stopping, self._staffed = True, False
             self._wake_all()
             self._tell_if_stopped()
@@ -128,10 +169,14 @@ class ThreadPool:
         if self._stayed_behind:
             return True
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        ended = [ordered.join(deadline) for ordered in self._maps]
-        if all(ended):
+        ended = self.condition.wait_from_outside(self._others_have_ended, deadline)
+        if ended:
             self._process = None
-        return all(ended)
+        return ended
+
+    def _others_have_ended(self) -> bool:
+        threads = [thread for ordered in self._maps for thread in ordered.threads]
+        return all(thread.ended or thread is threading.current_thread() for thread in threads)
 
     @property
     def _stayed_behind(self) -> bool:
@@ -151,18 +196,18 @@ class ThreadPool:
 
     def pause(self) -> None:
         """Return once no thread works; those that wait go on waiting until ``resume``."""
-        with self.condition:
+        with self.lock:
             if not self.paused:
                 self.paused, self._paused_by = True, threading.get_ident()
-            try:
-                self.condition.wait_for(lambda: self._active == 0)
-            except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
-                self.resume()
-                raise
+        try:
+            self.condition.wait_from_outside(lambda: self._active == 0)
+        except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
+            self.resume()
+            raise
 
     def resume(self) -> None:
         """End a pause."""
-        with self.condition:
+        with self.lock:
             self.paused = False
             self._wake_all()
 
@@ -179,7 +224,7 @@ class ThreadPool:
         for ordered in self._maps:
             ordered.changed.notify_all()
 
-    def wait_until(self, changed: threading.Condition, ready: Callable[[], bool]) -> None:
+    def wait_until(self, changed: Condition, ready: Callable[[], bool]) -> None:
         """Wait as one of its threads that is at work (the lock held); raises Interrupted on stopping."""
         if ready() and not self.paused and not self.stopping:
             return
@@ -200,6 +245,12 @@ class ThreadPool:
         thread.leaving, self._staffed = True, False
         self._leave()
         self._tell_if_stopped()
+
+    def left(self, thread: "PoolThread") -> None:
+        """This thread ends now."""
+        with self.lock:
+            thread.ended = True
+            self.condition.notify_all()
 
     def _tell_if_stopped(self) -> None:
         if self.stopping and not any(ordered.at_work for ordered in self._maps):
@@ -269,7 +320,7 @@ class OrderedMap(Generic[Claim, Result]):
     ) -> None:
         self._thread_pool, self._claim, self._work = thread_pool, claim, work
         self.wanted, self._window, self._name = threads, max(window, 1), name
-        self._threads: list[PoolThread] = []
+        self.threads: list[PoolThread] = []  # started, and perhaps ended
         self._claiming = False
         self._claimed = 0
         self._delivered = 0
@@ -289,31 +340,26 @@ class OrderedMap(Generic[Claim, Result]):
 
     def forget_errors(self) -> None:
         """Keep none, once stopped: their tracebacks hold the frames of whoever asked, and so its loader."""
-        with self.changed:
+        with self._thread_pool.lock:
             self._results = {number: result for number, result in self._results.items() if result[0]}
 
     def hire(self) -> None:
-        """Start missing threads (the lock held)."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        """Start missing threads (the lock held, in a thread that no signal handler interrupts)."""
+        self.threads = [thread for thread in self.threads if not thread.ended]
         missing = 0 if self._ended else self.wanted - self.at_work
-        for _ in range(missing):
-            thread = PoolThread(self._thread_pool, self._run, f"adaecho-{self._name}")
-            self._threads.append(thread)
-            thread.start()
+        try:
+            for _ in range(missing):
+                thread = PoolThread(self._thread_pool, self._run, f"adaecho-{self._name}")
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError as error:  # no more threads can be had: those there are do the same work
+            if not self.at_work:
+                self._fail(error)
 
     @property
     def at_work(self) -> int:
         """Threads that work or wait for work (the lock held)."""
-        return sum(not thread.leaving for thread in self._threads)
-
-    def join(self, deadline: float | None = None) -> bool:
-        """Wait for the threads to end, or until a time of the monotonic clock; whether they have ended."""
-        # One that an interrupt has left unstarted can't be waited for; should it come up, it leaves at once.
-        self._threads = [thread for thread in self._threads if thread.ident is not None]
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for thread in others:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in others)
+        return sum(not thread.leaving for thread in self.threads)
 
     def get(self) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
@@ -321,14 +367,15 @@ class OrderedMap(Generic[Claim, Result]):
         A thread of the same pool pauses and stops with it while it waits.
         """
         thread_pool, thread = self._thread_pool, threading.current_thread()
-        with self.changed:
-            start = time.perf_counter()
-            if isinstance(thread, PoolThread) and thread.thread_pool is thread_pool:
+        own = isinstance(thread, PoolThread) and thread.thread_pool is thread_pool
+        start = time.perf_counter()
+        if not own:
+            self.changed.wait_from_outside(lambda: self._is_ready() or thread_pool.stopping)
+        with thread_pool.lock:
+            if own:
                 thread_pool.wait_until(self.changed, self._is_ready)
-            else:
-                self.changed.wait_for(lambda: self._is_ready() or thread_pool.stopping)
-                if not self._is_ready():
-                    raise Interrupted
+            elif not self._is_ready():
+                raise Interrupted
             self.blocked_s += time.perf_counter() - start
             if self._delivered not in self._results:
                 return None
@@ -354,8 +401,6 @@ class OrderedMap(Generic[Claim, Result]):
             with changed:
                 thread = threading.current_thread()
                 assert isinstance(thread, PoolThread)
-                if thread not in self._threads:
-                    return
                 self._thread_pool.enter()
                 try:
                     while self._step():

@@ -42,6 +42,42 @@ GOES_ON = """
     print(*(batch["x"].tolist() for batch in seen[:40]), sep="\\n")
 """
 
+# By a timer, at any moment: in a wait, while threads are ended or started, in a repair of the last interrupt.
+GOES_ON_WITH_THREADS = """
+    import random, signal, sys
+    from itertools import islice
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from adaecho import EchoLoader
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted(seen, iterator, longest_s):
+        draw = random.Random(0)
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, longest_s))
+                while True:  # until the timer
+                    seen.extend(islice(iterator, 1))
+            except KeyboardInterrupt:
+                pass
+
+    signal.signal(signal.SIGALRM, interrupt)
+    print("started", flush=True)
+    for longest_s in [0.0015, 0.005] * 3:
+        loader = EchoLoader(
+            DataLoader(TensorDataset(torch.arange(400)), 4, shuffle=True), None, epochs=1, echo="batch",
+            factor=2, batch_shuffle_buffer=3, num_workers=1,
+        )
+        iterator, seen = iter(loader), []
+        if sys.argv[1] == "interrupted":
+            interrupted(seen, iterator, longest_s)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        seen.extend(iterator)
+        print(*(rows.tolist() for rows, in seen), sep="\\n")
+"""
+
 ENDS = """
     import time
     from adaecho import EchoLoader
@@ -79,6 +115,18 @@ def test_a_process_that_is_interrupted_again_and_again_sees_the_same_stream(tmp_
     seen, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert seen.count("\n") == 40
+    assert seen == expected
+
+
+def test_threads_that_are_interrupted_at_any_moment_give_the_same_stream(tmp_path: Path) -> None:
+    expected, _ = start(tmp_path, GOES_ON_WITH_THREADS, "not").communicate(timeout=240)
+    process = start(tmp_path, GOES_ON_WITH_THREADS, "interrupted")
+    try:
+        seen, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()  # which hangs if a lock is broken
+    assert process.returncode == 0, errors
+    assert seen.count("\n") == 6 * 200
     assert seen == expected
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
+from adaecho.echo.threads.workers import PoolThread
 from tests.echo.sources import Dataset, Stream, add_noise, arrays
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -242,7 +243,7 @@ def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytes
         iterator = iter(loader)
         next(iterator)
         with monkeypatch.context() as patch:
-            patch.setattr(loader._pipeline.thread_pool.condition, "wait_for", interrupted)  # type: ignore[union-attr]
+            patch.setattr(loader._pipeline.thread_pool.condition, "wait_from_outside", interrupted)  # type: ignore[union-attr]
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
         assert len(list(islice(iterator, 60))) == 60
@@ -292,3 +293,15 @@ def test_state_can_be_asked_for_while_upstream_is_stuck() -> None:
         assert not gone_on.is_set()
         go.set()
         assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_thread_that_can_not_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with EchoLoader(Dataset(100), 4, num_workers=2) as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(PoolThread, "start", refused)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                next(iter(loader))
+        assert len(next(iter(loader))["x"]) == 4
