@@ -29,8 +29,8 @@ arm's, differs from e. [Controls](../experiments/controls/README.md): whether th
 differ. Three searches each; two-sided p by Welch, and adjusted by Holm for the comparisons of an
 experiment on a task."""
 _NET = """A shuffle buffer of B examples takes B fresh examples before the first step without echoing and
-under batch echoing, and B / e under example echoing. Where that is more than 5 % of a cost: the
-ratio without it, beside the one in the tables."""
+under batch echoing, and B / e under example echoing; one of b repeated batches the examples of b / e.
+Where that is more than 5 % of a cost: the ratio without it, beside the one in the tables."""
 
 
 def at_stated_points(tables: Tables) -> list[str]:

@@ -49,11 +49,15 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
         costs: of the runs (or searches) that reached the target; at least one, each above 0.
         baseline: the same of the baseline.
         confidence: of the interval, in (0, 1).
+
+    Returns:
+        Without an interval where nothing is known of the noise: a side has one run, or all are equal on both
+        (costs are read off a grid of evaluations, so that equal ones are not exact).
     """
     ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))
     difference = float(ours.mean() - theirs.mean())
     noise = welch_noise(ours, theirs)
-    if noise is None:
+    if noise is None or noise.error == 0:
         return Ratio(math.exp(difference), None, None)
     low, high = difference_interval(difference, noise, confidence)
     return Ratio(math.exp(difference), math.exp(low), math.exp(high))
