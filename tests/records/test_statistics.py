@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adaecho.records.statistics import cheaper_p, cost_ratio, holm
+from adaecho.records.statistics import Ratio, cheaper_p, cost_ratio, holm
 
 
 def test_the_interval_is_welchs_of_the_log_costs() -> None:
