@@ -52,6 +52,9 @@ def _git() -> dict[str, Any] | None:
     return {"sha": sha, "dirty": bool(changed)}
 
 
+_GIT = _git()  # of what was imported: a long benchmark ends when the checkout may have moved on
+
+
 def write(
     name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy"), **more: Any
 ) -> Path:
@@ -67,7 +70,7 @@ def write(
     record = {
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),
-        "git": _git(),
+        "git": _GIT,
         "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
         "load_before": _LOAD,
         "versions": _versions(packages),
