@@ -60,6 +60,7 @@ CELLS = (
     Cell("fig3", "digits"),
     Cell("fig5", "digits"),
     Cell("fig8", "digits"),
+    Cell("fig8_early", "digits"),
     Cell("fig7a", "digits"),
     Cell("fig7b", "digits"),
     Cell("fig6", "digits"),

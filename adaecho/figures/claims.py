@@ -56,4 +56,10 @@ CLAIMS = (
           "fig8", "example_after_e4", "baseline", no_harm=True),
     Claim("before_no_harm", "3.6", "example echoing before augmentation at e = 4 ends no worse",
           "fig8", "example_before_e4", "baseline", no_harm=True),
+    Claim("batch_no_harm_early", "3.6", "the same before the ceiling: batch echoing at e = 4",
+          "fig8_early", "batch_e4", "baseline", no_harm=True),
+    Claim("after_no_harm_early", "3.6", "before the ceiling: echoing after augmentation at e = 4",
+          "fig8_early", "example_after_e4", "baseline", no_harm=True),
+    Claim("before_no_harm_early", "3.6", "before the ceiling: echoing before augmentation at e = 4",
+          "fig8_early", "example_before_e4", "baseline", no_harm=True),
 )  # fmt: skip
