@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test figures reproduce bench clean
+.PHONY: help quickstart install dev lint format test figures reproduce bench constraints dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,13 @@ reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, B
 bench: $(VENV)/installed-dev ## ratios against peers, both sides measured in one run; records in benchmarks/
 	@for file in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do \
 	  name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+constraints: $(VENV)/installed-dev ## constraints.txt anew, of the newest versions that pyproject.toml allows
+	$(BIN)/python scripts/newest.py > constraints.new && mv constraints.new constraints.txt
+
+dist: $(VENV)/installed-dev ## sdist and wheel in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist

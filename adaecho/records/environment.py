@@ -1,5 +1,9 @@
-"""Where a run was made: code, versions, machine, job."""
+"""Where a run was made: code, versions, machine, job.
 
+``python -m adaecho.records.environment`` prints it in a line, for reports of errors.
+"""
+
+import contextlib
 import functools
 import hashlib
 import os
@@ -111,3 +115,20 @@ def _gpus() -> list[str]:
 def _slurm() -> dict[str, str]:
     names = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "PROCID", "NODELIST", "CLUSTER_NAME")
     return {name.lower(): os.environ[f"SLURM_{name}"] for name in names if f"SLURM_{name}" in os.environ}
+
+
+def in_a_line() -> str:
+    """The environment as a report of an error names it: without the host's name."""
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401 (tells the GPUs)
+    found = environment()
+    git = found["git"]
+    commit = f"commit {git['sha'][:12]}{' (changed)' if git['dirty'] else ''}" if git else "no checkout"
+    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    gpus = ", ".join(found["gpus"]) or "no GPU"
+    machine = f"{found['platform']}, {found['processor']}, {found['cpu_cores']} cores, {gpus}"
+    return f"{commit}, code {found['code']}, Python {found['python']}, {packages}; {machine}"
+
+
+if __name__ == "__main__":
+    print(in_a_line())

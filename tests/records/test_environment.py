@@ -1,4 +1,5 @@
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,10 @@ def _git_says(*arguments):
 def _is_ancestor(sha):
     command = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", sha, "HEAD"]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def test_the_line_for_reports_names_code_and_machine_but_not_the_host():
+    command = [sys.executable, "-m", "adaecho.records.environment"]
+    (line,) = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for part in (environment()["code"], f"Python {platform.python_version()}", "torch 2", " cores, "):
+        assert part in line
