@@ -25,7 +25,7 @@ from adaecho.echo.memory.pool import BatchPool
 from adaecho.echo.memory.tree import duplicate_many, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh, Outputs, StageState
+from adaecho.echo.order.items import Fresh, Output, StageState
 from adaecho.echo.order.stage import EchoStage
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
@@ -111,15 +111,12 @@ class EchoedBatches:
         repeat.content = self._pool.use(row)
         return repeat
 
-    def _placed(self, outputs: Outputs) -> list[tuple[int, Batch]]:
+    def _placed(self, outputs: list[Output]) -> list[tuple[int, Batch]]:
         latest = self._latest
         upstream = latest.output, latest.next_index, latest.fresh_examples
-        rows, next_numbers = outputs.rows.tolist(), outputs.next_indices.tolist()
         return [
-            (row, Batch(None, keyed.NO_ITEMS, *upstream, next_number, output))
-            for output, (row, next_number) in enumerate(
-                zip(rows, next_numbers, strict=True), start=outputs.start + 1
-            )
+            (row, Batch(None, keyed.NO_ITEMS, *upstream, next_number, number))
+            for row, next_number, number in outputs
         ]
 
     def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)

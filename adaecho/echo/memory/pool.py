@@ -217,24 +217,12 @@ class ListPool:
 
 
 class BatchPool(ListPool):
-    """Whole batches, with copies of each that were made ahead for its repeats."""
-
-    def insert(self, examples: Sequence[tuple[Any, list[Any]]], repeats: NDArray[np.int64]) -> Rows:
-        """Put batches in, each with its copies."""
-        rows = super().insert([batch for batch, _ in examples], repeats)
-        self._copies.update(zip(rows.tolist(), (copies for _, copies in examples), strict=True))
-        return rows
-
-    def clear(self) -> None:
-        super().clear()
-        self._copies: dict[int, list[Any]] = {}  # by row
+    """Whole batches, each a pair with the copies that were made ahead for its repeats."""
 
     def use(self, row: int) -> Any:
-        batch = super().use(row)
-        if not self._repeats[row]:
-            del self._copies[row]
+        batch, _ = super().use(row)
         return batch
 
     def _copied(self, row: int) -> Any:
-        copies = self._copies[row]
-        return copies.pop() if copies else super()._copied(row)
+        batch, copies = self._examples[row]
+        return copies.pop() if copies else duplicate(batch), None

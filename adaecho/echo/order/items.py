@@ -1,7 +1,7 @@
 """What goes into an echo stage and what comes out of it, as identities, and the state between the two."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,20 @@ class Fresh:
         )
 
 
+class Output(NamedTuple):
+    """One output of a stage.
+
+    Attributes:
+        row: of the pool.
+        next_index: local number of the first fresh example not needed for it.
+        number: outputs up to it.
+    """
+
+    row: int
+    next_index: int
+    number: int
+
+
 @dataclass
 class Outputs:
     """Consecutive outputs of a stage: ``start`` were put out before.
@@ -74,6 +88,11 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def one_by_one(self) -> list[Output]:
+        """Each by itself."""
+        numbers = range(self.start + 1, self.start + 1 + len(self))
+        return list(map(Output, self.rows.tolist(), self.next_indices.tolist(), numbers))
 
     def joined(self, other: "Outputs") -> "Outputs":
         """These and those after them."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor, PastFactor
-from adaecho.echo.order.items import Fresh, Outputs, Rows, StageState, Tail
+from adaecho.echo.order.items import Fresh, Output, Outputs, Rows, StageState, Tail
 from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
 
 _PLAYED = 1 << 13  # items played at once: their arrays stay in the processor's cache
@@ -110,33 +110,31 @@ class Echo:
         self._buffer.load(at.buffer, rows[:held], at.draining)
         self._tail = self._with_slots(items[held:], rows[held:])
 
-    def take_repeats(self) -> Outputs:
+    def take_repeats(self) -> list[Output]:
         """The next outputs: as all repeats of one fresh example enter, where that is possible."""
-        if not self._buffer.size and not len(self._tail):
-            return self._passed_on()
+        if not (self._buffer.size or self._buffer.draining or len(self._tail)):
+            return self._passed_on() or self.take(1).one_by_one()
         if self._buffer.space or self._buffer.draining:
-            return self.take(1)
+            return self.take(1).one_by_one()
         self._gather(1)
-        return self.take(max(1, len(self._tail)))
+        return self.take(max(1, len(self._tail))).one_by_one()
 
-    def _passed_on(self) -> Outputs:
-        """The repeats of the next fresh example, where there is no buffer: ``take``, but quicker."""
+    def _passed_on(self) -> list[Output]:
+        """The repeats of the next fresh example, where there is no buffer: ``take`` without its arrays."""
         self.factor.settle(self.next_index)
-        fresh = None if self._buffer.draining else self._upstream(1)
+        fresh = self._upstream(1)
         if fresh is None:
-            return self.take(1)
+            return []
         self.next_index = fresh.next_index
         self._skip(fresh)
         if not len(fresh.serials):
             return self._passed_on()
-        serial = int(fresh.serials[0])
+        serial, before = int(fresh.serials[0]), self.emitted
         repeats = self.factor.repeats_of(serial)
-        rows = np.repeat(self._pool.insert(fresh.examples, np.array([repeats])), repeats)
-        items = np.arange(serial << keyed.ECHO_BITS, (serial << keyed.ECHO_BITS) + repeats)
-        outputs = Outputs(self.emitted, items, rows, np.full(repeats, fresh.next_index))
+        row = int(self._pool.insert(fresh.examples, np.array([repeats]))[0])
         self.emitted += repeats
-        self._entered = int(items[-1])
-        return outputs
+        self._entered = (serial << keyed.ECHO_BITS) + repeats - 1
+        return [Output(row, fresh.next_index, before + number) for number in range(1, repeats + 1)]
 
     def take(self, count: int) -> Outputs:
         """The next ``count`` outputs; fewer only at the end of a pass, none after it."""
@@ -253,7 +251,7 @@ class EchoStage(Echo):
         self._mark_if_due()
         return outputs
 
-    def take_repeats(self) -> Outputs:
+    def take_repeats(self) -> list[Output]:
         outputs = super().take_repeats()
         self._mark_if_due()
         return outputs

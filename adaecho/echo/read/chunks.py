@@ -115,7 +115,8 @@ class Preparation:
                     raise
                 row = None if rows is None else int(rows[position])
                 bad.append(Bad(serial // world, origin(position), error, row))
-        serials = serials[positions]
+        if bad:
+            serials = serials[positions]
         return Fresh(serials, self.finish(serials, good), end, bad, world)
 
 

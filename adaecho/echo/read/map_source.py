@@ -55,7 +55,12 @@ class MapSource:
         with global_generators_kept(), self._copies.here() as dataset:
             return isolated(dataset[row], pictures=False)
 
-    def read_one(self, row: int, key: int) -> Any:
+    @property
+    def draws(self) -> bool:
+        """Whether it draws from the global generators as it reads an example."""
+        return self._drawing is not None
+
+    def read_one(self, row: int, key: int = 0) -> Any:
         """One example; the key seeds what it draws."""
         if self._drawing is not None:
             return self._drawing.read(row, key)

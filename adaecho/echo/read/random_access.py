@@ -116,6 +116,8 @@ class RandomReader:
         together, failed = source.read_many(rows)
         if together is not None:
             return together.__getitem__, None
+        if not source.draws:
+            return lambda position: source.read_one(int(rows[position])), failed
         keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         return lambda position: source.read_one(int(rows[position]), keys[position]), failed
 

@@ -23,10 +23,12 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
+    default_convert,
 )
 
 from adaecho.echo.order.sampled import seeds_of_pass
-from adaecho.echo.read.access import warn_caller
+from adaecho.echo.read.access import may_be_shared, warn_caller
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
@@ -63,6 +65,7 @@ class KeyedDataLoader:
         self._upcoming = _Upcoming()
         self._sampler: Any = None
         self._copied: DataLoader[Any] | None = None
+        self.draws = _may_draw(loader)  # from global generators
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -136,7 +139,8 @@ class Pass:
 
     def __next__(self) -> Any:
         # A thread of ours must not touch the global generators, which the training step may use meanwhile.
-        if self._indices.sent or isinstance(threading.current_thread(), PoolThread):
+        by_pool_thread = isinstance(threading.current_thread(), PoolThread)
+        if self._indices.sent or by_pool_thread or not self._loader.draws:
             batch = self._next()
         else:
             with global_generators_kept():
@@ -230,6 +234,18 @@ def _seed_global(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+
+
+def _may_draw(loader: DataLoader[Any]) -> bool:
+    """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
+    of_torch = all(type(sampler).__module__.startswith("torch.") for sampler in _nested(_indices_of(loader)))
+    collates = loader.collate_fn not in (default_collate, default_convert)
+    return collates or not of_torch or not may_be_shared(loader.dataset)
+
+
+def _nested(sampler: Any) -> list[Any]:
+    """A sampler, and those within it."""
+    return [sampler, *(inner for _, within in _samplers_in(sampler) for inner in _nested(within))]
 
 
 def _indices_of(loader: DataLoader[Any]) -> Any:

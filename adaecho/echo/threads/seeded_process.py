@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
+
+_others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
 
 Keys = list[int]
 Failed = Callable[[Exception, int], None]
@@ -24,14 +27,25 @@ Failed = Callable[[Exception, int], None]
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Give the global generators of torch, NumPy and ``random`` back as they were."""
-    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """Give the global generators of torch, NumPy and ``random`` back as they were.
+
+    Inside, NumPy draws from another one: to exchange the two takes a hundredth of the time of a new state.
+    """
+    python, torch_state = random.getstate(), torch.get_rng_state()
+    # Beside its generator NumPy keeps the second of the last two normal numbers, which an exchange loses.
+    legacy: dict[str, Any] = np.random.get_state(legacy=False)
+    given = mtrand.get_bit_generator()
+    other = _others.pop() if _others else np.random.MT19937(0)
     try:
+        mtrand.set_bit_generator(other)
         yield
     finally:
+        mtrand.set_bit_generator(given)
+        if legacy["has_gauss"]:
+            np.random.set_state(legacy)
         random.setstate(python)
-        np.random.set_state(legacy)
         torch.set_rng_state(torch_state)
+        _others.append(other)
 
 
 def draws(function: Callable[[], Any]) -> bool:

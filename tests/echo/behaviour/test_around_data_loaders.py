@@ -18,10 +18,12 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
 from adaecho import EchoLoader
+from adaecho.echo.read import wrapped as wrapped_module
 from tests.echo.behaviour.test_restore import through_torch_save
 
 ROWS, PASSES = 40, 3
@@ -161,6 +163,26 @@ def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
         assert len(list(loader)) == 10
     assert [contents(batch) for batch in data_loader] == undisturbed
     assert data_loader.sampler is sampler
+
+
+def test_only_what_may_draw_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawing(rows: list[int]) -> list[float]:
+        return [row + random.random() for row in rows]
+
+    seeded: list[int] = []
+    monkeypatch.setattr(wrapped_module, "_seed_global", seeded.append)
+    for draws, data_loader in (
+        (False, DataLoader(TensorDataset(torch.arange(ROWS)), 8, shuffle=True)),
+        (False, DataLoader(range(ROWS), 8, sampler=DistributedSampler(range(ROWS), 1, 0))),  # type: ignore[arg-type]
+        (True, DataLoader(range(ROWS), 8, collate_fn=drawing)),  # type: ignore[arg-type]
+        (True, DataLoader(range(ROWS), 8, sampler=Lawless())),  # type: ignore[arg-type]
+        (True, DataLoader(range(ROWS), batch_sampler=BatchSampler(Lawless(), 8, False))),  # type: ignore[arg-type]
+        (True, DataLoader(Drawn(), 8)),
+    ):
+        seeded.clear()
+        with EchoLoader(data_loader, None, epochs=1) as loader:
+            assert len(list(loader)) == 5
+        assert bool(seeded) == draws
 
 
 class Lawless:
