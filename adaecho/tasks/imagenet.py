@@ -4,6 +4,7 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from adaecho.config.schema import Config
+from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.labelled_images import LabelledImages, files_of, find_labelled
 from adaecho.datasets.split import Rows, hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
@@ -50,9 +52,14 @@ def build(config: Config, options: Options) -> Task:
         threads=max(config.data.num_workers, 1),
     )
     strength = options.colour_distortion
+    begun_with = {}
+    if options.pretrained is not None:
+        begun_with = {
+            "pretrained": next(iter(fingerprint_of([Path(options.pretrained).expanduser()]).values()))
+        }
 
     def build_model() -> nn.Module:
-        model = timm_model(options.model, num_classes, options.image_size)
+        model = timm_model(options.model, num_classes, options.image_size, options.pretrained)
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, options.with_ghosts(model))
 
@@ -86,7 +93,13 @@ def build(config: Config, options: Options) -> Task:
         evaluate=evaluate,
         pictures=pictures,
         files=[*files_of(train), *files_of(held_out)],
-        facts={"training_images": len(train), "validation_images": len(held_out), "classes": num_classes},
+        fingerprint=begun_with,
+        facts={
+            "training_images": len(train),
+            "validation_images": len(held_out),
+            "classes": num_classes,
+            **begun_with,
+        },
     )
 
 

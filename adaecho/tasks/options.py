@@ -142,6 +142,8 @@ class ImagenetOptions(GhostOptions):
     min_crop_area: float = 0.08  # of the image's; the largest is 1
     colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
     antialias: bool = True
+    pretrained: str | None = None  # file of weights to begin with: timm's for the model, or a run's
+    added: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     def __post_init__(self) -> None:
         at_least("task.image_size", self.image_size, 8)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
+from adaecho.training.measure import measure, place
 from adaecho.training.optimizer import clip, deal, make_optimizer, set_rate
 from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
@@ -95,11 +95,7 @@ class Trainer:
         self.progress = Progress(next_evaluation=config.evaluate.every_fresh_examples)
         torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.model = task.build_model().to(self.device)
-        if config.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
-        if config.compile != "off":
-            self.model.compile(mode=None if config.compile == "default" else config.compile)
+        self.model = place(task.build_model(), config, self.device)
         self._synchronised = synchronised(self.model, ranks, self.device)
         self.optimizer = make_optimizer(config, self.model, ranks.world_size)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
@@ -401,12 +397,9 @@ class Trainer:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
         with self.at_rest(), self.clocks.evaluating(self.device):
             average_statistics(self.model, self.ranks)
-            self.model.eval()
-            with autocast(self.device, self.precision), torch.inference_mode():
-                shared = {"ranks": self.ranks} if "ranks" in signature(self.task.evaluate).parameters else {}
-                metrics = self.task.evaluate(self.model, split, device=self.device, **shared)
+            metrics = measure(self.task, self.model, split, self.device, self.precision, self.ranks)
             self.model.train()
-            return self.ranks.from_first(lambda: metrics)
+            return metrics
 
     def at_end(self) -> dict[str, Any]:
         """What the task adds to the summary of a run that ended by itself, on the evaluation clock."""

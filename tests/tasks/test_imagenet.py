@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from adaecho.errors import ConfigError, DataError, with_notes
+from adaecho.config.identity import run_id
+from adaecho.config.schema import to_plain
+from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
@@ -234,3 +237,33 @@ def test_bad_images_are_skipped_within_the_budget_and_named(
         run_trial(compose_config(*strict), tmp_path / "strict")
     assert str(bad) in with_notes(raised.value)
     assert str(bad) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]
+
+
+def test_a_run_begins_with_weights_and_is_not_continued_with_others(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    make("folders", tmp_path / "data")
+    run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}"), tmp_path / "first")
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes((tmp_path / "first" / "model" / "final.safetensors").read_bytes())
+    on = (*TINY, f"data.path={tmp_path / 'data'}", f"task.pretrained={weights}")
+    config = compose_config(*on, "optimizer.learning_rate=1e-12", "max_fresh_examples=8")
+    summary = run_trial(config, tmp_path / "run")
+    (size, _) = summary["data"]["pretrained"].split(" bytes")
+    assert int(size) == weights.stat().st_size
+    begun, ended = (
+        load_file(folder / "model" / "final.safetensors")["1.conv1.weight"]
+        for folder in (tmp_path / "first", tmp_path / "run")
+    )
+    assert torch.allclose(begun, ended, atol=1e-6)
+    other = load_file(weights)
+    save_file({name: value + 1 for name, value in other.items()}, weights)
+    with pytest.raises(FolderError, match=r"trained with pretrained"):
+        run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
+
+
+def test_a_run_without_pretrained_weights_keeps_its_identity(compose_config: Compose) -> None:
+    plain = to_plain(compose_config(*TINY))
+    before = {**plain, "task": {key: value for key, value in plain["task"].items() if key != "pretrained"}}
+    assert run_id(before) == run_id(plain)
+    assert run_id(to_plain(compose_config(*TINY, "task.pretrained=w.pt"))) != run_id(plain)

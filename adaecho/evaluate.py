@@ -1,0 +1,156 @@
+"""``python -m adaecho.evaluate RUN``: the metrics of a run's saved weights, beside those it recorded.
+
+The weights are those of the end, or with ``--weights best`` of the best evaluation, on every split that the
+run was measured on. Keys of the config can follow the folder: ``data.path=FOLDER`` for data that has moved,
+``task.validation_path=``, ``evaluate.batch_size=``, ``device=``. On the same machine a run's own data gives
+the same numbers; another processor, ``threads`` or batch size rounds otherwise.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from adaecho.config.schema import Config, from_plain
+from adaecho.errors import ConfigError, DataError, FolderError, told
+from adaecho.records.folder import RunFolder
+from adaecho.tasks import build_task
+from adaecho.tasks.base import Split
+from adaecho.training.device import choose_device, choose_precision
+from adaecho.training.measure import measure, place
+
+WEIGHTS = ("final", "best")
+
+
+class Measured(NamedTuple):
+    """Of one split.
+
+    Attributes:
+        split: "validation" or "test".
+        metrics: of the saved weights.
+        recorded: by the run, of these weights on this split; None where it did not evaluate them.
+    """
+
+    split: Split
+    metrics: dict[str, float]
+    recorded: dict[str, float] | None
+
+
+def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final") -> list[Measured]:
+    """Measure a run's saved weights.
+
+    Args:
+        path: the run's folder.
+        overrides: of its config, as ``key=value``.
+        weights: those of the end ("final"), or of the best evaluation ("best").
+
+    Raises:
+        UserError: the folder holds no run or no such weights, its data is gone, or an override can't be.
+    """
+    run = RunFolder(path)
+    plain, summary = run.read_config(), run.read_summary()
+    if plain is None or summary is None:
+        raise FolderError(f"{path}: holds no run (config.yaml and summary.json); name the folder of one")
+    config = _changed(plain, overrides)
+    file = path / "model" / f"{weights}.safetensors"
+    if not file.exists():
+        raise FolderError(
+            f"{file}: is missing; a run writes its weights when it ends by itself (reached or budget_spent), "
+            f"and this one's status is {summary['status']}"
+        )
+    task = build_task(config)
+    device = choose_device(config)
+    torch.set_num_threads(config.threads)
+    model = place(task.build_model(), config, device)
+    steps = _load(file, model)
+    precision = choose_precision(config, device)
+    # The test split is read once, with the weights of the end: for no choice, and so not for the best.
+    splits: list[Split] = ["validation"]
+    if task.has_test_split and weights == "final":
+        splits.append("test")
+    found = []
+    for split in splits:
+        metrics = measure(task, model, split, device, precision)
+        recorded = _recorded(run, summary, steps, split)
+        found.append(Measured(split, metrics, recorded and {name: recorded[name] for name in metrics}))
+    return found
+
+
+def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The run's config with what was typed; a sweep's and a tracker's parts play no role here."""
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"{override}: is no key=value, such as data.path=FOLDER")
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+    return from_plain(OmegaConf.to_container(merged))  # type: ignore[arg-type]
+
+
+def _load(file: Path, model: nn.Module) -> int:
+    """Load the weights; after how many steps they were saved."""
+    try:
+        with safe_open(file, "pt") as opened:
+            steps = int(opened.metadata()["steps"])
+        model.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise FolderError(
+            f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
+        ) from error
+    except RuntimeError as error:  # of another number of classes, say
+        raise DataError(
+            f"{file}: doesn't fit the model for this data ({str(error).splitlines()[-1].strip()})"
+        ) from error
+    return steps
+
+
+def _recorded(run: RunFolder, summary: dict[str, Any], steps: int, split: Split) -> dict[str, float] | None:
+    """What the run wrote down of the weights after so many steps."""
+    if split == "test":
+        return summary.get("test")
+    if summary["steps"] == steps and "final" in summary:
+        found: dict[str, float] = summary["final"]
+        return found
+    return next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
+
+
+def lines(found: Sequence[Measured]) -> list[str]:
+    """One line for each metric."""
+    told_lines = []
+    for split, metrics, recorded in found:
+        for name, value in metrics.items():
+            then = None if recorded is None else recorded[name]
+            note = (
+                "not recorded" if then is None else "as recorded" if then == value else f"recorded {then!r}"
+            )
+            told_lines.append(f"{split} {name} {value!r} ({note})")
+    return told_lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adaecho.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the run's config")
+    parser.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
+    typed = parser.parse_args(arguments)
+    with told():
+        for line in lines(evaluate(typed.run, typed.overrides, weights=typed.weights)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
