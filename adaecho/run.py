@@ -111,6 +111,9 @@ def cli() -> None:
     """
     # Hydra would print its own abridged tracebacks and hide ours.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # A task of one's own lies in the current folder: python -m looks there, the console command would not.
+    if not sys.flags.safe_path and not {"", os.getcwd()} & {*sys.path}:
+        sys.path.insert(0, os.getcwd())
     try:
         main()
     except UserError as error:

@@ -37,11 +37,12 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     searched = any(arm.get("searched") for arm in arms)
     values = {"best_value": f"best {name}"} if searched else {f"final_{metric}": f"{name}\nat the end"}
     quantities = {**values, **_COUNTS}
-    shown = [key for key in quantities if key in values or _differs(arms, key)]
+    evaluated = [key for key in values if any(arm.get(key) for arm in arms)]
+    shown = [key for key in quantities if key in evaluated or _differs(arms, key)] or ["fresh_examples"]
     with figure(1.25 + 0.2 * len(arms), path) as drawing:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for axes, key in zip(panels, shown, strict=True):
-            _draw_panel(axes, arms, key, linear=key in values and metric not in LESS_IS_BETTER)
+            _draw_panel(axes, arms, key, shares=key in values and metric not in LESS_IS_BETTER)
             axes.set_xlabel(quantities[key])
         panels[0].set_yticks(range(len(arms)), [_name(arm) for arm in arms], fontsize=8.5)
         panels[0].set_ylim(len(arms) - 0.4, -0.6)
@@ -100,9 +101,10 @@ def _colours(arms: list[Arm]) -> dict[str, str]:
     }
 
 
-def _draw_panel(axes: Axes, arms: list[Arm], key: str, linear: bool) -> None:
+def _draw_panel(axes: Axes, arms: list[Arm], key: str, shares: bool) -> None:
     shown = [arm[key] for arm in arms if arm.get(key)]
     low, high = min(values["min"] for values in shown), max(values["max"] for values in shown)
+    linear = shares or low <= 0  # which a log scale has no place for
     if linear:
         axes.margins(x=0.12)
     else:
@@ -125,10 +127,10 @@ def _draw_panel(axes: Axes, arms: list[Arm], key: str, linear: bool) -> None:
             colour = colours[arm["arm"]]
             axes.plot([values["min"], values["max"]], [place] * 2, color=colour, linewidth=2, alpha=0.6)
             axes.plot(values["mean"], place, "o", color=colour, markersize=5)
-    _label_scale(axes, linear)
+    _label_scale(axes, linear, shares)
 
 
-def _label_scale(axes: Axes, linear: bool) -> None:
+def _label_scale(axes: Axes, linear: bool, shares: bool) -> None:
     """Few labels: steps of 1, 2, 5 in a narrow range, of 1 and 3 in a wider one, else powers of ten."""
     low, high = axes.get_xlim()
     axes.tick_params(axis="x", labelsize=7.5)
@@ -138,7 +140,7 @@ def _label_scale(axes: Axes, linear: bool) -> None:
         steps = (1, 2, 5) if high / low < 30 else (1, 3) if high / low < 300 else (1,)
         axes.xaxis.set_major_locator(LogLocator(10, subs=steps))
     axes.xaxis.set_minor_locator(NullLocator())
-    if linear:
+    if shares:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))

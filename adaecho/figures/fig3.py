@@ -75,6 +75,8 @@ def caption(arms: list[Arm]) -> str:
             f"Bars: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
             f"error bars: {ends}."
         )
+    if all(arm["ratio_to_baseline"] is None for arm in arms):
+        return bars
     if _common_baseline(arms) is None:
         return f"{bars}\nNumbers: ratio to the arm's own baseline."
     return (
@@ -85,9 +87,10 @@ def caption(arms: list[Arm]) -> str:
 
 def _common_baseline(arms: list[Arm]) -> float | None:
     """The mean of the one baseline that all arms have; None where there are several, or it wasn't reached."""
-    names = {arm["baseline"] for arm in arms}
-    plain = [arm for arm in arms if arm["arm"] in names and arm["fresh_examples"]]
-    return plain[0]["fresh_examples"]["mean"] if len(plain) == 1 else None
+    names = {arm["baseline"] for arm in arms} - {None}
+    plain = [arm for arm in arms if arm["arm"] in names]
+    reached = len(plain) == 1 and plain[0]["fresh_examples"]
+    return plain[0]["fresh_examples"]["mean"] if reached else None
 
 
 def _range(numbers: list[int]) -> str:

@@ -159,10 +159,12 @@ def with_interval_words(ratio: Ratio | None) -> str:
 
 
 def markdown_report(sections: list[str], decisions: Sequence[Decision]) -> str:
-    """Claims and all sections as Markdown."""
-    table = markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
-    head = ["# Results", "## Which of the paper's claims hold", CLAIMS_EXPLANATION, table, EXPLANATION]
-    return "\n\n".join([*head, *sections]) + "\n"
+    """Claims, where the records can decide any, and all sections as Markdown."""
+    claims = []
+    if any(one.verdict != ABSENT for one in decisions):
+        table = markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
+        claims = ["## Which of the paper's claims hold", CLAIMS_EXPLANATION, table]
+    return "\n\n".join(["# Results", *claims, EXPLANATION, *sections]) + "\n"
 
 
 def html_report(markdown: str, folder: Path) -> str:

@@ -52,6 +52,7 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         form: png, svg or pdf.
     """
     first = rows[0]
+    curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
     rows, curves = ([_named(one, first["task"]) for one in table] for table in (rows, curves))
     paths = [into / f"{stem}.{form}"]
     lines = LINES.get(first["experiment"])

@@ -80,8 +80,8 @@ def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = N
 def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchConfig, list[str]]:
     """Every arm of the sweep, each once, the search settings they share, and what was left out and why.
 
-    A combination of comma lists that can't be, e.g. ``echo=none echo.factor=2``, is left out if each of its
-    values is part of another that can.
+    A combination that can't be, e.g. ``echo=none echo.factor=2``, is left out if each of its values is part
+    of another that can, or would be without what else was typed of its group (here ``echo.factor=2``).
 
     Raises:
         ConfigError: an arm doesn't compose or isn't valid (names it), an axis can't be, two arms would read
@@ -103,7 +103,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
             possible.update(parts)
             arms.setdefault(stable_hash(arm.to_dict()), arm)
     for parts, reason in impossible.items():
-        if not possible.issuperset(parts):
+        if not all(part in possible or _can_be(part, typed, compose) for part in parts) or not arms:
             raise reason
     search = SearchConfig(**shared)
     _check_search(list(arms.values()), search)
@@ -113,6 +113,19 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         for parts, reason in impossible.items()
     ]
     return tuple(_unique_names(list(arms.values()))), search, left_out
+
+
+def _can_be(value: str, typed: Typed, compose: Compose) -> bool:
+    """Whether a value of a comma list is valid beside what was typed of other groups than its own."""
+    if "=" not in value:  # the name of an arm
+        return False
+    group = _key(value).partition(".")[0]
+    others = [one for one in typed.fixed if _key(one).partition(".")[0] != group]
+    try:
+        from_plain(compose([*others, value]))
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return False
+    return True
 
 
 def _without_arm(reason: ConfigError) -> str:

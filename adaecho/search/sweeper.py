@@ -1,5 +1,6 @@
 """What ``hydra/sweeper=quasirandom`` does: from overrides to arms, design, trials and outcome."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -86,12 +87,19 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
     """What a user may want to do with the sweep's folder."""
-    typed = shlex.join(["python", "-m", "adaecho.run", "-m", *arguments])
+    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *arguments])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
         lines.append(f"to upload to W&B: wandb sync {folder}/wandb/offline-* {folder}/*/*/*/wandb/offline-*")
     return lines
+
+
+def _config_dir(config: DictConfig) -> list[str]:
+    """The flag of that name as it was typed, without which one's own configs aren't found again."""
+    sources = config.hydra.runtime.config_sources
+    typed = [source.path for source in sources if source.provider == "command-line"]
+    return ["--config-dir", os.path.relpath(typed[0])] if typed else []
 
 
 def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:

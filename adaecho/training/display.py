@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,10 @@ class Display:
         self._measured = ""
         self._begin_s = self._redraw_at = self._line_at = 0.0
         self._pause_s = _FIRST_LINE_S
-        self._done_before = 0.0
+        # When the first step of this piece was done, and how much of the budget was: filling a buffer and
+        # compiling come before, and tell nothing of the pace.
+        self._paced_from: tuple[float, float] | None = None
+        self._steps_before = 0
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
@@ -46,26 +49,58 @@ class Display:
             self.say(f"continuing at step {trainer.progress.steps:,}")
         self._begin_s = time.monotonic()
         self._line_at = self._begin_s + self._pause_s
-        self._done_before = _share_done(self._config, trainer)
+        self._steps_before = trainer.progress.steps
         with self._filling(trainer), self._bar_shown():
             yield
 
     @contextmanager
     def _filling(self, trainer: Trainer) -> Iterator[None]:
         """Tell inside the block, until the first step, how much of a large buffer has been read."""
-        loader, ended = trainer.loader, threading.Event()
+        loader = trainer.loader
         to_fill = sum(loader.settings.to_fill.values())
         if to_fill < _MANY_TO_FILL:
             yield
             return
         steps, read_before = trainer.progress.steps, loader.examples_read
 
+        def state(_: float) -> str | None:
+            if trainer.progress.steps > steps:
+                return None
+            read = loader.examples_read - read_before
+            return f"reading before the first step: {read:,} of about {to_fill:,.0f} fresh examples"
+
+        with self._telling(state):
+            yield
+
+    @contextmanager
+    def evaluating(self, split: str, expected_s: float | None) -> Iterator[None]:
+        """Tell inside the block that a split is measured, and for how long by now.
+
+        Args:
+            split: its name.
+            expected_s: how long the evaluations before took on average; None where there were none.
+        """
+        usual = "" if expected_s is None else f" (an evaluation took {_clock(expected_s)} on average)"
+
+        def state(spent_s: float) -> str:
+            return f"measuring the weights of the end on the {split} split: {_clock(spent_s)}{usual}"
+
+        with self._telling(state):
+            yield
+
+    @contextmanager
+    def _telling(self, state: Callable[[float], str | None]) -> Iterator[None]:
+        """Say inside the block, ever more rarely, what ``state(seconds)`` returns, until that is None."""
+        ended, begin_s = threading.Event(), time.monotonic()
+
         def tell() -> None:
             pause_s = _FIRST_LINE_S
-            while not ended.wait(pause_s) and trainer.progress.steps == steps:
+            while not ended.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                read = loader.examples_read - read_before
-                self.say(f"reading before the first step: {read:,} of about {to_fill:,.0f} fresh examples")
+                text = state(time.monotonic() - begin_s)
+                if text is None:
+                    return
+                self.say(text)
 
         teller = threading.Thread(target=tell, daemon=True)
         teller.start()
@@ -93,6 +128,8 @@ class Display:
     def step(self, trainer: Trainer) -> None:
         """A step was made."""
         now = time.monotonic()
+        if self._paced_from is None and trainer.progress.steps > self._steps_before:
+            self._paced_from = now, _share_done(self._config, trainer)
         if now >= self._line_at:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._line_at = now + self._pause_s
@@ -117,8 +154,9 @@ class Display:
         spent_s = now - self._begin_s
         text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {_clock(spent_s)}"
         done = _share_done(self._config, trainer)
-        if done > self._done_before:
-            left_s = spent_s * (1 - done) / (done - self._done_before)
+        begin_s, done_then = self._paced_from or (now, done)
+        if done > done_then:
+            left_s = (now - begin_s) * (1 - done) / (done - done_then)
             text += f", <= {_clock(left_s)} left"
         return text
 

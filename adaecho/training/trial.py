@@ -24,6 +24,7 @@ from adaecho.records.lock import FolderInUseError
 from adaecho.records.status import Status
 from adaecho.records.tracking import export
 from adaecho.tasks import build_task
+from adaecho.tasks.base import Split
 from adaecho.training import checkpoint
 from adaecho.training.interrupt import WAIT_S, Interrupt, WaitEndedError
 from adaecho.training.parallel import share_of, what_is_seen
@@ -209,9 +210,9 @@ class _Trial:
         if (
             status == Status.BUDGET_SPENT
         ):  # wherever that was: evaluations fall at multiples of fresh examples
-            summary["final"] = trainer.measure("validation")
+            summary["final"] = self._measure(trainer, "validation")
         if status in (Status.REACHED, Status.BUDGET_SPENT) and trainer.task.has_test_split:
-            summary["test"] = trainer.measure("test")
+            summary["test"] = self._measure(trainer, "test")
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
@@ -219,6 +220,14 @@ class _Trial:
         self._write_summary(summary)
         self.has_ended = True
         return self.ranks.from_first(lambda: summary)
+
+    def _measure(self, trainer: Trainer, split: Split) -> dict[str, float]:
+        """Metrics at the end, which may take as long as all the training: the display says what goes on."""
+        if self.display is None:
+            return trainer.measure(split)
+        number, spent_s = trainer.progress.evaluations, trainer.clocks.eval_time_s
+        with self.display.evaluating(split, spent_s / number if number else None):
+            return trainer.measure(split)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
         if self.ranks.is_first:

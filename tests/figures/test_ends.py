@@ -102,3 +102,13 @@ def test_the_report_has_the_ends(table, tmp_path):
         "| s2_linear | 0.1500 | 0.1000 to 0.2000 | 0.1500 | 16,000 | 500 | 16,000 | - | 2 | 0 | 0 |" in text
     )
     assert "| s2_untouched | - | - | - | - | - | - | - | 0 | 2 | 0 |" in text
+
+
+def test_runs_without_an_evaluation_and_losses_of_zero_are_drawn(table, tmp_path):
+    def with_best(value):
+        rows = [{**row, "final_cross_entropy": value, "target_metric": "cross_entropy"} for row in table]
+        return ends([row for row in rows if row["status"] != "diverged"])
+
+    for number, value in enumerate((0.0, None)):
+        draw_ends(with_best(value), tmp_path / f"{number}.png", "x", "cross_entropy")
+        assert (tmp_path / f"{number}.png").exists()

@@ -21,6 +21,7 @@ from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.figures.tuning import tuning_curves
 from adaecho.records.outcome import best_trials, outcome
+from adaecho.records.trials import read_rows
 
 CURVE = {
     "arm": "baseline",
@@ -112,6 +113,30 @@ def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
     assert bars(axes) == [9000, 6500]
     assert "target\nnot\nreached" in words(axes)
     assert "2 of 3\nreached\n0.72" in words(axes)
+
+
+def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_path, drawn):
+    def compared_with(baseline, rows):
+        return [{**row, "baseline": baseline} for row in rows]
+
+    rows = rows_of("conv", "none", 1, [8000]) + rows_of("mlp", "none", 1, [None])
+    rows += compared_with("conv", rows_of("conv_e2", "batch", 2, [7000]))
+    rows += compared_with("mlp", rows_of("mlp_e2", "batch", 2, [9000]))
+    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
+    assert [line for line in drawn[0].axes[0].lines if line.get_linestyle() == "--"] == []
+    assert caption(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
+    missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
+    draw_fig3(outcome(missed), tmp_path / "g.png", "digits")
+    assert [line for line in drawn[1].axes[0].lines if line.get_linestyle() == "--"] == []
+    assert "ratio" not in caption(outcome(missed))
+
+
+def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
+    rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
+    unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
+    names = [path.name for path in draw_table(rows, [CURVE, unevaluated], tmp_path, "f", "png")]
+    assert "f_curves.png" in names
+    assert "f_curves.png" not in [path.name for path in draw_table(rows, [unevaluated], tmp_path, "f", "png")]
 
 
 def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
@@ -334,6 +359,19 @@ def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
     assert "](../quickstart/digits/boxes.jpg)" in (results / "figures" / "report.md").read_text()
     inline = base64.b64encode((table / "boxes.jpg").read_bytes()).decode()
     assert f'src="data:image/jpeg;base64,{inline}"' in (results / "figures" / "report.html").read_text()
+
+
+def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claims(results, tmp_path):
+    table = results / "quickstart" / "digits" / "trials.json"
+    own = tmp_path / "own" / "mine" / "digits" / "trials.json"
+    own.parent.mkdir(parents=True)
+    rows = [{**row, "experiment": "mine"} for row in read_rows(table)]
+    own.write_text(json.dumps(rows))
+    main(["--results", str(tmp_path / "own")])
+    text = (tmp_path / "own" / "figures" / "report.md").read_text()
+    assert text.startswith("# Results\n\nCosts are read off")
+    assert "claim" not in text
+    assert "## mine, digits: fresh examples" in text
 
 
 def test_the_report_holds_table_figures_and_command(results):

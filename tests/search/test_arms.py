@@ -149,6 +149,17 @@ def test_pairs_that_cannot_be_are_left_out_and_named(
     assert "echo=none repeats nothing" in shown
 
 
+def test_a_value_that_only_what_was_typed_rules_out_is_left_out_and_named(
+    arms_of: BuildArms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [arm.name for arm in arms_of("echo=none,batch", "echo.factor=2")] == ["echo-batch"]
+    assert capsys.readouterr().out.startswith("left out: echo=none (echo.factor=2: echo=none repeats nothing")
+    with pytest.raises(ConfigError, match=r"echo\.factor=0\.5"):
+        arms_of("echo=batch", "echo.factor=2,0.5")
+    with pytest.raises(ConfigError, match=r"echo=none repeats nothing"):
+        arms_of("echo=none", "echo.factor=2,4")
+
+
 def test_more_trials_than_a_sweep_can_hold_are_refused(arms_of: BuildArms) -> None:
     with pytest.raises(ConfigError, match=r"search\.trials=1000000: .* at most 100,000"):
         arms_of("search.trials=1000000")

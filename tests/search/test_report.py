@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from adaecho.records.files import write_json
@@ -21,6 +22,7 @@ from adaecho.search.report import (
     write_outcome,
 )
 from adaecho.search.state import SweepState
+from adaecho.search.sweeper import next_steps
 from tests.search.conftest import Command
 
 
@@ -208,3 +210,26 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
     assert isinstance(console.file, io.StringIO)
     line = console.file.getvalue().splitlines()[-1].split()
     assert line == ["a", "0.6250", "3,200", "100", "6,400", "-", "2"]  # none diverged
+
+
+def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
+    config = OmegaConf.create(
+        {
+            "tracking": {"kind": "none", "mode": "offline"},
+            "hydra": {
+                "runtime": {
+                    "config_sources": [
+                        {"path": "/somewhere/conf", "schema": "file", "provider": "main"},
+                        {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"},
+                    ]
+                }
+            },
+        }
+    )
+    (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
+    assert line.endswith(
+        "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine'"
+    )
+    del config.hydra.runtime.config_sources[1]
+    (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
+    assert line.endswith("--command 'python -m adaecho.run -m experiment=mine'")

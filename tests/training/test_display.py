@@ -7,6 +7,8 @@ import pty
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +79,62 @@ def test_the_filling_of_a_large_buffer_is_told_until_the_first_step(
     assert set(file.getvalue().splitlines()) == {
         "reading before the first step: 12,000 of about 20,000 fresh examples"
     }
+
+
+def test_a_long_measurement_at_the_end_is_told(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
+    display, told = Display(compose_config(*RUN)), threading.Event()
+    lines: list[str] = []
+    monkeypatch.setattr(display, "say", lambda text: (lines.append(text), told.set()))
+    with display.evaluating("test", 61.0):
+        assert told.wait(30)
+    assert lines[0] == (
+        "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
+    )
+    told.clear()
+    shown = len(lines)
+    assert not told.wait(0.05), "nothing is told after the end"
+    assert len(lines) == shown
+
+
+def test_the_end_of_a_run_is_measured_beside_the_display(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def evaluating(_: Display, split: str, expected_s: float | None) -> Iterator[None]:
+        asked.append((split, expected_s is not None))
+        yield
+
+    monkeypatch.setattr(Display, "evaluating", evaluating)
+    _shown(compose_config)
+    assert asked == [("validation", True)]
+
+
+def test_the_time_left_is_of_the_steps_without_what_came_before_them(compose_config: Compose) -> None:
+    display = Display(compose_config("task=digits_mlp", "max_steps=100", "max_fresh_examples=null"))
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(steps=0), fresh_examples=0, clocks=SimpleNamespace(train_time_s=0.0)
+    )
+    at = iter([100.0, 101.0, 111.0])  # 100 s of compiling, then a step a second
+
+    def state(steps: int) -> str:
+        trainer.progress.steps = steps
+        now = next(at)
+        display_module.time = SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
+        display.step(trainer)  # type: ignore[arg-type]
+        return display._state(trainer, now)  # type: ignore[arg-type]
+
+    original = display_module.time
+    try:
+        assert "left" not in state(0)
+        assert "left" not in state(1)
+        assert state(11).endswith("1:51, <= 1:29 left")
+    finally:
+        display_module.time = original
 
 
 def test_a_display_changes_no_record(compose_config: Compose) -> None:
