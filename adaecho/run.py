@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from adaecho.config import schema
+from adaecho.config import scale, schema
 from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
 from adaecho.errors import ConfigError, UserError, fail, told
@@ -47,6 +47,8 @@ def _run(composed: DictConfig) -> None:
         error.told_elsewhere = local_rank() > 0  # the ranks of a host see the same command and files
         raise
     if launched_rank() == 0:
+        if hydra_config.runtime.choices.get("scale"):
+            print(scale.told(composed, schema.to_plain(config)))
         for caution in cautions(config):
             print(f"warning: {caution}", file=sys.stderr)
     with importing():

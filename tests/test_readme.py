@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from adaecho.config import schema
+from adaecho.config import scale, schema
 from adaecho.run import CONF
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,7 +94,8 @@ def test_python_blocks_of_other_trainers_run(place: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_compose(command: str) -> None:
+def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "_size_at", lambda *_: scale.Size(714, 714, has_validation=False))
     words = shlex.split(command, comments=True)
     overrides = [word for word in words if "=" in word]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from adaecho.config import scale
 from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
 from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
@@ -116,7 +117,8 @@ class SearchConfig:
     # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
     prune: bool = False
     needs_every_trial: bool = False  # refuses prune=true
-    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1))
+    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); an empty
+    # one takes a task's axis away
     axes: dict[str, str] = field(default_factory=dict)
     # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)
@@ -218,6 +220,7 @@ def register() -> None:
         register_resolver = OmegaConf.register_new_resolver
     register_resolver("adaecho.run_id", _resolve_run_id, replace=True)
     register_resolver("adaecho.name_or", _name_or, replace=True)
+    register_resolver("adaecho.scaled", scale.scaled, replace=True)
 
 
 def _name_or(name: str | None, other: str) -> str:

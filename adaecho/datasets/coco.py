@@ -94,13 +94,14 @@ class DetectionImages:
     def with_boxes(self) -> "DetectionImages":
         """Only the images that have boxes to learn."""
         rows = [row for row, truth in enumerate(self.truths) if not truth.crowd.all()]
-        return self._take(rows)
+        return self.take(rows)
 
     def first(self, number: int | None) -> "DetectionImages":
         """The first so many images; all of them for None."""
-        return self._take(range(len(self))[:number])
+        return self.take(range(len(self))[:number])
 
-    def _take(self, rows: Sequence[int]) -> "DetectionImages":
+    def take(self, rows: Sequence[int]) -> "DetectionImages":
+        """Some of the images."""
         return DetectionImages(
             self.categories,
             [self.files[row] for row in rows],
@@ -169,13 +170,22 @@ def find_annotations(top: Path, part: Part) -> Path:
     Raises:
         DataError: there is none.
     """
-    names = [name.format(part=part) for name in _ANNOTATIONS]
-    if part == "val":
-        names += [name.format(part="valid") for name in _ANNOTATIONS]
-    for name in names:
+    for name in _names(part):
         if (top / name).is_file():
             return top / name
-    raise DataError(f"data.path={top}: has no annotations of its {part} split; looked for {', '.join(names)}")
+    raise DataError(
+        f"data.path={top}: has no annotations of its {part} split; looked for {', '.join(_names(part))}"
+    )
+
+
+def has_split(top: Path, part: Part) -> bool:
+    """Whether a folder has annotations of a split."""
+    return any((top / name).is_file() for name in _names(part))
+
+
+def _names(part: Part) -> list[str]:
+    parts = ("val", "valid") if part == "val" else (part,)
+    return [name.format(part=one) for one in parts for name in _ANNOTATIONS]
 
 
 def _is_id(value: Any) -> bool:

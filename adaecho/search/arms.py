@@ -167,7 +167,7 @@ def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, Interval
     found = {
         key: axes.parse(key, text, factor, options)
         for key, text in config["search"]["axes"].items()
-        if key not in chosen and key not in typed
+        if text and key not in chosen and key not in typed
     }
     found |= {key: axes.from_interval(key, interval, factor, options) for key, interval in typed.items()}
     return tuple(found[key] for key in sorted(found))

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from adaecho.config import scale
 from adaecho.config.identity import BUDGETS, identity
 from adaecho.config.schema import to_plain
 from adaecho.errors import ConfigError
@@ -149,6 +150,8 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
     """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
     typed = parse_typed(arguments, config_loader)
     arms, search, left_out = build_arms(typed, composer(config_loader, config, typed.fixed))
+    if config.hydra.runtime.choices.get("scale"):
+        print(scale.told(config, to_plain(config)))
     for line in left_out:
         print(line)
     total = search.trials * search.repeats * len(arms)

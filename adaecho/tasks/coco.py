@@ -5,13 +5,15 @@ The paper names neither backbone nor image size: ResNet-34 from scratch at 300 p
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.coco import find_annotations, read_coco
+from adaecho.datasets.coco import DetectionImages, find_annotations, has_split, read_coco
 from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.errors import DataError, how_they_differ
+from adaecho.datasets.split import hold_out_rows
+from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
@@ -31,10 +33,9 @@ def build(config: Config, options: Options) -> Task:
     if config.data.path is None:
         raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
     bad = SkippedExamples(config.data.max_bad_examples)
-    train = read_coco(config.data.path, "train", bad)
-    held_out = read_coco(config.data.path, "val", bad).first(config.evaluate.max_examples)
+    train, held_out, annotations = _read(config, config.data.path, bad)
+    held_out = held_out.first(config.evaluate.max_examples)
     bad.report()
-    annotations = [find_annotations(Path(config.data.path).expanduser(), part) for part in ("train", "val")]
     if train.categories != held_out.categories:
         raise DataError(
             f"data.path={config.data.path}: its two annotation files have other categories: "
@@ -92,3 +93,21 @@ def build(config: Config, options: Options) -> Task:
         files=[*annotations, *train.files, *held_out.files],
         facts={"training_images": len(train), "validation_images": len(validation)},
     )
+
+
+def _read(
+    config: Config, path: str, bad: SkippedExamples
+) -> tuple[DetectionImages, DetectionImages, list[Path]]:
+    """Training and validation images, and the files that list them."""
+    top, number = Path(path).expanduser(), config.data.validation_examples
+    train = read_coco(path, "train", bad)
+    listed = find_annotations(top, "train")
+    if has_split(top, "val"):
+        if number is not None:
+            raise ConfigError(
+                f"data.validation_examples={number}: {path} has a validation split of its own; leave it null "
+                "(evaluate.max_examples takes a part of it)"
+            )
+        return train, read_coco(path, "val", bad), [listed, find_annotations(top, "val")]
+    rows, others = hold_out_rows(len(train), number, seed=config.data.split_seed)
+    return train.take(np.sort(rows).tolist()), train.take(others.tolist()), [listed]

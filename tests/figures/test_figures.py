@@ -12,7 +12,6 @@ from PIL import Image
 
 from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.claims import CLAIMS
 from adaecho.figures.curves import draw_curves, mean_and_band
 from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep, caption_of_costs
@@ -393,11 +392,7 @@ def test_the_report_holds_table_figures_and_command(results):
         assert shown.shape == whole.shape
         assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
     assert page.count("src=") == 3  # the page needs no other file
-    assert (
-        len(re.findall("<td[^>]*>not yet measured</td>", page))
-        == text.count("| not yet measured |")
-        == len(CLAIMS)
-    )
+    assert "not yet measured" not in text + page, "no claim is decided by these records"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""scale=images and scale=text: values from the size of one's own data, resolved before they are recorded."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pyarrow import parquet
+
+from adaecho.config import scale
+from adaecho.config.scale import Size
+from adaecho.datasets.size import size_of
+from adaecho.errors import ConfigError, DataError
+from adaecho.run import explain
+from adaecho.tasks import build_task
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.datasets.coco_files import content, write
+from tests.datasets.test_labelled_images import make
+from tests.tasks.test_imagenet import TINY
+from tests.transforms.pictures import encoded
+
+TEXT = {"name": "small_text", "column": "text", "lines": False, "block": 64}
+
+
+def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    monkeypatch.setattr(scale, "_size", lambda _: size)
+    keys = ("batch_size", "shuffle_buffer", "every_fresh_examples", "max_fresh_examples")
+    return {key: scale.scaled(key, _root_=OmegaConf.create()) for key in keys}
+
+
+def test_714_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Size(714, 714, has_validation=False)
+    assert (size.held_out, size.training) == (142, 572)
+    assert values(size, monkeypatch) == {
+        "batch_size": 32, "shuffle_buffer": 143, "every_fresh_examples": 286, "max_fresh_examples": 5720,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [2, 3, 10, 63, 64, 100, 1000, 5001, 30_000, 1_281_167, 10**9])
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_whatever_the_number_there_are_steps_and_evaluations_within_the_budget(
+    monkeypatch: pytest.MonkeyPatch, number: int, has_validation: bool
+) -> None:
+    size = Size(number, number, has_validation)
+    found = values(size, monkeypatch)
+    assert (size.held_out or 0) + size.training == number
+    assert size.training >= 1
+    batch, budget = found["batch_size"], found["max_fresh_examples"]
+    assert batch in (4, 8, 16, 32, 64)
+    assert found["shuffle_buffer"] + batch < budget, "the first step is within the budget"
+    assert found["shuffle_buffer"] <= max(size.training / 4, 1)
+    assert 2 * found["every_fresh_examples"] <= budget, "two evaluations at least"
+    assert budget >= 2 * size.training
+
+
+def test_documents_are_held_out_and_blocks_are_trained_on() -> None:
+    size = Size(1000, 50, has_validation=False, name="blocks")
+    assert (size.held_out, size.training) == (10, 800)
+    assert Size(10**6, 10**6, has_validation=False).held_out == 1000
+    assert Size(7, 1, has_validation=True).held_out is None
+
+
+def test_the_config_holds_numbers_and_what_is_typed_wins(compose_config: Compose, tmp_path: Path) -> None:
+    make("folders", tmp_path / "data")
+    images = len([file for file in (tmp_path / "data" / "train").rglob("*") if file.is_file()])
+    typed = ("task=imagenet", "scale=images", f"data.path={tmp_path / 'data'}")
+    config = compose_config(*typed)
+    assert config.data.validation_examples is None, "it has a validation split"
+    assert (config.batch_size, config.task.ghost_size, config.target.value) == (4, None, None)
+    assert config.optimizer.learning_rate == 0.004
+    assert config.max_fresh_examples == 10 * images
+    assert config.schedule.decay_steps == 10 * images // 4
+    config = compose_config(*typed, "batch_size=8", "max_fresh_examples=80")
+    assert (config.batch_size, config.optimizer.learning_rate, config.schedule.decay_steps) == (8, 0.008, 10)
+
+
+def test_photographs_in_class_folders_train_at_once(compose_config: Compose, tmp_path: Path) -> None:
+    for number in range(20):
+        folder = tmp_path / "mine" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(encoded(number))
+    small = [one for one in TINY if one.startswith(("task.model", "task.image_size", "data.num_workers"))]
+    config = compose_config("task=imagenet", "scale=images", *small, f"data.path={tmp_path / 'mine'}")
+    assert (config.data.validation_examples, config.max_fresh_examples) == (4, 160)
+    config.max_fresh_examples = 20
+    summary = run_trial(config, tmp_path / "run")
+    assert summary["status"] == "budget_spent"
+    assert summary["best"] is not None
+    assert summary["data"]["training_images"] == 16
+
+
+def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, tmp_path: Path) -> None:
+    write(tmp_path, "train", content(10))
+    task = {"name": "coco", "keep_images_without_boxes": True}
+    size = size_of(str(tmp_path), task)
+    assert (size.units, size.has_validation, size.held_out) == (10, False, 2)
+    typed = ("task=coco", "task.ghost_size=null", f"data.path={tmp_path}", "task.image_size=96")
+    built = build_task(compose_config(*typed, "data.validation_examples=4"))
+    assert built.facts["validation_images"] == 4
+    assert not {file.name for file in built.source.files} & {
+        file.name for file in built.files[1 + len(built.source) :]
+    }
+    with pytest.raises(DataError, match=r"data\.validation_examples=null: .* how many of the 10"):
+        build_task(compose_config(*typed))
+    write(tmp_path, "val", content(4, first=10))
+    assert size_of(str(tmp_path), task).held_out is None
+    with pytest.raises(
+        ConfigError, match=r"data\.validation_examples=4: .* has a validation split of its own"
+    ):
+        build_task(compose_config(*typed, "data.validation_examples=4"))
+
+
+def test_the_size_of_text_is_told_from_files_rows_and_lines(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("four words of text\n" * 100)
+    size = size_of(str(tmp_path), TEXT)
+    assert (size.units, size.examples, size.name) == (5, 5 * 1900 // 3 // 64, "blocks")
+    assert size_of(str(tmp_path), {**TEXT, "lines": True}).units == 500
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    parquet.write_table(pa.table({"text": ["a"] * 7}), rows / "train-0.parquet")
+    (rows / "test.jsonl").write_text('{"text": "b"}\n')
+    size = size_of(str(rows), TEXT)
+    assert (size.units, size.has_validation) == (7, True)
+    with pytest.raises(DataError, match=r"holds one document.* task\.lines=true"):
+        size_of(str(tmp_path / "0.txt"), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("task=imagenet", "scale=images", "data.path=null"), "data.path: is missing"),
+        (("scale=images", "data.path=x"), "scale: is of tasks imagenet, coco and small_text, not of digits"),
+        (("task=imagenet", "scale=images", "data.path=./nowhere/at/all"), "data.path=./nowhere/at/all: "),
+    ],
+)
+def test_what_has_no_size_is_one_message(
+    compose_config: Compose, typed: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException, ConfigError)) as caught:
+        compose_config(*typed)
+    assert explain(caught.value).startswith(message)
+
+
+def test_one_line_tells_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "_size", lambda _: Size(714, 714, has_validation=False))
+    plain = {
+        "batch_size": 32, "max_fresh_examples": 5720, "data": {"validation_examples": 142},
+        "echo": {"shuffle_buffer": 143}, "evaluate": {"every_fresh_examples": 286},
+    }  # fmt: skip
+    assert scale.told(OmegaConf.create(), plain) == (
+        "scale: 572 images, 142 images held out, batch 32, buffer 143, evaluated every 286, budget 5,720"
+    )
