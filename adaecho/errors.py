@@ -53,6 +53,11 @@ def with_notes(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
+def how_to_install(extra: str) -> str:
+    """How one gets an optional part: no version has been released, so it is installed from a checkout."""
+    return f"pip install '.[{extra}]' in the checkout of adaecho"
+
+
 @contextmanager
 def about_one_example() -> Iterator[None]:
     """Raise the ValueErrors inside, which tell what is wrong with an example's content, as ExampleErrors."""

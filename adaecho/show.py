@@ -17,6 +17,7 @@ from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.device import autocast, choose_device, choose_precision
+from adaecho.training.optimizer import average_of
 
 
 def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
@@ -46,7 +47,12 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
         raise UserError(f"{path}: task {task.name} has no pictures to show")
     device = choose_device(config)
     model = task.build_model()
-    model.load_state_dict(checkpoint.load(run, saved[0])["model"])
+    state = checkpoint.load(run, saved[0])
+    model.load_state_dict(state["model"])
+    if state.get("average") is not None:  # what the run evaluates
+        average = average_of(model, decay=0.0)
+        average.load_state_dict(state["average"])
+        model = average.module
     model = model.to(device).eval()
     with torch.inference_mode(), autocast(device, choose_precision(config, device)):
         pictures = task.pictures(model, number, device)

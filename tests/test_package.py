@@ -1,9 +1,12 @@
 """The two drop-ins need torch and numpy alone."""
 
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from adaecho.errors import how_to_install
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,3 +67,18 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
         "except AttributeError as error: assert 'EchoLoadr' in str(error)\n"
         "else: raise SystemExit(1)"
     )
+
+
+def test_every_extra_that_a_text_names_can_be_installed_from_the_checkout() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    code = [*(ROOT / "adaecho").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    named: set[str] = set()
+    for file in [*pages, *code]:
+        text = file.read_text()
+        assert "pip install " + "'adaecho[" not in text, f"{file}: no version is on an index"
+        for found in re.findall(r"pip install (?:-e )?'\.\[([\w,]+)\]'", text):
+            named |= {*found.split(",")}
+    assert named >= {"run", "figures", "regions"}
+    assert named <= extras.keys()
+    assert how_to_install("images") == "pip install '.[images]' in the checkout of adaecho"

@@ -89,7 +89,7 @@ def test_python_blocks_run(place: str) -> None:
 def test_python_blocks_of_other_trainers_run(place: str) -> None:
     for name in IMPORTED[place]:
         if find_spec(name) is None:
-            pytest.skip(f"{name} is absent; pip install 'adaecho[trainers]'")
+            pytest.skip(f"{name} is absent; pip install '.[trainers]'")
     assert not _said_by_blocks_of_trainers()[place]
 
 

@@ -34,6 +34,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "clip_norm": None,
         "fused": False,
         "zero_redundancy": False,
+        "ema_decay": None,
     },
     "schedule": {
         "decay_epochs": None,

@@ -7,7 +7,7 @@ from omegaconf import MISSING
 from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
 from adaecho.errors import ConfigError
 
-SCHEDULES = ("constant", "linear_decay", "drops")
+SCHEDULES = ("constant", "linear_decay", "cosine", "drops")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 COUNTS = ("steps", "fresh_examples")
 
@@ -28,14 +28,16 @@ class OptimizerConfig:
     clip_norm: float | None = None  # the largest norm of the whole gradient; null doesn't clip
     fused: bool = False  # one kernel for all parameters; with adascale on a GPU no step waits for it
     zero_redundancy: bool = False  # share the optimizer's state out over ranks (ZeRO stage 1)
+    # An average of the weights with this decay (0.999, say) is what is evaluated and kept; null: the weights.
+    ema_decay: float | None = None
 
 
 @dataclass
 class ScheduleConfig:
     """Learning rate over a run; see ``adaecho.training.schedule``. A duration is in steps or in epochs."""
 
-    shape: str = "constant"  # constant | linear_decay | drops
-    decay_steps: int | None = None  # linear_decay falls by decay_factor over these and stays there
+    shape: str = "constant"  # constant | linear_decay | cosine | drops
+    decay_steps: int | None = None  # linear_decay and cosine fall by decay_factor over these and stay there
     decay_factor: float = 100.0  # the rate ends at learning_rate / decay_factor
     warmup_steps: int = 0  # a linear rise to the full rate over this many first steps, multiplying the shape
     decay_epochs: float | None = None  # in place of decay_steps
@@ -60,6 +62,8 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum > 0")
     positive("optimizer.epsilon", optimizer.epsilon)
     positive("optimizer.clip_norm", optimizer.clip_norm, "doesn't clip")
+    if optimizer.ema_decay is not None:
+        within("optimizer.ema_decay", optimizer.ema_decay, "[0, 1)")
     finite_at_least("optimizer.weight_decay", optimizer.weight_decay, 0)
 
 
@@ -68,7 +72,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
     one_of("schedule.counts", schedule.counts, COUNTS)
     for name in ("decay", "warmup", "first_drop", "drop_gap"):
         _validate_duration(schedule, name)
-    needed = {"linear_decay": "decay", "drops": "first_drop"}.get(schedule.shape)
+    needed = {"linear_decay": "decay", "cosine": "decay", "drops": "first_drop"}.get(schedule.shape)
     if needed and not _duration(schedule, needed):
         raise ConfigError(
             f"schedule.{needed}_steps={getattr(schedule, needed + '_steps')}: "

@@ -5,6 +5,7 @@ import re
 from rich.console import Console
 from rich.table import Table
 
+from adaecho.errors import how_to_install
 from adaecho.records.collect import trial_row
 from adaecho.records.files import write_json
 from adaecho.records.lock import alone
@@ -48,7 +49,7 @@ def draw(state: SweepState, rows: list[Row]) -> list[str]:
     try:
         from adaecho.figures.tables import draw_sweep
     except ImportError as error:
-        return [f"no figure: {error}; pip install 'adaecho[figures]'"]
+        return [f"no figure: {error}; {how_to_install('figures')}"]
     return [f"figure: {path}" for path in draw_sweep(state.folder)]
 
 

@@ -7,6 +7,7 @@ Training images lie in memory, or, as encoded images in tar shards, are streamed
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def build(config: Config, options: Options) -> Task:
         augment=PadCropFlip(padding=4, flip=True),
         collate=None,
         build_model=build_model,
-        loss=cross_entropy,
+        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
         weight=num_images,
         evaluate=evaluate,
         pictures=pictures,

@@ -4,6 +4,7 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def build(config: Config, options: Options) -> Task:
         ),
         collate=None,
         build_model=build_model,
-        loss=cross_entropy,
+        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
         weight=num_images,
         evaluate=evaluate,
         pictures=pictures,

@@ -197,10 +197,13 @@ def decode_labelled(
     return {"image": decode(image), "label": np.int64(label)}
 
 
-def cross_entropy(model: nn.Module, batch: Batch) -> LossAndWeight:
+def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
     """Training loss of an image classifier: the sum over images in nats, and their number."""
     labels = batch["label"]
-    return functional.cross_entropy(model(batch["image"]).float(), labels, reduction="sum"), len(labels)
+    total = functional.cross_entropy(
+        model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
+    )
+    return total, len(labels)
 
 
 def num_images(batch: Batch) -> float:

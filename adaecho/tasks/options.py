@@ -122,9 +122,17 @@ class Cifar10Options(TaskConfig):
     channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
     training_examples: int | None = None  # of those that are not held out; null: all
     validation_shards: str | None = None  # tar shards, where data.path names training shards alone
-    added: ClassVar[tuple[str, ...]] = ("depth", "channels", "training_examples", "validation_shards")
+    label_smoothing: float = 0.0  # of the training loss: this share of each label goes to all classes alike
+    added: ClassVar[tuple[str, ...]] = (
+        "depth",
+        "channels",
+        "training_examples",
+        "validation_shards",
+        "label_smoothing",
+    )
 
     def __post_init__(self) -> None:
+        within("task.label_smoothing", self.label_smoothing, "[0, 1)")
         check_depth(self.depth)
         at_least("task.channels", self.channels, 1)
         at_least("task.training_examples", self.training_examples, 1)
@@ -143,9 +151,11 @@ class ImagenetOptions(GhostOptions):
     colour_distortion: float = 0.4  # of brightness, contrast and saturation; 0 for none
     antialias: bool = True
     pretrained: str | None = None  # file of weights to begin with: timm's for the model, or a run's
-    added: ClassVar[tuple[str, ...]] = ("pretrained",)
+    label_smoothing: float = 0.0  # of the training loss: this share of each label goes to all classes alike
+    added: ClassVar[tuple[str, ...]] = ("pretrained", "label_smoothing")
 
     def __post_init__(self) -> None:
+        within("task.label_smoothing", self.label_smoothing, "[0, 1)")
         at_least("task.image_size", self.image_size, 8)
         at_least("task.num_classes", self.num_classes, 2)
         within("task.min_crop_area", self.min_crop_area, "(0, 1]")

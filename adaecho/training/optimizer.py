@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
@@ -90,6 +91,18 @@ def clip(model: nn.Module, most: float | None) -> None:
     """Scale the whole gradient down to a norm of at most ``most``; None leaves it."""
     if most is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+
+
+def average_of(model: nn.Module, decay: float) -> AveragedModel:
+    """A copy of the model that follows it: ``average = decay average + (1 - decay) weights`` after each step.
+
+    The first step's weights begin it (B. Polyak and A. Juditsky 1992; torch's own). Running statistics of
+    batch norm are averaged alike.
+    """
+    follow: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    average = AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
+    average.requires_grad_(False)
+    return average.eval()
 
 
 def deal(batch: Any, count: int) -> list[Any]:

@@ -1,5 +1,7 @@
 """Learning-rate schedules over SGD steps, or over fresh examples."""
 
+import math
+
 from adaecho.config.optimization import ScheduleConfig
 from adaecho.errors import ConfigError
 
@@ -8,9 +10,10 @@ class Schedule:
     """The learning rate at each position of a run.
 
     ``constant`` is ``peak``. ``linear_decay`` falls linearly from ``peak`` to ``peak / decay_factor`` over
-    its duration and stays there (paper, footnote 6). ``drops`` divides by ``drop_factor`` at the first drop
-    and again a gap later (paper, section 3.1, for SSD). A warm-up multiplies the first of n steps by 1/n, the
-    second by 2/n, ...
+    its duration and stays there (paper, footnote 6). ``cosine`` falls between the same two by half a wave
+    (I. Loshchilov and F. Hutter, "SGDR", 2017, without restarts). ``drops`` divides by ``drop_factor`` at the
+    first drop and again a gap later (paper, section 3.1, for SSD). A warm-up multiplies the first of n steps
+    by 1/n, the second by 2/n, ...
 
     Args:
         config: shape and durations.
@@ -49,9 +52,11 @@ class Schedule:
         rate = self._peak
         if position < self._warmup:
             rate *= min((position + 1) / self._warmup, 1.0)  # a duration in epochs needn't be whole
-        if self._config.shape == "linear_decay":
+        if self._config.shape in ("linear_decay", "cosine"):
             assert self._decay is not None  # check_schedule
             done = min(position / self._decay, 1.0)
+            if self._config.shape == "cosine":
+                done = (1 - math.cos(math.pi * done)) / 2
             return rate * (1.0 - done * (1.0 - 1.0 / self._config.decay_factor))
         if self._config.shape == "drops":
             assert self._first_drop is not None  # check_schedule

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.adascale import AdaScale
@@ -19,7 +20,7 @@ from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
 from adaecho.training.measure import measure, place
-from adaecho.training.optimizer import clip, deal, make_optimizer, set_rate
+from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
 from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
 from adaecho.training.progress import Progress, budget_spent, is_better, meets
 from adaecho.training.schedule import Schedule
@@ -96,6 +97,8 @@ class Trainer:
         torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.model = place(task.build_model(), config, self.device)
+        decay = config.optimizer.ema_decay
+        self.average = None if decay is None else average_of(self.model, decay)
         self._synchronised = synchronised(self.model, ranks, self.device)
         self.optimizer = make_optimizer(config, self.model, ranks.world_size)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
@@ -251,6 +254,8 @@ class Trainer:
         loss = self._backward(deal(batch, num_passes(self.config)))
         clip(self.model, self.config.optimizer.clip_norm)
         self._update()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self._loss_sum += loss
         self._recent_losses[self.progress.steps % LOSS_CHECK_STEPS] = loss
         self._losses += 1
@@ -396,8 +401,8 @@ class Trainer:
     def measure(self, split: Any) -> dict[str, float]:
         """Metrics on a whole split, on the evaluation clock, with the loader at rest."""
         with self.at_rest(), self.clocks.evaluating(self.device):
-            average_statistics(self.model, self.ranks)
-            metrics = measure(self.task, self.model, split, self.device, self.precision, self.ranks)
+            average_statistics(self.evaluated, self.ranks)
+            metrics = measure(self.task, self.evaluated, split, self.device, self.precision, self.ranks)
             self.model.train()
             return metrics
 
@@ -407,8 +412,8 @@ class Trainer:
         if at_end is None:
             return {}
         with self.at_rest(), self.clocks.evaluating(self.device), torch.inference_mode():
-            self.model.eval()
-            return self.ranks.from_first(lambda: at_end(self.model, self.device))
+            self.evaluated.eval()
+            return self.ranks.from_first(lambda: at_end(self.evaluated, self.device))
 
     def counts(self) -> dict[str, int]:
         """What the loaders of all ranks count."""
@@ -434,9 +439,14 @@ class Trainer:
             tau = None if self.adascale is None else self.adascale.scale_invariant_steps
             self.progress.to_target = {**cost, "scale_invariant_steps": tau}
 
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model, or under ``optimizer.ema_decay`` the one that holds the average of its weights."""
+        return self.model if self.average is None else self.average.module
+
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's parameters and buffers on the CPU, each with memory of its own."""
-        state = self.model.state_dict()
+        """A copy of the evaluated model's parameters and buffers on the CPU, each with memory of its own."""
+        state = self.evaluated.state_dict()
         return {
             name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in state.items()
@@ -466,6 +476,7 @@ class Trainer:
             "precision": self.precision,
             "fingerprint": self.task.fingerprint,
             "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
             "best_model": self.best_model,
             "optimizer": self.optimizer.state_dict(),
             "progress": self.progress.state_dict(),
@@ -477,13 +488,18 @@ class Trainer:
     def _own_state(self) -> dict[str, Any]:
         """This rank's part of the state: where its data, its draws and its batch norm stand."""
         cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        own = {} if self.ranks.is_first else dict(self.model.named_buffers())
+        own = {} if self.ranks.is_first else self._buffers()
         return {
             "loader": self.loader.state_dict(),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
             "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
             "buffers": {name: buffer.cpu() for name, buffer in own.items()},
         }
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """The model's, which each rank has its own of, and those of the average."""
+        average = {} if self.average is None else dict(self.average.named_buffers(prefix="average"))
+        return {**dict(self.model.named_buffers()), **average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict``'s result, on as many ranks.
@@ -495,7 +511,9 @@ class Trainer:
             raise ValueError(f"of {len(state['ranks'])} ranks, not of {self.ranks.world_size}")
         own = state["ranks"][self.ranks.rank]
         self.model.load_state_dict(state["model"])
-        for name, buffer in self.model.named_buffers():
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        for name, buffer in self._buffers().items():
             if name in own["buffers"]:
                 buffer.copy_(own["buffers"][name])
         self.best_model = state["best_model"]

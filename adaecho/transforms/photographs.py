@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adaecho.errors import how_to_install
 from adaecho.transforms import regions
 from adaecho.transforms.headers import MAX_PIXELS, encoded_size, whole_jpeg_size
 
@@ -28,8 +29,8 @@ else:
         import cv2
     except ImportError as error:
         raise ImportError(
-            "adaecho.transforms.photographs needs OpenCV: pip install 'adaecho[images]', "
-            "or pip install opencv-python-headless"
+            f"adaecho.transforms.photographs needs OpenCV: {how_to_install('images')}, or "
+            "pip install opencv-python-headless"
         ) from error
 
 Image = NDArray[np.uint8]

@@ -267,3 +267,14 @@ def test_a_run_without_pretrained_weights_keeps_its_identity(compose_config: Com
     before = {**plain, "task": {key: value for key, value in plain["task"].items() if key != "pretrained"}}
     assert run_id(before) == run_id(plain)
     assert run_id(to_plain(compose_config(*TINY, "task.pretrained=w.pt"))) != run_id(plain)
+
+
+def test_labels_are_smoothed_in_the_loss(compose_config: Compose, tmp_path: Path) -> None:
+    make("folders", tmp_path / "data")
+    losses = []
+    for smoothing in (0.0, 0.3):
+        config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", f"task.label_smoothing={smoothing}")
+        logits = torch.tensor([[4.0, 0.0, 0.0]])
+        batch = {"image": logits, "label": torch.tensor([0])}
+        losses.append(build_task(config).loss(torch.nn.Identity(), batch)[0].item())
+    assert losses[1] - losses[0] == pytest.approx(4 * 0.3 * 2 / 3, rel=1e-5)

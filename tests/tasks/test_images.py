@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from adaecho.echo.order import keyed
+from adaecho.errors import ConfigError
 from adaecho.tasks.images import Images, PadCropFlip, classification_metrics, cross_entropy, predict
+from adaecho.tasks.options import OPTIONS
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -129,3 +131,24 @@ def test_images_of_another_type_are_refused() -> None:
         PadCropFlip(1, False).block({"image": images}, _keys(2))
     with pytest.raises(ValueError, match="not float32"):
         PadCropFlip(1, False)({"image": images[0]}, np.random.default_rng(0))
+
+
+def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None:
+    logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    batch = {"image": logits, "label": labels}
+    total, _ = cross_entropy(nn.Identity(), batch, label_smoothing=0.1)
+    expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
+    assert torch.equal(total, expected)
+    shares = torch.full((6, 4), 0.1 / 4)
+    shares[range(6), labels] += 0.9
+    torch.testing.assert_close(total, -(shares * logits.log_softmax(1)).sum())
+    assert torch.equal(
+        cross_entropy(nn.Identity(), batch)[0], nn.functional.cross_entropy(logits, labels) * 6
+    )
+
+
+@pytest.mark.parametrize("name", ["imagenet", "cifar10"])
+def test_the_key_reaches_the_loss_and_is_checked(name: str) -> None:
+    assert OPTIONS[name](name=name).label_smoothing == 0.0  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"task\.label_smoothing=1: must lie in \[0, 1\)"):
+        OPTIONS[name](name=name, label_smoothing=1)  # type: ignore[call-arg]

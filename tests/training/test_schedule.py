@@ -1,8 +1,12 @@
 """Learning rates against their closed forms, position by position."""
 
-import pytest
+from collections.abc import Callable
 
-from adaecho.config.optimization import ScheduleConfig
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
+
+from adaecho.config.optimization import ScheduleConfig, check_schedule
 from adaecho.errors import ConfigError
 from adaecho.training.schedule import Schedule
 
@@ -30,6 +34,28 @@ def test_warmup_rises_linearly_to_the_shape() -> None:
     plain = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100)
     pairs = zip(_rates(schedule, range(6)), _rates(plain, range(6)), strict=True)
     assert [one / other for one, other in pairs] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+def test_cosine_with_warmup_is_the_product_of_torchs_own() -> None:
+    def of_torch(
+        make: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler],
+    ) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        scheduler, rates = make(optimizer), []
+        for _ in range(40):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return rates
+
+    cosine = of_torch(lambda optimizer: CosineAnnealingLR(optimizer, T_max=40, eta_min=0.05))
+    warmup = of_torch(lambda optimizer: LinearLR(optimizer, start_factor=1 / 8, total_iters=7))
+    config = ScheduleConfig(shape="cosine", decay_steps=40, decay_factor=20, warmup_steps=8)
+    expected = [one * other for one, other in zip(cosine, warmup, strict=True)]
+    assert _rates(config, range(40)) == pytest.approx(expected, rel=1e-9)
+    assert _rates(config, range(40, 43)) == pytest.approx([0.05] * 3)
+    with pytest.raises(ConfigError, match=r"schedule\.shape=cosine needs a positive number of steps"):
+        check_schedule(ScheduleConfig(shape="cosine"))
 
 
 def test_drops_by_10_at_the_first_and_a_gap_later() -> None:

@@ -25,7 +25,7 @@ from adaecho.transforms.photographs import (
 from tests.transforms.pictures import Jpegs, encoded, picture
 
 needs_nvimgcodec = pytest.mark.skipif(
-    not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install 'adaecho[regions]'"
+    not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install '.[regions]'"
 )
 AUGMENT = RandomResizedCrop(16, brightness=0.4, contrast=0.4, saturation=0.4)
 

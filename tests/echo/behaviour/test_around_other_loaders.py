@@ -67,7 +67,7 @@ def hugging_face(_: Path) -> Any:
 
 
 def web_dataset(folder: Path, *, shuffled: int) -> Any:
-    webdataset = pytest.importorskip("webdataset", reason="pip install 'adaecho[trainers]'")
+    webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
     shard = folder / "rows.tar"
     if not shard.exists():
         with tarfile.open(shard, "w") as archive:

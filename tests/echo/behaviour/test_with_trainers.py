@@ -23,7 +23,7 @@ WORLD = 2
 
 def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     if name != "ddp" and find_spec("accelerate" if name == "accelerate" else "lightning") is None:
-        pytest.skip(f"{name} is not installed, with which the loop trains: pip install 'adaecho[trainers]'")
+        pytest.skip(f"{name} is not installed, with which the loop trains: pip install '.[trainers]'")
     variables = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

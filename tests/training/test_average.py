@@ -1,0 +1,78 @@
+"""optimizer.ema_decay: an average of the weights is evaluated, kept and resumed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from adaecho import evaluate
+from adaecho.config.identity import run_id
+from adaecho.config.schema import to_plain
+from adaecho.errors import ConfigError
+from adaecho.tasks import build_task
+from adaecho.training.trainer import Trainer
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.helpers import metrics
+
+RUN = ("task=digits", "target.value=null", "echo.shuffle_buffer=64", "optimizer.ema_decay=0.9")
+
+
+def test_the_average_is_that_of_torch(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_config(*RUN, "max_steps=7")
+    trainer = Trainer(config, build_task(config), record=lambda _: None, interrupted=lambda: 0)
+    theirs = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    by_hand: dict[str, torch.Tensor] = {}
+    update = trainer._update
+
+    def both() -> None:
+        update()
+        theirs.update_parameters(trainer.model)
+        for name, weight in trainer.model.named_parameters():
+            now = weight.detach().double()
+            by_hand[name] = 0.9 * by_hand[name] + 0.1 * now if name in by_hand else now
+
+    monkeypatch.setattr(trainer, "_update", both)
+    trainer.train()
+    trainer.loader.close()
+    assert trainer.progress.steps == 7
+    average = trainer.evaluated.state_dict()
+    for name, value in theirs.module.state_dict().items():
+        assert torch.equal(average[name], value), name
+    for name, value in by_hand.items():
+        torch.testing.assert_close(average[name].double(), value, rtol=1e-5, atol=1e-6)
+    assert any(not torch.equal(average[name], value) for name, value in trainer.model.state_dict().items())
+    assert all(torch.equal(average[name], value) for name, value in trainer.weights().items())
+
+
+def test_a_resumed_average_is_the_undisturbed_one_and_is_what_is_saved(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    run_trial(compose_config(*RUN, "max_steps=30"), tmp_path / "whole")
+    run_trial(compose_config(*RUN, "max_steps=13"), tmp_path / "pieces")
+    run_trial(compose_config(*RUN, "max_steps=30"), tmp_path / "pieces")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
+    whole, pieces = (load_file(tmp_path / name / "model/final.safetensors") for name in ("whole", "pieces"))
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    (found,) = evaluate.evaluate(tmp_path / "pieces")
+    assert found.metrics == found.recorded
+    plain = compose_config(*RUN[:-1], "max_steps=30")
+    run_trial(plain, tmp_path / "plain")
+    assert [line["train_loss"] for line in metrics(tmp_path / "plain")] == [
+        line["train_loss"] for line in metrics(tmp_path / "whole")
+    ], "training itself is the same"
+    assert metrics(tmp_path / "plain") != metrics(tmp_path / "whole")
+
+
+def test_without_an_average_a_run_is_what_it_was(compose_config: Compose) -> None:
+    config = compose_config(*RUN[:-1])
+    plain = to_plain(config)
+    del plain["optimizer"]["ema_decay"]
+    assert run_id(plain) == run_id(to_plain(config))
+    with_average = replace(config, optimizer=replace(config.optimizer, ema_decay=0.9))
+    assert run_id(to_plain(with_average)) != run_id(plain)
+    with pytest.raises(ConfigError, match=r"optimizer\.ema_decay=1\.0: must lie in \[0, 1\)"):
+        compose_config(*RUN[:-1], "optimizer.ema_decay=1.0")
