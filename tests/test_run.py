@@ -244,7 +244,15 @@ def test_printing_a_config_imports_no_torch() -> None:
 @pytest.mark.parametrize("argument", ["console", "-m"])
 def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, argument: str) -> None:
     (tmp_path / "mine.py").write_text(
-        "from adaecho.errors import DataError\n\ndef build(config, options):\n    raise DataError('found')\n"
+        "from dataclasses import dataclass\n"
+        "from adaecho.config.tasks import TaskConfig\n"
+        "from adaecho.errors import DataError\n"
+        "@dataclass\n"
+        "class Options(TaskConfig):\n"
+        "    model: str = 'any'\n"
+        "    training_examples: int | None = None\n"
+        "def build(config, options):\n"
+        "    raise DataError('found')\n"
     )
     # An entry point is a script of another folder, which Python puts first where -m puts the current one.
     script = tmp_path / "bin" / "adaecho"
@@ -252,7 +260,6 @@ def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, 
     script.write_text("from adaecho.run import cli\ncli()\n")
     begins = [str(script)] if argument == "console" else ["-m", "adaecho.run"]
     done = subprocess.run(
-        [sys.executable, *begins, "task.name=mine", "~task.model", "~task.training_examples"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *begins, "task.name=mine"], capture_output=True, text=True, check=False
+    )
     assert done.stderr.splitlines()[-1] == "error: found", done.stderr
