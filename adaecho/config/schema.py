@@ -98,7 +98,7 @@ class EvaluateConfig:
 class TrackingConfig:
     """The mirror of a run outside its folder; it can never stop or slow the run."""
 
-    kind: str = MISSING  # none | wandb
+    kind: str = MISSING  # none | csv (metrics.csv beside metrics.jsonl) | wandb
     mode: str = "offline"  # offline | online
     project: str = "adaecho"  # of Weights & Biases
     entity: str | None = None  # of Weights & Biases; null: your default
@@ -241,7 +241,7 @@ _ALLOWED = {
     "precision": ("auto", "float32", "bfloat16"),
     "device": DEVICES,
     "compile": ("off", "default", "reduce-overhead"),
-    "tracking.kind": ("none", "wandb"),
+    "tracking.kind": ("none", "csv", "wandb"),
     "tracking.mode": ("offline", "online"),
 }
 _LEAST = {

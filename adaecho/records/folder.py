@@ -5,6 +5,7 @@
     config.yaml        the resolved config, its overrides in the first lines
     environment.json   where it ran; see ``records.environment``
     metrics.jsonl      one JSON object per evaluation, flat but for ``echo_factor_changes``
+    metrics.csv        the same as a table, under ``tracking=csv``
     summary.json       status and outcome; the one file that sweeps and figures read
     checkpoint/        what a resumed run continues from; see ``records.checkpoints``
     model/             weights at the end and at the best evaluation, as safetensors
@@ -15,7 +16,9 @@ Against a power cut the order of what reaches the disk counts: config.yaml first
 metrics.jsonl that a checkpoint relies on, the checkpoint, the summary that tells of it.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
 import sys
@@ -221,6 +224,20 @@ class RunFolder:
             except ValueError as error:
                 raise FolderError(f"{self._metrics}: line {number} is damaged ({error})") from error
         return metrics
+
+    def write_csv(self) -> None:
+        """Write the evaluations so far as ``metrics.csv`` too, for spreadsheets; lists as JSON."""
+        lines = self.read_metrics()
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(dict.fromkeys(key for line in lines for key in line)))
+        writer.writeheader()
+        for line in lines:
+            writer.writerow(
+                {key: json.dumps(value) if isinstance(value, list) else value for key, value in line.items()}
+            )
+        self._check_writer()
+        path = self.path / "metrics.csv"
+        write_text(path, table.getvalue(), durable=False, ready=self._check_writer)
 
     def sync_metrics(self) -> None:
         """Make the lines so far survive a power cut: before a checkpoint relies on them."""

@@ -37,7 +37,7 @@ def export(
         group: name shared by the runs of a sweep.
         name: shown for this run; by default a trial's arm/repeat/index in a group, else the folder's name.
     """
-    if tracking.kind == "none":
+    if tracking.kind != "wandb":
         return
     order = {
         "folder": str(folder.resolve()),

@@ -365,6 +365,8 @@ class _Trial:
     def record(self, line: Line) -> None:
         if self.ranks.is_first:
             self.run_folder.append_metrics(line)
+            if self.config.tracking.kind == "csv":
+                self.run_folder.write_csv()
         if self.display is not None:
             self.display.evaluated(line)
 
