@@ -169,7 +169,7 @@ def _of_a_rerun(effect: Ratio, is_difference: bool) -> Ratio:
 def _made_by(experiment: str, task: str, tables: Tables, results: Path) -> str:
     rows = tables[experiment, task]
     minutes = sum(row["train_time_s"] or 0 for row in rows) / 60
-    page = "fig7" if experiment.startswith("fig7") else experiment
+    page = experiment[:4]  # fig7a and fig7b share one, fig8 and fig8_early
     commands = "\n".join(read_commands(results / experiment / task / "trials.json"))
     return (
         f"```bash\n{commands}\n```\n\n{len(rows):,} runs, {minutes:,.0f} minutes of training on the machine "

@@ -40,6 +40,9 @@ CLAIMS = {
     "batch echoing at e = 4 ends no worse": ("fig8", "batch_e4", "baseline", "metric"),
     "example echoing after augmentation at e = 4 ends": ("fig8", "example_after_e4", "baseline", "metric"),
     "example echoing before augmentation at e = 4 ends": ("fig8", "example_before_e4", "baseline", "metric"),
+    "the same before the ceiling: batch echoing": ("fig8_early", "batch_e4", "baseline", "metric"),
+    "before the ceiling: echoing after": ("fig8_early", "example_after_e4", "baseline", "metric"),
+    "before the ceiling: echoing before": ("fig8_early", "example_before_e4", "baseline", "metric"),
 }
 TESTED = ("fresh", "seconds")  # by a p value; the others by an interval
 
@@ -173,7 +176,7 @@ def test_claims(task: str) -> None:
             continue
         for sentence, effect, interval, rerun, p, rank, *_ in cells(section(f"{experiment} on {data}")):
             found = recomputed[sentence]
-            form = "+.4f" if found["p"] is None and experiment == "fig8" else ".2f"
+            form = "+.4f" if found["p"] is None and experiment.startswith("fig8") else ".2f"
             value, low, high = (format(end, form) for end in found["ends"])
             assert effect == value, sentence
             assert interval == f"{low} to {high}", sentence
