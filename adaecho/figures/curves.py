@@ -26,6 +26,7 @@ from adaecho.figures.tuning import COST
 Curve = dict[str, Any]
 _LEAST_ERROR = 1e-3  # a log axis has no zero
 _PANELS = 3  # in a row
+_NARROW = 2.0  # ratio of the largest error to the least
 # Of arms that share a colour; more names than these would cover the panel.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Sweep("echo_factor")
@@ -64,6 +65,10 @@ def draw_curves(
             _scale(panel, curves, metric)
             names |= _draw_panel(panel, group, metric, target, looks)
             panel.set_title(name, fontsize=9.5, loc="center")
+        low, high = axes[0].get_ylim()
+        if metric == "accuracy" and high < _NARROW * low:  # steps of 1, 2, 5 would leave one label
+            for panel in axes[: len(panels)]:
+                panel.yaxis.set_major_locator(MaxNLocator(4))
         if target is not None:
             _name_target(axes[columns - 1], _shown(metric, target))
         for panel in axes[::columns]:

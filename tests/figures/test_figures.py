@@ -130,6 +130,14 @@ def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_pa
     assert "ratio" not in caption(outcome(missed))
 
 
+def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
+    curves = [{**CURVE, "values": [0.01, 0.11]}]
+    draw_curves(curves, tmp_path / "f.png", "photographs", "accuracy", None)
+    axes = drawn[0].axes[0]
+    low, high = axes.get_ylim()
+    assert sum(low <= place <= high for place in axes.get_yticks()) >= 3
+
+
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
     unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
