@@ -44,7 +44,7 @@ def was_restarted() -> bool:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around the first import of torch, whose objects stay: no garbage collection is to scan them."""
+    """Keep garbage collection from scanning what torch makes on its first import, inside: it stays."""
     if "torch" in sys.modules:
         yield
         return

@@ -35,7 +35,7 @@ class Storage(Protocol):
     def has_test(self) -> bool: ...
 
     def files(self) -> list[Path]:
-        """Those of all parts."""
+        """The files of all parts."""
 
     def read(self, part: Part, bad: SkippedExamples) -> Images:
         """All usable examples of one part in stored order.

@@ -32,7 +32,7 @@ _IMAGES = ("{part}2017", "{part}", "images/{part}2017", "images/{part}", "images
 
 @dataclass(frozen=True)
 class TrueBoxes:
-    """Of one image.
+    """The boxes of one image that are to be found.
 
     Attributes:
         boxes: float32 [K, 4] as x1, y1, x2, y2 in pixels.
@@ -92,7 +92,7 @@ class DetectionImages:
         return str(self.files[row])
 
     def with_boxes(self) -> "DetectionImages":
-        """Only the images that have boxes to learn."""
+        """This split without the images that have no boxes to learn."""
         rows = [row for row, truth in enumerate(self.truths) if not truth.crowd.all()]
         return self.take(rows)
 
@@ -240,7 +240,7 @@ def _by_id(entries: list[dict[str, Any]], kind: str, file: Path) -> dict[Any, di
 
 
 def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
-    """Where each listed file lies, of those that are there: in the first folder that has any."""
+    """The path of each listed file that is there, in the first folder that has any."""
     names = {image["file_name"] for image in images}
     parts = (part, "valid") if part == "val" else (part,)
     folders = [top / name.format(part=one) for one in parts for name in _IMAGES]

@@ -76,7 +76,7 @@ class Files:
         return _digest(json.dumps([stats, self.column, self.lines]).encode())
 
     def sha256(self) -> str:
-        """Of all names and contents, the same wherever they lie."""
+        """The digest of all names and contents, the same wherever they lie."""
         digest = hashlib.sha256()
         for path in self.all():
             name = str(path.relative_to(_LIBRARY if self.root is None else self.root.parent))

@@ -10,7 +10,7 @@ from adaecho.errors import DataError
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Around what reads a file: raises DataError where it is damaged."""
+    """Turn what a damaged file raises inside the block into a DataError that names it."""
     import pyarrow
 
     try:

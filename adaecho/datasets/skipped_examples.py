@@ -10,10 +10,11 @@ class SkippedExamples:
 
     Args:
         budget: ``data.max_bad_examples``.
+        at_once: say each as it is met, as of a stream; else all of them at ``report``.
     """
 
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
+    def __init__(self, budget: int, *, at_once: bool = False) -> None:
+        self._budget, self._at_once = budget, at_once
         self._found: list[str] = []
 
     def add(self, origin: str, reason: str) -> None:
@@ -33,6 +34,8 @@ class SkippedExamples:
                 f"more bad examples than data.max_bad_examples={self._budget} allows to skip:\n  {listed}\n"
                 "Mend the files, or allow more to be skipped"
             )
+        if self._at_once:
+            _say(self._found[-1])
 
     @property
     def count(self) -> int:
@@ -42,4 +45,8 @@ class SkippedExamples:
     def report(self) -> None:
         """Say on stderr which were skipped."""
         for found in self._found:
-            print(f"warning: bad example skipped: {found}", file=sys.stderr)
+            _say(found)
+
+
+def _say(found: str) -> None:
+    print(f"warning: bad example skipped: {found}", file=sys.stderr)

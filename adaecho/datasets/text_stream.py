@@ -1,6 +1,5 @@
 """Text as a stream of examples: many of one document, told apart by position, disjoint over ranks."""
 
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ class TokenStream:
         self.rank, self.world = 0, 1
 
     def set_share(self, rank: int, world_size: int) -> None:
-        """From here on examples of this rank alone."""
+        """Give examples of this rank alone from here on."""
         self.rank, self.world = rank, world_size
 
     def __iter__(self) -> "TokenIterator":
@@ -48,7 +47,7 @@ class TokenStream:
 
 
 class TokenIterator:
-    """One pass.
+    """One pass over the documents.
 
     Attributes:
         position: (file, document of it, block of that) of the next example.
@@ -57,7 +56,7 @@ class TokenIterator:
     def __init__(self, stream: TokenStream, shard: int, document: int, block: int) -> None:
         self._stream, self.position = stream, (shard, document, block)
         self._examples = self._all(shard, document, block)
-        self._bad = SkippedExamples(stream.max_bad_examples)
+        self._bad = SkippedExamples(stream.max_bad_examples, at_once=True)
 
     def __iter__(self) -> "TokenIterator":
         return self
@@ -85,7 +84,6 @@ class TokenIterator:
                     continue
                 if isinstance(text, Exception):
                     self._bad.add(origin, str(text))
-                    print(f"warning: bad example skipped: {origin}: {text}", file=sys.stderr)
                     continue
                 start = block if (number, row) == (shard, document) else 0
                 yield from self._of_one(number, row, text, start)

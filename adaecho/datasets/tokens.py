@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from adaecho.datasets.documents import Files
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, FolderError
+from adaecho.records.files import write_text
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
 _VERSION = 2
@@ -236,13 +237,9 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     tokenizer = train_tokenizer(texts, vocabulary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(_sealed({"tokenizer": tokenizer.to_str()}))
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"{path}: the tokenizer can't be kept ({error.strerror}); set ADAECHO_CACHE"
-        ) from error
+        write_text(path, _sealed({"tokenizer": tokenizer.to_str()}), durable=False)
+    except (OSError, FolderError) as error:
+        raise DataError(f"the tokenizer can't be kept; set ADAECHO_CACHE ({error})") from error
     return tokenizer
 
 
@@ -254,7 +251,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _prefix(folder: Path) -> str:
-    """Of the names of what this host's processes make: a cache may be shared by many hosts."""
+    """What names begin with that this host's processes make: a cache may be shared by many hosts."""
     return f".{folder.name}.{socket.gethostname()}."
 
 

@@ -83,7 +83,7 @@ class Settings:
             raise ValueError("drop_last=True with batch_size=None: give it to the maker of the whole batches")
 
     def _check_even_ranks(self) -> None:
-        """In passes of their own length ranks would leave each other waiting for gradients."""
+        """Raises ValueError where passes of unequal length would leave ranks waiting for gradients."""
         if self.epochs is None or self.world_size == 1:
             return
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
@@ -121,11 +121,11 @@ class Settings:
         return 1.0 if self.factor == "auto" else float(self.factor)
 
     def plain(self) -> dict[str, Any]:
-        """As numbers and strings."""
+        """The settings as numbers and strings."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        """Those that tell loaders apart: what has a default is left out where it has that."""
+        """The settings that tell loaders apart: what has a default is left out where it has that."""
         told = [
             field for field in fields(self) if getattr(self, field.name) != _USUAL.get(field.name, MISSING)
         ]

@@ -49,7 +49,7 @@ class Stages:
 
     @property
     def all(self) -> tuple[Stage, ...]:
-        """Those that hold something between the source and the consumer, in its direction."""
+        """The stages that hold something between the source and the consumer, in its direction."""
         return self.batches, self.echo
 
     def begin(self, position: Position, iteration: int, passes: int | None) -> Position:
@@ -191,7 +191,7 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: T
 
 
 def items_held(state: dict[str, Any]) -> keyed.Items:
-    """Those of which a shuffle buffer or the echo of a batch still holds a repeat."""
+    """The items of which a shuffle buffer or the echo of a batch still holds a repeat."""
     held = [StageState.of(state["examples"]).buffer] if "examples" in state else []
     if "batches" in state:
         held += [recipe.items for recipe in recipes_in(state).values()]

@@ -50,7 +50,7 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
 
 
 def rows_of_tables(tables: Sequence[Path]) -> dict[tuple[str, str], list[Row]]:
-    """By experiment and task."""
+    """The rows of each table, by experiment and task."""
     return {table.parts[-3:-1]: read_table(table) for table in tables}  # type: ignore[misc]
 
 

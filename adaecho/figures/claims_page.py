@@ -158,7 +158,7 @@ def _claim_row(one: Decision, before: str) -> Cells:
 
 
 def _of_a_rerun(effect: Ratio, is_difference: bool) -> Ratio:
-    """Where the effect of a second run of the same size lies in 95 % of cases: both have the noise."""
+    """The interval that holds a second run's effect in 95 % of cases: both runs have the noise."""
     if effect.low is None or effect.high is None:
         return effect
     to, back = (float, float) if is_difference else (math.log, math.exp)

@@ -1,7 +1,10 @@
-"""Training curves of the best trials: mean and standard deviation per arm (paper, Figs. 9 to 15)."""
+"""Training curves of the best trials: mean and standard deviation per arm (paper, Figs. 9 to 15).
+
+Drawn alike, tuning curves: what the best trial so far costs, over the trials of a search."""
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from adaecho.figures.style import (
     figure,
     variant_order,
 )
-from adaecho.figures.tuning import COST
+from adaecho.records.outcome import Row, counted_cost, lowest, searches
 
 Curve = dict[str, Any]
 _LEAST_ERROR = 1e-3  # a log axis has no zero
@@ -30,6 +33,7 @@ _NARROW = 2.0  # ratio of the largest error to the least
 # Of arms that share a colour; more names than these would cover the panel.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 AS_FIG3 = Sweep("echo_factor")
+COST = "fresh examples to the target"
 
 
 def draw_curves(
@@ -84,7 +88,7 @@ def draw_curves(
 def mean_and_band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Where the curves' points lie, the mean of what is shown there, and the ends of one standard deviation.
+    """The fresh examples of the curves' points, the mean of what is shown there, and one standard deviation.
 
     Between its points a curve is straight; after its last it stays; the mean begins where all have begun.
     """
@@ -154,7 +158,7 @@ def _draw_arm(axes: Axes, searches: Sequence[Curve], metric: str, colour: str, d
 
 
 def _name_target(axes: Axes, height: float) -> None:
-    """Beside the last panel, where no curve can run through it."""
+    """Name the target beside the last panel, where no curve can run through it."""
     axes.annotate(
         "target",
         (1, height),
@@ -202,3 +206,25 @@ def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g} %"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def tuning_curves(rows: Sequence[Row]) -> list[Curve]:
+    """One curve per search of several trials that reached the target: the cheapest of its first n trials.
+
+    A trial that was stopped early had already cost more than one that ran before it, or beside it.
+
+    Returns:
+        Curves as ``draw_curves`` takes them, with the number of counted trials in place of fresh examples,
+        from the first trial on that reached the target.
+    """
+    found = searches(row for row in rows if row["counted"]).values()
+    return [curve for search in found if len(search) > 1 and (curve := _tuning_curve(search)) is not None]
+
+
+def _tuning_curve(search: Sequence[Row]) -> Curve | None:
+    ordered = sorted(search, key=lambda row: int(row["index"]))
+    best = list(accumulate(map(counted_cost, ordered), lambda *costs: lowest(costs)))
+    known = {number: cost for number, cost in enumerate(best, 1) if cost is not None}
+    if not known:
+        return None
+    return {**ordered[0], "metric": COST, "fresh_examples": [*known], "values": [*known.values()]}

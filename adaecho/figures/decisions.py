@@ -83,7 +83,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Records:
-    """Of all experiments on one task, by the experiment's name: the rows, and the curves of best trials."""
+    """All experiments on one task, by name: their rows, and the curves of their best trials."""
 
     rows: dict[str, Sequence[Row]] = field(default_factory=dict)
     curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def decide(records: Records, task: str) -> list[Decision]:
 
 
 def _rerun(claim: Claim, records: Records) -> Ratio | None:
-    """From the newest experiment that ran the winners again on seeds of their own."""
+    """The ratio in the newest experiment that ran the winners again on seeds of their own."""
     for experiment in (f"{claim.experiment}_winners_fresh", f"{claim.experiment}_winners"):
         rows = records.rows.get(experiment)
         if rows and not claim.no_harm:
@@ -159,7 +159,7 @@ def _turns(found: Decision, other: Decision) -> bool:
 
 
 def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
-    """By the name of each reading that the records allow."""
+    """What is compared, by the name of each reading that the records allow."""
     ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
     if not ours[0] or not theirs[0]:
         return {}
@@ -192,7 +192,7 @@ def _values(
 def _least_variance(
     claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
 ) -> float:
-    """That of the grid on which costs were read off; seconds for a fresh example were not read off one."""
+    """The variance of the grid that costs were read off; seconds for a fresh example were on none."""
     steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
     if claim.no_harm or claim.excess is not None or not steps:
         return 0.0
@@ -225,7 +225,7 @@ def _widest(pairs: Sequence[_Pair]) -> Noise | None:
 
 
 def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
-    """By the keys of the claims; without a pair a claim is not yet measured."""
+    """The decisions by the keys of the claims; without a pair a claim is not yet measured."""
     found = {}
     for claim in CLAIMS:
         absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
@@ -240,7 +240,7 @@ def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decis
 
 
 def _compare(absent: Decision, pair: _Pair) -> Decision:
-    """Of one claim; where it is tested, its p and the verdict are still to be adjusted."""
+    """The decision of one claim; where it is tested, its p and the verdict are still to be adjusted."""
     claim, noise = absent.claim, pair.noise
     against = _difference(pair.ours, pair.theirs)
     in_favour = -_difference(pair.theirs, pair.ours)
@@ -264,12 +264,12 @@ def _compare(absent: Decision, pair: _Pair) -> Decision:
 
 
 def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
-    """Of the means, ours at their upper bounds and theirs at their lower ones."""
+    """The difference of the means, the arm's at their upper bounds and the other's at their lower ones."""
     return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
 
 
 def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
-    """As a reader has it: a ratio of costs, or how much more of the metric."""
+    """The effect as a reader has it: a ratio of costs, or how much more of the metric."""
     if not math.isfinite(difference):
         return None
     known = noise is not None and (noise.error > 0 or not claim.no_harm)

@@ -90,7 +90,7 @@ def _name(arm: Arm) -> str:
 
 
 def _colours(arms: list[Arm]) -> dict[str, str]:
-    """Of each arm, by its name."""
+    """The colour of each arm, by its name."""
     if len({arm["echo_variant"] for arm in arms}) == len(arms):
         return {arm["arm"]: VARIANTS[arm["echo_variant"]][1] for arm in arms}
     methods = [arm["arm"].partition("_")[2] for arm in arms]

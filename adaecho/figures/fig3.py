@@ -99,7 +99,7 @@ def _range(numbers: list[int]) -> str:
 
 
 def _bar_ends(arm: Arm) -> tuple[float, float]:
-    """Of the error bar of an arm that reached the target."""
+    """The two ends of the error bar of an arm that reached the target."""
     costs = arm["fresh_examples"]
     has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
     return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])

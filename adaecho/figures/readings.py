@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from adaecho.records.outcome import LESS_IS_BETTER, Row, best_trials
+from adaecho.records.outcome import (
+    LESS_IS_BETTER,
+    Row,
+    best_trials,
+    best_value,
+    counted_cost,
+    lowest,
+    searches,
+)
 
 Curve = dict[str, Any]
 _PART = 0.75  # of each axis
@@ -27,7 +35,7 @@ _CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
 
 
 class Bounds(NamedTuple):
-    """Of a search's cost: equal where it was read off, ``high`` infinite where the target was missed."""
+    """The bounds of a search's cost: equal where it was read off, ``high`` infinite where it missed."""
 
     low: float
     high: float
@@ -76,7 +84,7 @@ def _cost(row: Row, cost: str) -> float:
 
 
 def _missed(search: Sequence[Row], cost: str) -> Bounds:
-    """Of a search that never met its target: the least that any of its trials had spent when it ended."""
+    """The cost of a search that never met its target: at least what its shortest trial had spent."""
     counted = [row for row in search if row["counted"]]
     if cost == "s_per_fresh_example":  # known without a target
         rates = [row["train_time_s"] / row["fresh_examples"] for row in counted]
@@ -85,13 +93,8 @@ def _missed(search: Sequence[Row], cost: str) -> Bounds:
 
 
 def searched_best_values(rows: Sequence[Row]) -> list[float | None]:
-    """The best metric, at any evaluation of any counted trial, of each search; larger is better."""
-    return [_best_value(search) for _, search in _searches(rows)]
-
-
-def _best_value(search: Sequence[Row]) -> float | None:
-    values = [row["best_value"] for row in search if row["counted"]]
-    return max((value for value in values if value is not None), default=None)
+    """The best metric, at any evaluation of any counted trial, of each search."""
+    return [best_value(search) for _, search in _searches(rows)]
 
 
 def _part_costs(low: float, high: float, rows: Sequence[Row], _: Sequence[Curve]) -> Costs | None:
@@ -101,18 +104,17 @@ def _part_costs(low: float, high: float, rows: Sequence[Row], _: Sequence[Curve]
 
 
 def _bounds(search: Sequence[Row]) -> Bounds:
-    """Of the cheapest of these trials, some of which had read so much when they were stopped."""
+    """The cost of the cheapest of these trials, some of which had read so much when they were stopped."""
     counted = [row for row in search if row["counted"]]
-    costs = [row["to_target_fresh_examples"] for row in counted]
-    reached = [cost for cost in costs if cost is not None]
-    read = [row["fresh_examples"] for row, cost in zip(counted, costs, strict=True) if cost is None]
-    return Bounds(min([*reached, *read], default=0), min(reached, default=math.inf))
+    read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
+    cheapest = lowest(map(counted_cost, counted))
+    return Bounds(lowest([cheapest, *read]) or 0, math.inf if cheapest is None else cheapest)
 
 
 def _part_best_values(low: float, high: float, rows: Sequence[Row]) -> list[float | None] | None:
     if not _were_searched(rows):
         return None
-    return [_best_value(_inside(search, low, high)) for _, search in _searches(rows)]
+    return [best_value(_inside(search, low, high)) for _, search in _searches(rows)]
 
 
 def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
@@ -160,9 +162,8 @@ def _exact(cost: float) -> Bounds:
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """Of one arm, in the order of their repeats."""
-    repeats = sorted({row["repeat"] for row in rows})
-    return [(repeat, [row for row in rows if row["repeat"] == repeat]) for repeat in repeats]
+    """The searches of one arm, in the order of their repeats."""
+    return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:

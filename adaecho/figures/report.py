@@ -139,7 +139,7 @@ def p_words(one: Decision) -> str:
 
 
 def turns_words(one: Decision) -> str:
-    """In which other readings the verdict is another one."""
+    """The other readings in which the verdict is another one."""
     if one.verdict == OPEN:
         return "-"
     if not one.readings:

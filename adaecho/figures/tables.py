@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from adaecho.figures.curves import AS_FIG3, Curve, draw_curves
+from adaecho.figures.curves import AS_FIG3, COST, Curve, draw_curves, tuning_curves
 from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
-from adaecho.figures.tuning import COST, tuning_curves
 from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, ends, outcome, without_target
 from adaecho.records.trials import read_rows
 

@@ -12,7 +12,7 @@ _SPLITS = 2000  # of the seeds into those that choose and those that cost
 
 
 def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.float64]]:
-    """By the number of its search, of each winner (``<arm>_search0``, ...) the cost on each seed, in order.
+    """The costs of each winner (``<arm>_search0``, ...) on its seeds, in order, by the number of its search.
 
     A seed that missed the target counts with what it read.
     """
@@ -25,7 +25,7 @@ def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.floa
 
 
 def ratio_of_winners(rows: Sequence[Row], arm: str, other: str) -> Ratio | None:
-    """Of the searches' costs: each the geometric mean of its winner's over the seeds."""
+    """The ratio of the searches' costs, each the geometric mean of its winner's over the seeds."""
     ours, theirs = (
         [float(np.exp(np.log(costs).mean())) for costs in costs_of_winners(rows, name).values()]
         for name in (arm, other)

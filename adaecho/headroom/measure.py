@@ -56,7 +56,7 @@ class Headroom:
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
     def advice(self) -> str:
-        """One plain sentence."""
+        """What to do, as one plain sentence."""
         if self.ratio < 1.05:
             return "Your input pipeline is not the bottleneck: echoing would not help."
         slowest = max(self.stages_s, key=lambda name: self.stages_s[name])
@@ -132,7 +132,7 @@ class Upstream:
         return times
 
     def _decoded(self, encoded: list[Any]) -> list[Any]:
-        """Those that can be decoded; the others were counted while the whole was measured."""
+        """The examples that can be decoded; the others were counted while the whole was measured."""
         assert self.decode is not None
         decoded = []
         for example in encoded:

@@ -115,7 +115,7 @@ def multibox_loss(
 
 @dataclass(frozen=True)
 class Detections:
-    """Of one image, best first.
+    """The boxes found in one image, best first.
 
     Attributes:
         boxes: float [K, 4], in pixels of the network's input, within it.

@@ -45,6 +45,8 @@ def atomic_file(
 ) -> Iterator[IO[bytes]]:
     """A binary file that becomes ``path`` when the block ends without an error, else leaves no trace.
 
+    What writes files by name may write to ``Path(file.name)`` instead, in the block.
+
     Args:
         path: the file to write or replace; its folder must exist.
         durable: also survive a power cut (two fsyncs). A kill of the process never needs it.

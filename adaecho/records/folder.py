@@ -175,7 +175,7 @@ class RunFolder:
         checkpoints.save(self.checkpoint_dir, archive, self._identity, self._check_writer)
 
     def checkpoints(self) -> list[Path]:
-        """Those there are, the last one first; ``check_checkpoint`` says which are good."""
+        """The checkpoints there are, the last one first; ``check_checkpoint`` says which are good."""
         paths = [self.checkpoint_dir / name for name in (checkpoints.LAST, checkpoints.PREVIOUS)]
         return [path for path in paths if path.exists()]
 
@@ -373,7 +373,7 @@ class RunFolder:
         self._write_environment(environment)
 
     def _write_environment(self, environment: dict[str, Any]) -> None:
-        """Where this piece runs, and before it the earlier ones; nothing depends on it."""
+        """Record where this piece runs, after the earlier ones; nothing depends on it."""
         path = self.path / "environment.json"
         try:
             last = dict(read_json(path)) if path.exists() else None
@@ -416,7 +416,7 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
 
 
 def _first_bad_line(lines: list[bytes]) -> str:
-    """Where a file of metrics is damaged, as far as that shows."""
+    """The first line of a file of metrics that is damaged, as far as that shows."""
     seen: set[bytes] = set()
     for number, line in enumerate(lines, start=1):
         try:

@@ -115,13 +115,27 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
     entry. Without a target it is the one with the best value of the target's metric at any evaluation (paper,
     Fig. 8); one without an evaluation comes last.
     """
-    ends = without_target(rows)
-    best: dict[tuple[str, int], tuple[tuple[float, int], Row]] = {}
+    merit = _distance if without_target(rows) else counted_cost
+    best = {}
+    for key, search in searches(rows).items():
+        known = [(value, row["index"], row) for row in search if (value := merit(row)) is not None]
+        if known:
+            best[key] = min(known, key=lambda one: one[:2])[2]
+    return best
+
+
+def searches(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    """The trials of each search, by its arm and repeat, in the order of first appearance."""
+    by_search: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        key, merit = (row["arm"], row["repeat"]), _distance(row) if ends else counted_cost(row)
-        if merit is not None and (key not in best or (merit, row["index"]) < best[key][0]):
-            best[key] = (merit, row["index"]), row
-    return {key: row for key, (_, row) in best.items()}
+        by_search.setdefault((row["arm"], row["repeat"]), []).append(row)
+    return by_search
+
+
+def best_value(search: Iterable[Row]) -> float | None:
+    """The best value of the target's metric at any evaluation of any counted trial; None without one."""
+    best = min((row for row in search if row["counted"]), key=_distance, default=None)
+    return None if best is None else best["best_value"]
 
 
 def counted_cost(row: Row) -> int | None:

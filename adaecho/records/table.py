@@ -19,6 +19,13 @@ class Column:
     medium: int
 
 
+def as_clock(seconds: float) -> str:
+    """A duration as minutes and seconds, with the hours before them where there are any."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 def summarize(rows: list[Row]) -> list[Row]:
     """One dict per arm: costs to the target, or where the runs ended if there was none."""
     return ends(rows) if without_target(rows) else outcome(rows)

@@ -64,7 +64,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``design.json``."""
+        """The axis as ``design.json`` holds it."""
         return {"low": self.low, "high": self.high, "scale": self.scale, "integer": self.integer}
 
 

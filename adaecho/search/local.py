@@ -78,7 +78,7 @@ class LocalWorkers:
             self._workers.pop(place).kill()
 
     def watch(self, progress: SweepProgress) -> None:
-        """Until every worker has found nothing left to do.
+        """Wait until every worker has found nothing left to do.
 
         Raises:
             WorkerError: a worker died before it began a trial: nothing will run here.
@@ -158,7 +158,7 @@ class _Process:
         self._process.terminate()
 
     def kill(self) -> None:
-        """With all that it has started."""
+        """Kill it with all that it has started."""
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -7,10 +7,10 @@ damaged, or of other trials, is deleted and written anew.
 import shutil
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
+from adaecho.records.files import atomic_file
 from adaecho.records.status import ENDED, Status
 from adaecho.search.axes import Axis
 from adaecho.search.state import Search, SweepState
@@ -43,16 +43,14 @@ def export(state: SweepState) -> None:
     goes wrong is a warning.
     """
     path = state.folder / JOURNAL
-    private = path.with_name(f".{JOURNAL}.{uuid.uuid4().hex}.tmp")
     try:
-        if not _extend_copy(state, path, private):
-            private.unlink(missing_ok=True)
-            _add_trials(state, private)
-        private.replace(path)
+        with atomic_file(path, durable=False) as file:
+            private = Path(file.name)  # Optuna opens it by its name
+            if not _extend_copy(state, path, private):
+                private.write_bytes(b"")
+                _add_trials(state, private)
     except Exception as error:  # of Optuna, of its file, of the disk: none of them matters to the sweep
         print(f"warning: {path}: the Optuna study is not up to date: {error}", file=sys.stderr)
-    finally:
-        private.unlink(missing_ok=True)
 
 
 def _extend_copy(state: SweepState, path: Path, private: Path) -> bool:

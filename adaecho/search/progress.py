@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adaecho.records.status import ENDED, FINISHED, Status
+from adaecho.records.table import as_clock
 from adaecho.search.design import TrialId
 from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.state import Search, SweepState
@@ -81,7 +82,7 @@ class SweepProgress:
         """Redraw the live table; as many as are running now are assumed to run until the end."""
         self._running = list(running)
         if self._live is not None:
-            footer = Text(f"{_clock(time.monotonic() - self._started)} so far, {self._time_left()}")
+            footer = Text(f"{as_clock(time.monotonic() - self._started)} so far, {self._time_left()}")
             # A table that is taller than the terminal could not be drawn over again.
             table = arm_table(self._state, self._running, max_arms=max(1, self._console.height - 4))
             self._live.update(Group(table, footer), refresh=True)
@@ -110,7 +111,7 @@ class SweepProgress:
         for search in self._state.searches.values():
             durations = self._durations_s.get(search.arm.name, known)
             left_s += sum(1 for _ in search.missing()) * sum(durations) / len(durations)
-        return f"about {_clock(left_s / max(1, len(self._running)))} left"
+        return f"about {as_clock(left_s / max(1, len(self._running)))} left"
 
 
 def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = None) -> Table:
@@ -158,9 +159,3 @@ def describe(search: Search, index: int) -> str:
         )
         return f"{text}, best {best['metric']} {best['value']:.4g}" if best else text
     return status
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

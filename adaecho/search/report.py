@@ -148,7 +148,7 @@ def unfinished(state: SweepState) -> list[str]:
 
 
 def _searches(arm: Row) -> int:
-    """That have a best point."""
+    """How many searches of an arm have a best point."""
     return int(arm["reached"] if "reached" in arm else arm["runs"])
 
 

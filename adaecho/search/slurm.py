@@ -107,7 +107,7 @@ class SlurmWorkers:
         return lacking
 
     def watch(self, progress: SweepProgress) -> None:
-        """Until nothing is queued and nothing is missing that could be submitted once more.
+        """Wait until nothing is queued and nothing is missing that could be submitted once more.
 
         Raises:
             UserError: a trial met what only the user can mend.

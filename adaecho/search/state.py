@@ -34,7 +34,7 @@ class Search:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, index: int) -> str | None:
-        """Of a trial; None before it began."""
+        """The status of a trial; None before it began."""
         return self.summaries.get(index, {}).get("status")
 
     def num_wanted(self) -> int:
@@ -97,7 +97,7 @@ class SweepState:
         return summary or {}
 
     def status(self, trial: TrialId) -> str | None:
-        """Of a trial; None before it began."""
+        """The status of a trial; None before it began."""
         return self.search(trial).status(trial.index)
 
     def wanted(self) -> list[TrialId]:
@@ -174,7 +174,7 @@ class Pruner:
 
 
 def _read_summary(folder: Path) -> dict[str, Any] | None:
-    """None too where it is damaged, or being moved aside: the worker that takes the trial sees to it."""
+    """A trial's summary; None too where it is damaged or being moved aside, which its next worker sees to."""
     with suppress(FolderError):
         return RunFolder(folder).read_summary()
     return None

@@ -74,7 +74,7 @@ class Team:
         time.sleep(pause_s)
 
     def end(self) -> None:
-        """There are no more trials."""
+        """Tell the other ranks that there are no more trials."""
         self._tell(None)
 
     def follow(self) -> None:

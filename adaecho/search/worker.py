@@ -134,7 +134,7 @@ class Worker:
             team.pause(self._pause_s(idle_s))
 
     def _pause_s(self, idle_s: float) -> float:
-        """Until the next look: few workers notice soon that all is done, hundreds do not crowd the folder."""
+        """Seconds until the next look: few workers soon see that all is done, hundreds don't crowd."""
         shortest, longest = _POLL_S
         return min(max(shortest, idle_s / 5), max(shortest, self.num_workers / _LOOKS_PER_S), longest)
 
@@ -224,7 +224,7 @@ class Attempts:
         append(self._path, f"{self._launch}\n")
 
     def take_back(self) -> None:
-        """It was no attempt."""
+        """Count the last attempt as none."""
         with suppress(FolderError):  # of a full disk
             append(self._path, f"-{self._launch}\n")
 

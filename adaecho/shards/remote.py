@@ -46,7 +46,7 @@ class Retries:
                 raise ValueError(f"{name}={getattr(self, name)}: must be seconds, more than 0")
 
     def wait(self, failures: int) -> None:
-        """Before the next try, after so many."""
+        """Wait before the next try, after so many."""
         rest(min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s))
 
 
@@ -155,7 +155,7 @@ class Transfer:
         return None if self.version.length < 0 else self.version.length
 
     def read(self, size: int) -> bytes:
-        """So many bytes; fewer only at the end."""
+        """Read so many bytes; fewer only at the end."""
         begin, end = self._at, self._at + size
         if end <= len(self._piece):  # nearly always: headers and small files come many to a piece
             self._at = end
@@ -358,7 +358,7 @@ class _OfFsspec:
         self.close = file.close
 
     def read1(self, size: int, /) -> bytes:
-        """So many bytes; fewer only at the end."""
+        """Read so many bytes; fewer only at the end."""
         read: bytes = self._file.read(size)
         return read
 

@@ -210,7 +210,7 @@ def _any_header(block: bytes, url: str, offset: int) -> _Header:
 
 
 def _plain_header(block: bytes) -> _Header | None:
-    """Of a regular file with a short name, faster than tarfile, which looks at all fields.
+    """The header of a regular file with a short name, read faster than tarfile, which looks at all fields.
 
     None for whatever isn't exactly that (POSIX.1-1988, ustar; GNU's is alike up to its magic): tarfile
     decides.
@@ -264,7 +264,7 @@ def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ValueEr
 
 
 def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str | None, int | None]:
-    """Of the file that follows, where extended header records tell: ``length key=value`` and a newline each
+    """Name and size of the next file, where extended records tell: ``length key=value`` and a newline each
     (POSIX.1-2001, pax)."""
     records: dict[str, bytes] = {}
     at = 0

@@ -19,7 +19,7 @@ _TEN_THRESHOLDS_HALF = 0  # IoU 0.5 is the first of COCO's ten
 
 @dataclass(frozen=True)
 class Found:
-    """Of one image: boxes float [K, 4] as x1, y1, x2, y2, scores float [K], labels int [K] from 1."""
+    """One image's detections: boxes [K, 4] as x1, y1, x2, y2, scores float [K], labels int [K] from 1."""
 
     boxes: NDArray[Any]
     scores: NDArray[Any]

@@ -16,8 +16,7 @@ from adaecho.config.schema import Config
 from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
-from adaecho.models.small_conv import small_conv
-from adaecho.models.small_mlp import small_mlp
+from adaecho.models.small import small_conv, small_mlp
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (

@@ -105,7 +105,7 @@ class _Scratch(threading.local):
         return self._runs
 
     def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """For the crops with these left edges, 255 where they show the image and 0 beside it."""
+        """A mask of the crops with these left edges: 255 where they show the image and 0 beside it."""
         # Any mode but "raise" writes without a second buffer.
         return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
 

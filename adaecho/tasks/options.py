@@ -102,7 +102,7 @@ class TextOptions(TaskConfig):
 
 @dataclass
 class DigitsOptions(TaskConfig):
-    """Of task digits."""
+    """The options of task digits."""
 
     # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
     model: str = "conv"
@@ -116,7 +116,7 @@ class DigitsOptions(TaskConfig):
 
 @dataclass
 class Cifar10Options(TaskConfig):
-    """Of task cifar10."""
+    """The options of task cifar10."""
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
     channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
@@ -140,7 +140,7 @@ class Cifar10Options(TaskConfig):
 
 @dataclass
 class ImagenetOptions(GhostOptions):
-    """Of task imagenet."""
+    """The options of task imagenet."""
 
     model: str = "resnet50"  # a name of timm's
     image_size: int = 224  # pixels
@@ -165,7 +165,7 @@ class ImagenetOptions(GhostOptions):
 
 @dataclass
 class CocoOptions(GhostOptions):
-    """Of task coco."""
+    """The options of task coco."""
 
     image_size: int = 300  # side of the network's input, pixels; 300 has the paper's 8,732 default boxes
     ghost_size: int | None = 128  # examples per slice of virtual batch norm; null: the whole batch
@@ -181,7 +181,7 @@ class CocoOptions(GhostOptions):
 
 @dataclass
 class ScenesOptions(GhostOptions):
-    """Of task scenes."""
+    """The options of task scenes."""
 
     training_scenes: int = 2000
     metrics_per_category: bool = False  # report AP_50/<digit> too
@@ -193,7 +193,7 @@ class ScenesOptions(GhostOptions):
 
 @dataclass
 class SmallTextOptions(TextOptions):
-    """Of task small_text."""
+    """The options of task small_text."""
 
     layers: int = 2
     width: int = 128
@@ -204,7 +204,7 @@ class SmallTextOptions(TextOptions):
 
 @dataclass
 class Lm1bOptions(TextOptions):
-    """Of task lm1b."""
+    """The options of task lm1b."""
 
     packing: str = "sentence"
     lines: bool = True
@@ -212,7 +212,7 @@ class Lm1bOptions(TextOptions):
 
 @dataclass
 class CommonCrawlOptions(TextOptions):
-    """Of task common_crawl."""
+    """The options of task common_crawl."""
 
     packing: str = "document"  # the only one: the blocks of a document, the last filled up
     tokenizer_documents: int = 10_000  # the first ones, on which the tokenizer is trained

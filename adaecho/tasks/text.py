@@ -162,7 +162,7 @@ def _batches(examples: Iterator[NDArray[Any]], batch_size: int) -> Iterator[NDAr
 
 
 def entropies(examples: NDArray[Any]) -> dict[str, float]:
-    """Of the predicted tokens, in nats: what the best unigram and the best bigram model of them would reach.
+    """Nats per predicted token: what the best unigram and the best bigram model of them would reach.
 
     They are of the counts of these very tokens, so the bigram's is optimistic on few of them.
     """

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from adaecho.config.schema import Config
+from adaecho.records.table import as_clock
 from adaecho.training.trainer import Trainer
 
 _REDRAW_S = 0.5
@@ -152,12 +153,12 @@ class Display:
         """How far the run is, short enough to leave a bar room in 80 columns."""
         fresh = trainer.fresh_examples
         spent_s = now - self._begin_s
-        text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {_clock(spent_s)}"
+        text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {as_clock(spent_s)}"
         done = _share_done(self._config, trainer)
         begin_s, done_then = self._paced_from or (now, done)
         if done > done_then:
             left_s = (now - begin_s) * (1 - done) / (done - done_then)
-            text += f", <= {_clock(left_s)} left"
+            text += f", <= {as_clock(left_s)} left"
         return text
 
 
@@ -173,9 +174,3 @@ def _share_done(config: Config, trainer: Trainer) -> float:
         if budget is not None
     ]
     return min(max(shares, default=0.0), 1.0)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -75,6 +75,6 @@ def _check_budget(config: Config, loader: EchoLoader) -> None:
 
 
 def _mean(ratios: list[float]) -> float | None:
-    """None until all ranks know theirs."""
+    """The mean over ranks; None until all ranks know theirs."""
     mean = sum(ratios) / len(ratios)
     return None if math.isnan(mean) else mean

@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
+from adaecho.echo.memory.tree import children, with_children
 
 Group = dict[str, Any]
 
@@ -116,13 +117,7 @@ def deal(batch: Any, count: int) -> list[Any]:
 
 def _every(part: Any, first: int, count: int) -> Any:
     """Every ``count``-th example from ``first`` on; a list holds one item for each example."""
-    if isinstance(part, torch.Tensor) and part.dim():
+    if isinstance(part, list) or (isinstance(part, torch.Tensor) and part.dim()):
         return part[first::count]
-    if isinstance(part, list):
-        return part[first::count]
-    if isinstance(part, dict):
-        return {key: _every(value, first, count) for key, value in part.items()}
-    if isinstance(part, tuple):
-        parts = [_every(value, first, count) for value in part]
-        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
-    return part
+    parts = children(part)
+    return with_children(part, [_every(inner, first, count) for _, inner in parts]) if parts else part

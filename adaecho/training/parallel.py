@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.config.schema import Config, to_plain
+from adaecho.echo.memory.tree import children
 from adaecho.echo.read.sources import ArraySource, IterableSource, as_source
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks
@@ -135,16 +136,12 @@ def _data_seen(task: Task) -> str:
 
 
 def _digest(part: Any, update: Callable[[bytes], None]) -> None:
-    """Of what an example holds, by content: a pickled tensor, say, differs between processes."""
+    """Feed a digest with an example, by content: a pickled tensor, say, differs between processes."""
     update(type(part).__name__.encode())
-    if isinstance(part, dict):
-        for key, value in part.items():
-            update(str(key).encode())
-            _digest(value, update)
-    elif isinstance(part, list | tuple):
-        for value in part:
-            _digest(value, update)
-    elif isinstance(part, torch.Tensor):
+    for key, inner in children(part):
+        update(str(key).encode())
+        _digest(inner, update)
+    if isinstance(part, torch.Tensor):
         update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(part, np.ndarray | np.generic):
         update(part.tobytes())

@@ -287,7 +287,7 @@ class Trainer:
         return self.ranks.sum(total) if isinstance(total, torch.Tensor) else total * self.ranks.world_size
 
     def _synchronising(self, last: bool) -> AbstractContextManager[object]:
-        """Where gradients add up on this rank alone until the last micro-batch."""
+        """Let gradients add up on this rank alone until the last micro-batch."""
         if last or not isinstance(self._synchronised, DistributedDataParallel):
             return nullcontext()
         return self._synchronised.no_sync()
@@ -314,7 +314,7 @@ class Trainer:
         self.progress.fresh_scale_invariant_steps += advance / self.loader.factor
 
     def learning_rate(self) -> float:
-        """Of the next step, before AdaScale's gain."""
+        """The learning rate of the next step, before AdaScale's gain."""
         if self.adascale is not None and self.config.adascale.rule != "measure":
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.counts == "fresh_examples":

@@ -120,7 +120,7 @@ class SSDAugment:
 
 @dataclass(frozen=True)
 class ResizeWithBoxes:
-    """For evaluation: the whole image and its boxes at ``size`` x ``size`` pixels."""
+    """The view for evaluation: the whole image and its boxes at ``size`` x ``size`` pixels."""
 
     size: int = 300
     antialias: bool = True

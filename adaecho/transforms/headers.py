@@ -38,7 +38,7 @@ def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _webp_size(head: bytes) -> tuple[int, int] | None:
-    """By the first chunk: extended, lossless or lossy (RFC 9649; RFC 6386, section 9.1)."""
+    """Width and height by the first chunk: extended, lossless or lossy (RFC 9649; RFC 6386, section 9.1)."""
     if head[12:16] == b"VP8X":
         return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
     if head[12:16] == b"VP8L":
@@ -54,7 +54,7 @@ _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257  # tags, of type 3 (two bytes) or 4 (four)
 
 
 def _tiff_size(content: bytes | memoryview, order: str) -> tuple[int, int] | None:
-    """Of the first of its images."""
+    """Width and height of the first of its images."""
     found = {}
     try:
         (at,) = struct.unpack_from(f"{order}I", content, 4)

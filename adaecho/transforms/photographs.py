@@ -234,7 +234,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """For evaluation: the central square of ``share`` of the shorter side, at ``size`` x ``size`` pixels.
+    """The central square, for evaluation: of ``share`` of the shorter side, at ``size`` x ``size`` pixels.
 
     At 0.875 it is what others take by resizing the shorter side to 256 and cropping 224.
     """

@@ -71,7 +71,7 @@ def _decoders() -> _Decoders | None:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """On import its C code names each GPU library that it doesn't find."""
+    """Hide what it prints: on import its C code names each GPU library that it doesn't find."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

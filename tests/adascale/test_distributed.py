@@ -6,6 +6,7 @@ import torch
 from adaecho import AdaScale
 from tests.adascale import two_ranks
 from tests.adascale.helpers import assert_identical, backward, batches, mlp, train, weights
+from tests.forks import FORKS
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(two_ranks.main, args=(str(folder),), nprocs=two_ranks.NUM_RANKS)
+    torch.multiprocessing.start_processes(
+        two_ranks.main, args=(str(folder),), nprocs=two_ranks.NUM_RANKS, start_method=FORKS.get_start_method()
+    )
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(two_ranks.NUM_RANKS)]
 
 

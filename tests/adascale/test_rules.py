@@ -113,7 +113,7 @@ def test_the_noise_scale_of_gradients_that_are_known():
         torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=4, smoothing=0.999, rule="measure"
     )
     assert math.isnan(optimizer.gradient_noise_scale())
-    for _ in range(4000):
+    for _ in range(800):
         for _ in range(4):
             gradient = mean + 0.4 * torch.randn(50, generator=generator, dtype=torch.float64)  # tr = 8
             ((weight * gradient).sum() / 4).backward()

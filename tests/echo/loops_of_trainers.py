@@ -1,8 +1,8 @@
 """The ranks of a training under DDP, Fabric, Accelerate or Lightning, as their users write it.
 
-``python -m tests.echo.loops_of_trainers NAME FOLDER``, with torchrun's variables but for the rank's own,
-imports the trainer, which takes seconds, and forks the ranks. Each writes what it saw to FOLDER/rank.json,
-for test_with_trainers.py.
+``python -m tests.echo.loops_of_trainers FOLDER NAME=PORT ...``, with torchrun's variables but for port and
+rank, imports the trainers, which takes seconds, and forks the ranks of one after another. Each writes what it
+saw to FOLDER/name/rank.json, for test_with_trainers.py.
 """
 
 import importlib
@@ -232,8 +232,8 @@ def lightning(folder: Path) -> dict[str, Any]:
     }
 
 
-def _train(name: str, folder: Path, rank: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+def _train(name: str, folder: Path, rank: int, port: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
     torch.manual_seed(0)
     saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
     (folder / f"{rank}.json").write_text(json.dumps(saw))
@@ -242,16 +242,21 @@ def _train(name: str, folder: Path, rank: int) -> None:
 
 
 def main() -> None:
-    name, folder = sys.argv[1], Path(sys.argv[2])
-    for module in ("torch._dynamo", {"ddp": "torch", "fabric": "lightning"}.get(name, name)):
+    ports = dict(argument.split("=") for argument in sys.argv[2:])
+    for module in (
+        "torch._dynamo",
+        *({"ddp": "torch", "fabric": "lightning"}.get(name, name) for name in ports),
+    ):
         importlib.import_module(module)
     forks, world_size = multiprocessing.get_context("fork"), int(os.environ["WORLD_SIZE"])
-    ranks = [forks.Process(target=_train, args=(name, folder, rank)) for rank in range(world_size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    for name, port in ports.items():
+        folder = Path(sys.argv[1]) / name
+        folder.mkdir()
+        ranks = [forks.Process(target=_train, args=(name, folder, rank, port)) for rank in range(world_size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
 
 
 if __name__ == "__main__":

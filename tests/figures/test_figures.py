@@ -12,13 +12,12 @@ from PIL import Image
 
 from adaecho.errors import DataError
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.curves import draw_curves, mean_and_band
+from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
-from adaecho.figures.tuning import tuning_curves
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.trials import read_rows
 

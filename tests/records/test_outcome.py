@@ -1,9 +1,11 @@
 import random
-from itertools import groupby
+from itertools import count, groupby
 
 import pytest
 
-from adaecho.records.outcome import best_trials, outcome
+from adaecho.records.outcome import best_trials, ends, outcome, without_target
+
+_repeats = count()
 
 
 def trial(arm, repeat, index, cost, *, status=None, counted=True, factor=1, variant="none", time_s=1.0):
@@ -38,9 +40,9 @@ def test_two_arms_by_hand():
         12.706204736  # Student's t with one degree of freedom; costs lie one unit on either side of the mean
     )
     for cost, unit in (("fresh_examples", 3200), ("steps", 100), ("train_time_s", 1)):
-        ends = baseline[cost].pop("low"), baseline[cost].pop("high")
+        interval = baseline[cost].pop("low"), baseline[cost].pop("high")
         mean = baseline[cost]["mean"]
-        assert ends == pytest.approx((mean - half * unit, mean + half * unit))
+        assert interval == pytest.approx((mean - half * unit, mean + half * unit))
     assert baseline == {
         "arm": "baseline",
         "echo_variant": "none",
@@ -175,3 +177,73 @@ def test_against_a_slow_version_on_random_rows():
             costs += sorted(cost for cost in reached if cost is not None)[:1]
         extremes = {"mean": sum(costs) / len(costs), "min": min(costs), "max": max(costs)}
         assert {key: found[name][key] for key in extremes} == extremes
+
+
+def run(arm, final, *, status="budget_spent", steps=100, **more):
+    """A run without a target that ended with a loss of ``final``."""
+    return {
+        "repeat": next(_repeats),
+        "index": 0,
+        "target_metric": "cross_entropy",
+        "arm": arm,
+        "echo_variant": "none",
+        "echo_factor": 1,
+        "status": status,
+        "target_value": None,
+        "fresh_examples": 32 * steps,
+        "steps": steps,
+        "trained_examples": 32 * steps,
+        "final_cross_entropy": final,
+        "best_value": final / 2,
+        **more,
+    }
+
+
+def test_two_arms_without_a_target_by_hand():
+    rows = [
+        run("plain", 0.2),
+        run("gain", 0.3, steps=50, gain=1.8, scale_invariant_steps=100.0),
+        run("plain", 0.4, steps=200),
+        run("gain", 0.1, steps=80, gain=1.2, scale_invariant_steps=100.0),
+    ]
+    plain, gain = ends(rows)
+    assert (plain["arm"], plain["runs"], plain["diverged"], plain["failed"]) == ("plain", 2, 0, 0)
+    assert plain["steps"] == {"mean": 150, "min": 100, "max": 200}
+    assert plain["final_cross_entropy"]["max"] == 0.4
+    assert plain["best_value"]["min"] == 0.1
+    assert plain["mean_gain"] is plain["gain"] is None
+    assert gain["mean_gain"] == {"mean": (2 + 1.25) / 2, "min": 1.25, "max": 2.0}
+    assert gain["trained_examples"] == {"mean": 32 * 65, "min": 1600, "max": 2560}
+
+
+def test_runs_that_did_not_come_to_the_end_are_counted_and_not_averaged():
+    first, second = run("a", 0.2), run("a", 9.0, status="diverged")
+    del second["final_cross_entropy"]
+    (arm,) = ends([first, second, run("a", 9.0, status="failed")])
+    assert (arm["runs"], arm["diverged"], arm["failed"]) == (1, 1, 1)
+    assert arm["final_cross_entropy"] == {"mean": 0.2, "min": 0.2, "max": 0.2}
+    (arm,) = ends([second])
+    assert arm["runs"] == 0
+    assert arm["steps"] is None
+
+
+def test_one_target_makes_it_another_kind_of_experiment():
+    rows = [run("a", 0.2), run("b", 0.2)]
+    assert without_target(rows)
+    rows[1]["target_value"] = 0.9
+    assert not without_target(rows)
+
+
+def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better():
+    trials = [
+        run("a", 0.5, repeat=0, index=0, best_value=0.5),
+        run("a", 0.3, repeat=0, index=1, best_value=0.3, steps=7),
+        run("a", 0.4, repeat=1, index=0, best_value=0.4),
+        run("a", 0.9, repeat=1, index=1, best_value=0.9, status="diverged"),
+    ]
+    (less,) = ends(trials)
+    assert less["searched"]
+    assert less["best_value"] == {"mean": 0.35, "min": 0.3, "max": 0.4}
+    assert less["steps"]["min"] == 7
+    (more,) = ends([{**trial, "target_metric": "accuracy"} for trial in trials])
+    assert more["best_value"] == {"mean": 0.45, "min": 0.4, "max": 0.5}

@@ -3,9 +3,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from adaecho.errors import ConfigError
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
-from adaecho.search.state import Search, SweepState
+from adaecho.search.state import Pruner, Search, SweepState
+from tests.search.conftest import Command
 
 
 def _search(design: Design, statuses: dict[int, str], trials: int = 3, max_diverged: int = 6) -> Search:
@@ -99,3 +103,38 @@ def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_se
     state.refresh()
     assert state.missing() == []
     assert all(search.is_complete() for search in state.searches.values())
+
+
+def _write_summary(folder: Path, index: int, status: str, fresh_examples: int | None) -> None:
+    (folder / str(index)).mkdir(exist_ok=True)
+    to_target = None if fresh_examples is None else {"fresh_examples": fresh_examples}
+    write_json(folder / str(index) / "summary.json", {"status": status, "to_target": to_target})
+
+
+def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "notes").mkdir()
+    prune = Pruner(tmp_path / "0")
+    assert not prune(10**9)
+    _write_summary(tmp_path, 1, "diverged", None)
+    _write_summary(tmp_path, 2, "running", None)
+    _write_summary(tmp_path, 3, "reached", 800)
+    assert not prune(800)
+    assert prune(801)
+    _write_summary(tmp_path, 2, "reached", 400)
+    assert prune(401)
+
+
+def test_a_sibling_that_is_damaged_or_moved_aside_is_passed_over(tmp_path: Path) -> None:
+    prune = Pruner(tmp_path / "0")
+    _write_summary(tmp_path, 1, "reached", 800)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "summary.json").write_text("")  # as a power cut may leave it
+    assert prune(801)
+    _write_summary(tmp_path, 2, "reached", 400)
+    assert prune(401)
+
+
+def test_it_is_refused_where_missed_or_diverged_trials_are_compared(run_sweep: Command) -> None:
+    with pytest.raises(ConfigError, match="experiment that compares"):
+        run_sweep("search.prune=true", "search.needs_every_trial=true")

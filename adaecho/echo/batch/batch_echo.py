@@ -261,7 +261,7 @@ class NotEchoed(HoldsNothing):
         """Nothing is claimed here."""
 
     def num_batches(self, first_number: int, batches: int) -> int:  # noqa: ARG002
-        """As many as are made."""
+        """How many batches so many make: as many as there are."""
         return batches
 
 

@@ -51,6 +51,6 @@ def _of_columns(columns: Iterable[Any]) -> int | None:
 
 
 def _leading_lengths(values: Iterable[Any]) -> list[int]:
-    """Of the arrays among them."""
+    """The leading lengths of the arrays among them."""
     shapes = [getattr(value, "shape", None) for value in values]
     return [int(shape[0]) for shape in shapes if isinstance(shape, tuple) and len(shape)]

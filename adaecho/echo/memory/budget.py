@@ -57,7 +57,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _groups(root: Path) -> list[int | None]:
-    """Of each control group (version 2) from this process's up: containers and batch systems set limits."""
+    """Free bytes of this process's control groups (version 2): containers and batch systems set limits."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -154,17 +154,17 @@ class StageState:
 
     @property
     def items(self) -> keyed.Items:
-        """Those in the buffer, by slot, and then those of the echo in progress."""
+        """The items in the buffer, by slot, and then those of the echo in progress."""
         pending = self.pending_item + np.arange(self.pending_repeats, dtype=np.int64)
         return np.concatenate([self.buffer, pending])
 
     @property
     def serials(self) -> NDArray[np.int64]:
-        """Of the fresh examples (or batches) that it holds, rising."""
+        """The serials of the fresh examples (or batches) that it holds, rising."""
         return keyed.serials_of(self.items)
 
     def plain(self) -> dict[str, Any]:
-        """As ``torch.save`` takes it."""
+        """The state in types that ``torch.save`` takes."""
         return {**vars(self), "buffer": torch.from_numpy(self.buffer.copy())}
 
     @staticmethod

@@ -33,7 +33,7 @@ _PURPOSE = np.uint64(0xD1342543DE82EF95)
 
 
 def _hash(values: Keys) -> Keys:
-    """In place."""
+    """Hash keys in place."""
     shifted = values >> np.uint64(30)
     values ^= shifted
     values *= _MIX_1

@@ -12,7 +12,7 @@ from adaecho.echo.order.permutation import Permutation
 
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
-    """Of what a sampler draws in a pass, and of what is drawn as its rows are read, each below 2**63."""
+    """The seeds of a sampler's draws in a pass and of those of its rows as they are read, below 2**63."""
     drawn = np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 

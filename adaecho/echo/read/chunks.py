@@ -190,7 +190,7 @@ class BadExamples:
             raise bad.error
 
     def met_good(self) -> None:
-        """There are others."""
+        """Note that a good example came: the bad ones are no longer in a row."""
         self._in_a_row = 0
 
     def forget(self, index: int) -> None:

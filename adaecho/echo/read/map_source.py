@@ -32,7 +32,7 @@ class MapSource:
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
 
     def begin(self, num_workers: int, echo: str) -> None:
-        """Before an iteration: see whether it draws, and copy it as it is now for the threads to come."""
+        """See whether it draws, and copy it as it is now for the threads of an iteration to come."""
         if self._shared:
             return
         if self._drawing is None:

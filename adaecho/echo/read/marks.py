@@ -32,7 +32,7 @@ class Mark:
     position: tuple[int, ...] | OwnState = ()
 
     def plain(self) -> list[Any]:
-        """As a state holds it."""
+        """The mark as a state holds it."""
         own = [{"own": self.position.state}] if isinstance(self.position, OwnState) else self.position
         return [self.number, self.first, self.count, *own]
 

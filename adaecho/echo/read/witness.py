@@ -135,7 +135,7 @@ class _Digest:
 
 @functools.lru_cache(maxsize=64)
 def _places(size: int) -> NDArray[np.int64]:
-    """Of the elements of an array of that size to look at, rising, int64 [_ELEMENTS]; always the same."""
+    """The places of the elements of an array to look at, rising, int64 [_ELEMENTS]; always the same."""
     return np.sort(np.random.Generator(np.random.PCG64(size)).integers(size, size=_ELEMENTS))
 
 

@@ -86,7 +86,7 @@ class KeyedDataLoader:
         return Pass(self, _Indices(iter(self._sampler), seed, sent=self._loader.num_workers > 0), seed)
 
     def batches(self, indices: "_Indices", seed: int) -> Iterator[Any]:
-        """Of these indices. Persistent workers stay from one pass to the next."""
+        """The batches of these indices. Persistent workers stay from one pass to the next."""
         if self._copied is None:
             self._copied = copy.copy(self._loader)
             of_samples = self._loader.batch_sampler is None
@@ -107,7 +107,7 @@ class KeyedDataLoader:
 
 
 class SeekableDataLoader(KeyedDataLoader):
-    """One with a map-style dataset: a pass can begin at any batch, by indices alone."""
+    """A DataLoader of a map-style dataset: a pass can begin at any batch, by indices alone."""
 
     rows_are_known = True  # to be those of before, by a digest
 
@@ -175,7 +175,7 @@ class Pass:
 
 
 class _Upcoming:
-    """In the place of a DataLoader's index sampler: the indices of the pass that is opened next."""
+    """What stands in for a DataLoader's index sampler: the indices of the pass that is opened next."""
 
     indices: "_Indices"
 
@@ -208,7 +208,7 @@ class _Indices:
         return _Seeding(seed, index) if self.sent else index
 
     def digest_of_next(self) -> int:
-        """Of all indices up to those of the next batch to come."""
+        """The digest of all indices up to those of the next batch to come."""
         return self._digests.popleft()
 
 

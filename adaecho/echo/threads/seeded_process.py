@@ -20,6 +20,8 @@ from numpy.random import mtrand
 
 _others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
 
+# Not forked: this process has threads, whose locks a fork would copy as they are.
+_PROCESSES = multiprocessing.get_context("spawn")
 Keys = list[int]
 Failed = Callable[[Exception, int], None]
 """Called with what a function raised and which of its examples it raised it for."""
@@ -101,17 +103,15 @@ class SeededProcess:
 
     def __init__(self, pickled: bytes, name: str, remedy: str) -> None:
         self._name, self._remedy = name, remedy
-        # Not forked: this process has threads, whose locks a fork would copy as they are.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
+        self._connection, theirs = _PROCESSES.Pipe()
+        self._process = _PROCESSES.Process(
             target=_serve, args=(theirs, pickled), name=f"adaecho-{name}", daemon=True
         )
         self._process.start()
         theirs.close()
 
     def __call__(self, examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
-        """As ``seeded``.
+        """Run it there, as ``seeded`` does here.
 
         Raises:
             ProcessDiedError: it has.

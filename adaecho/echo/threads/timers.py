@@ -72,7 +72,7 @@ class Deliveries(Generic[Claim]):
         self.busy_s = 0.0
 
     def claim(self, count: int) -> Claim:
-        """As the reader's, timed."""
+        """Claim as the reader does, timed."""
         start = time.perf_counter()
         claimed = self._claim(count)
         now = time.perf_counter()

@@ -38,7 +38,7 @@ class Helper(Protocol):
 
 
 class Condition(threading.Condition):
-    """One on which the main thread can wait too, whatever a signal handler raises there."""
+    """A condition on which the main thread can wait too, whatever a signal handler raises there."""
 
     def __init__(self, lock: threading.RLock) -> None:
         super().__init__(lock)

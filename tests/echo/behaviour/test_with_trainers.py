@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,19 +22,24 @@ ROOT = Path(__file__).resolve().parents[3]
 WORLD = 2
 
 
-def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
-    if name != "ddp" and find_spec("accelerate" if name == "accelerate" else "lightning") is None:
-        pytest.skip(f"{name} is not installed, with which the loop trains: pip install '.[trainers]'")
+PACKAGES = {"ddp": "torch", "fabric": "lightning", "accelerate": "accelerate", "lightning": "lightning"}
+OnTwoRanks = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
+    """``on_two_ranks(name)``: what each rank saw. One process imports all trainers and forks their ranks."""
+    folder = tmp_path_factory.mktemp("trainers")
     variables = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(WORLD),
         "LOCAL_WORLD_SIZE": str(WORLD),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.echo.loops_of_trainers", name, str(folder)],
+        [sys.executable, "-m", "tests.echo.loops_of_trainers", str(folder)]
+        + [f"{name}={free_port()}" for name, package in PACKAGES.items() if find_spec(package)],
         cwd=folder, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -41,8 +47,17 @@ def on_two_ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+    def saw(name: str) -> list[dict[str, Any]]:
+        if find_spec(PACKAGES[name]) is None:
+            pytest.skip(
+                f"{name} is not installed, with which the loop trains: pip install '.[trainers]'"
+            )
+        files = [folder / name / f"{rank}.json" for rank in range(WORLD)]
+        assert all(file.exists() for file in files), errors
+        return [json.loads(file.read_text()) for file in files]
+
+    return saw
 
 
 def batches(loader: EchoLoader) -> list[list[int]]:
@@ -78,8 +93,8 @@ def check(saw: list[dict[str, Any]], first: int = 0) -> None:
     assert saw[0]["weight"] == saw[1]["weight"]
 
 
-def test_under_ddp(tmp_path: Path) -> None:
-    saw = on_two_ranks("ddp", tmp_path)
+def test_under_ddp(on_two_ranks: OnTwoRanks) -> None:
+    saw = on_two_ranks("ddp")
     check(saw)
     for rank in saw:
         assert rank["again"] == rank["seen"][1]  # after set_epoch(1)
@@ -93,15 +108,15 @@ def test_under_ddp(tmp_path: Path) -> None:
     assert set(shares[0]).isdisjoint(shares[1])
 
 
-def test_under_fabric(tmp_path: Path) -> None:
-    saw = on_two_ranks("fabric", tmp_path)
+def test_under_fabric(on_two_ranks: OnTwoRanks) -> None:
+    saw = on_two_ranks("fabric")
     check(saw)
     for rank in saw:
         assert rank["setup_dataloaders"].startswith("TypeError: Only PyTorch DataLoader are")
 
 
-def test_under_accelerate(tmp_path: Path) -> None:
-    saw = on_two_ranks("accelerate", tmp_path)
+def test_under_accelerate(on_two_ranks: OnTwoRanks) -> None:
+    saw = on_two_ranks("accelerate")
     check(saw)
     for rank in saw:
         assert rank["unchanged"]
@@ -109,8 +124,8 @@ def test_under_accelerate(tmp_path: Path) -> None:
         assert rank["skip_first_batches"].startswith("AttributeError: an EchoLoader has no attribute")
 
 
-def test_under_lightning(tmp_path: Path) -> None:
-    saw = on_two_ranks("lightning", tmp_path)
+def test_under_lightning(on_two_ranks: OnTwoRanks) -> None:
+    saw = on_two_ranks("lightning")
     check(saw, first=1)  # it calls iter() once before, to see whether it can
     for rank in saw:
         assert rank["resumed_weight"] == rank["weight"]

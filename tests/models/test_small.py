@@ -1,9 +1,21 @@
-"""The MLP of the digits: shapes, and what it is there for."""
+"""The small nets: by hand, and what they are there for."""
 
 import torch
 from torch.nn import functional
 
-from adaecho.models.small_mlp import small_mlp
+from adaecho.models.small import small_conv, small_mlp
+
+
+def test_it_is_two_normalised_convolutions_pooled_and_mapped() -> None:
+    torch.manual_seed(0)
+    model = small_conv(5).eval()  # running statistics 0 and 1: batch norm only divides by sqrt(1 + 1e-5)
+    x = torch.randn(3, 1, 8, 8)
+    y = x
+    for weight in (model[0].weight, model[3].weight):
+        y = (functional.conv2d(y, weight, padding=1) / (1 + 1e-5) ** 0.5).clamp(min=0)
+    blocks = y.reshape(3, 32, 4, 2, 4, 2).amax((3, 5))
+    expected = blocks.reshape(3, -1) @ model[-1].weight.T + model[-1].bias
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_the_gradient_of_a_batch_is_the_mean_of_its_parts_gradients() -> None:
