@@ -72,24 +72,25 @@ class LabelledTables:
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
         self._first = [0, *np.cumsum(self.shard_lengths).tolist()]
-        self._kept: dict[int, list[Any]] = {}
+        self._kept: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         group = bisect_right(self._first, row) - 1
-        image = self._images(group)[row - self._first[group]]
+        image = self._images(group)[row - self._first[group]].as_py()
         return {"image": image["bytes"] if isinstance(image, dict) else image, "label": int(self.labels[row])}
 
-    def _images(self, group: int) -> list[Any]:
+    def _images(self, group: int) -> Any:
+        """The column of a row group, as Arrow has it: Python's objects of all its rows take as long again."""
         from pyarrow import parquet
 
         images = self._kept.get(group)
         if images is None:
             file, number = self._groups[group]
             with parquet.ParquetFile(file) as table:
-                images = table.read_row_group(number, columns=["image"]).column(0).to_pylist()
+                images = table.read_row_group(number, columns=["image"]).column(0)
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
             # A new dict, so that another thread goes on with the old one.
             self._kept = {**dict(kept), group: images}

@@ -58,10 +58,10 @@ def _scene(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], rng: np.random.
     labels: list[int] = []
     for _ in range(rng.integers(1, MOST_DIGITS + 1)):
         which, side = rng.integers(len(glyphs)), int(rng.integers(SIDES_PIXELS[0], SIDES_PIXELS[1] + 1))
-        place = _free_place(boxes, side, rng)
-        if place is None:
+        corner = _free_corner(boxes, side, rng)
+        if corner is None:
             continue
-        x, y = place
+        x, y = corner
         shade = cv2.resize(
             glyphs[which].astype(np.float32) / BRIGHTEST, (side, side), interpolation=cv2.INTER_LINEAR
         )
@@ -76,7 +76,7 @@ def _scene(glyphs: NDArray[np.uint8], digits: NDArray[np.int64], rng: np.random.
     }
 
 
-def _free_place(boxes: list[list[int]], side: int, rng: np.random.Generator) -> tuple[int, int] | None:
+def _free_corner(boxes: list[list[int]], side: int, rng: np.random.Generator) -> tuple[int, int] | None:
     for _ in range(_TRIES):
         x, y = (int(corner) for corner in rng.integers(0, SIDE - side + 1, 2))
         if all(x >= b[2] or x + side <= b[0] or y >= b[3] or y + side <= b[1] for b in boxes):

@@ -93,10 +93,10 @@ def mean_and_band(
     Between its points a curve is straight; after its last it stays; the mean begins where all have begun.
     """
     to_axis, from_axis = (np.log, np.exp) if metric == "accuracy" else (np.asarray, np.asarray)
-    places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))
+    places = np.unique(np.concatenate([curve["fresh_examples"] for curve in curves]))  # [points], rising
     places = places[places >= max(curve["fresh_examples"][0] for curve in curves)]
     shown = [to_axis(_shown(metric, np.asarray(curve["values"], float))) for curve in curves]
-    values = np.array(
+    values = np.array(  # float64 [curves, points], on the axis that is drawn
         [np.interp(places, curve["fresh_examples"], each) for curve, each in zip(curves, shown, strict=True)]
     )
     mean, std = values.mean(0), values.std(0)

@@ -171,7 +171,7 @@ def _were_searched(rows: Sequence[Row]) -> bool:
 
 
 def _inside(rows: Sequence[Row], low: float, high: float) -> list[Row]:
-    return [row for row in rows if all(low <= place <= high for place in row["positions"].values())]
+    return [row for row in rows if all(low <= position <= high for position in row["positions"].values())]
 
 
 def _part(name: str, low: float, high: float) -> Reading:

@@ -115,10 +115,10 @@ def _compared(experiment: str, rows: Sequence[Row]) -> dict[str, tuple[Ratio, fl
 
 
 def _two_sided(ours: Sequence[float], theirs: Sequence[float], expected: float) -> float:
-    a, b = np.log(ours), np.log(theirs)
-    noise = welch_noise(a, b)
+    arm, other = np.log(ours), np.log(theirs)  # [searches] each
+    noise = welch_noise(arm, other)
     assert noise is not None
-    return 2 * less_p(-abs(float(a.mean() - b.mean()) - math.log(expected)), noise)
+    return 2 * less_p(-abs(float(arm.mean() - other.mean()) - math.log(expected)), noise)
 
 
 def net_of_buffers(tables: Tables) -> list[str]:

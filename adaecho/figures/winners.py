@@ -16,12 +16,12 @@ def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.floa
 
     A seed that missed the target counts with what it read.
     """
-    found: dict[int, list[float]] = {}
+    costs: dict[int, list[float]] = {}
     for row in sorted(rows, key=lambda row: int(row["repeat"])):
         if row["arm"] != arm and arm_of_winner(row["arm"]) == arm:
             number = int(row["arm"].removeprefix(f"{arm}_search"))
-            found.setdefault(number, []).append(row["to_target_fresh_examples"] or row["fresh_examples"])
-    return {number: np.asarray(found[number], float) for number in sorted(found)}
+            costs.setdefault(number, []).append(row["to_target_fresh_examples"] or row["fresh_examples"])
+    return {number: np.asarray(costs[number], float) for number in sorted(costs)}  # [seeds] each
 
 
 def ratio_of_winners(rows: Sequence[Row], arm: str, other: str) -> Ratio | None:
@@ -51,6 +51,7 @@ def cross_fit(rows: Sequence[Row], arm: str, other: str) -> float | None:
     The mean of the logarithm over 2,000 splits, drawn with a fixed seed: what was chosen is not what is
     counted.
     """
+    # float64 [winners, seeds] each, of the same seeds.
     ours, theirs = (np.log([*costs_of_winners(rows, name).values()]) for name in (arm, other))
     if not ours.size or not theirs.size:
         return None
@@ -58,7 +59,7 @@ def cross_fit(rows: Sequence[Row], arm: str, other: str) -> float | None:
     differences = []
     for _ in range(_SPLITS):
         order = rng.permutation(ours.shape[1])
-        choose, count = np.array_split(order, 2)
+        choose, count = np.array_split(order, 2)  # int64 [seeds / 2] each
         means = [table[table[:, choose].mean(1).argmin()][count].mean() for table in (ours, theirs)]
         differences.append(means[0] - means[1])
     return float(np.exp(np.mean(differences)))

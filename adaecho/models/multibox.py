@@ -98,12 +98,12 @@ def multibox_loss(
     with torch.no_grad():
         matched = match(boxes, labels, default_boxes)
         positive = matched >= 0
-    image, place = positive.nonzero(as_tuple=True)
-    truth = matched[image, place]
-    wanted = encode(boxes[image, truth], default_boxes[place])
-    box_loss = functional.smooth_l1_loss(codes[image, place], wanted, reduction="sum")
+    image, default = positive.nonzero(as_tuple=True)
+    truth = matched[image, default]
+    wanted = encode(boxes[image, truth], default_boxes[default])
+    box_loss = functional.smooth_l1_loss(codes[image, default], wanted, reduction="sum")
     classes = torch.zeros_like(matched)
-    classes[image, place] = labels[image, truth]
+    classes[image, default] = labels[image, truth]
     class_loss = functional.cross_entropy(logits.transpose(1, 2), classes, reduction="none")
     with torch.no_grad():
         hardness = class_loss.masked_fill(positive, -torch.inf)

@@ -54,7 +54,7 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
         Without an interval where nothing is known of the noise: a side has one run, or all are equal on both
         (costs are read off a grid of evaluations, so that equal ones are not exact).
     """
-    ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))
+    ours, theirs = np.log(np.asarray(costs, float)), np.log(np.asarray(baseline, float))  # [searches] each
     difference = float(ours.mean() - theirs.mean())
     noise = welch_noise(ours, theirs)
     if noise is None or noise.error == 0:

@@ -69,13 +69,13 @@ class LocalWorkers:
     def start(self, number: int) -> None:
         """Have so many workers at least: start what lacks."""
         self._number = number
-        for place in range(len(self._workers), number):
-            self._workers[place] = self._start(place)
+        for index in range(len(self._workers), number):
+            self._workers[index] = self._start(index)
 
     def keep(self, number: int) -> None:
         """Have so many workers at most: end what is too many, in mid-trial if they have begun one."""
-        for place in range(number, len(self._workers)):
-            self._workers.pop(place).kill()
+        for index in range(number, len(self._workers)):
+            self._workers.pop(index).kill()
 
     def watch(self, progress: SweepProgress) -> None:
         """Wait until every worker has found nothing left to do.
@@ -86,13 +86,13 @@ class LocalWorkers:
             KeyboardInterrupt: a worker was told to end.
         """
         while self._workers:
-            for place, worker in list(self._workers.items()):
+            for index, worker in list(self._workers.items()):
                 code = worker.poll()
                 if code is not None:
-                    del self._workers[place]
+                    del self._workers[index]
                     if code != 0:
                         self._check(worker, code)
-                        self._workers[place] = self._start(place)
+                        self._workers[index] = self._start(index)
             progress.update()
             time.sleep(_POLL_S)
         progress.update(at_once=True)
@@ -110,14 +110,14 @@ class LocalWorkers:
                 f"{said[-_LOG_TAIL:].strip()}"
             )
 
-    def _start(self, place: int) -> "_Process":
+    def _start(self, index: int) -> "_Process":
         return _Process(
             [
                 *(sys.executable, "-m", "adaecho.search.worker", str(self._folder)),
-                *("--number", str(place), "--num-workers", str(self._number), "--launch", self._launch),
+                *("--number", str(index), "--num-workers", str(self._number), "--launch", self._launch),
                 *("--launcher", str(os.getpid()), "--runner", self._runner),
             ],
-            self._folder / "workers" / f"worker-{place}.log",
+            self._folder / "workers" / f"worker-{index}.log",
             self._environment,
         )
 

@@ -140,11 +140,11 @@ class Worker:
 
     def _in_my_order(self, state: SweepState) -> list[TrialId]:
         """What is missing: first every ``num_workers``-th, then the next worker's share, and so on."""
-        places = {arm.name: place for place, arm in enumerate(state.design.arms)}
+        arms = {arm.name: number for number, arm in enumerate(state.design.arms)}
 
         def distance(trial: TrialId) -> int:
-            place = (trial.repeat * state.design.trials + trial.index) * len(places) + places[trial.arm]
-            return (place - self.number) % self.num_workers
+            number = (trial.repeat * state.design.trials + trial.index) * len(arms) + arms[trial.arm]
+            return (number - self.number) % self.num_workers
 
         return sorted(state.missing(), key=distance)
 

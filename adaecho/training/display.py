@@ -81,10 +81,10 @@ class Display:
             split: its name.
             expected_s: how long the evaluations before took on average; None where there were none.
         """
-        usual = "" if expected_s is None else f" (an evaluation took {_clock(expected_s)} on average)"
+        usual = "" if expected_s is None else f" (an evaluation took {as_clock(expected_s)} on average)"
 
         def state(spent_s: float) -> str:
-            return f"measuring the weights of the end on the {split} split: {_clock(spent_s)}{usual}"
+            return f"measuring the weights of the end on the {split} split: {as_clock(spent_s)}{usual}"
 
         with self._telling(state):
             yield

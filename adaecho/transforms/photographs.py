@@ -89,16 +89,16 @@ class EncodedImage:
     def __init__(self, content: NDArray[np.uint8], height: int, width: int) -> None:
         self._content, self.shape = content, (height, width, 3)
 
-    def __getitem__(self, place: tuple[slice, slice]) -> Image:
+    def __getitem__(self, region: tuple[slice, slice]) -> Image:
         """The pixels of these rows and columns, which must lie within.
 
         Raises:
             ValueError: they can't be decoded.
         """
-        rows, columns = place
+        rows, columns = region
         size = rows.stop - rows.start, columns.stop - columns.start
         crop = regions.decode_region(self._content, rows.start, columns.start, *size)
-        return _decode_whole(self._content)[place] if crop is None else crop
+        return _decode_whole(self._content)[region] if crop is None else crop
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
