@@ -50,9 +50,7 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
 
     def saw(name: str) -> list[dict[str, Any]]:
         if find_spec(PACKAGES[name]) is None:
-            pytest.skip(
-                f"{name} is not installed, with which the loop trains: pip install '.[trainers]'"
-            )
+            pytest.skip(f"{name} is not installed, with which the loop trains: pip install '.[trainers]'")
         files = [folder / name / f"{rank}.json" for rank in range(WORLD)]
         assert all(file.exists() for file in files), errors
         return [json.loads(file.read_text()) for file in files]
