@@ -1,4 +1,8 @@
-"""Bytes of files: local, over http(s), or on any store that fsspec reaches; broken transfers are resumed."""
+"""Bytes of files: local, over http(s), or on any store that fsspec reaches; broken transfers are resumed.
+
+Not ``obstore`` (tried at 0.12), which streams faster: it refuses servers that ignore ranges, and waits inside
+of a read, where neither Ctrl-C nor the end of a loader is heard before its own time limit.
+"""
 
 import hashlib
 import http.client
