@@ -51,8 +51,11 @@ def test_the_page_of_claims_is_what_the_records_say() -> None:
 
 def test_every_decided_verdict_has_the_one_of_the_rule_before_beside_it() -> None:
     earlier = json.loads((ROOT / "results" / "earlier_verdicts.json").read_text())["verdicts"]
-    found = {(one.claim.key, one.task) for one in decisions(TABLES) if one.effect}
-    assert found == {(one["claim"], one["task"]) for one in earlier}
+    found = {(one.claim.key, one.task, one.claim.experiment) for one in decisions(TABLES) if one.effect}
+    measured_since = {"fig8_early"}  # with the rule of today
+    assert {one[:2] for one in found if one[2] not in measured_since} == {
+        (one["claim"], one["task"]) for one in earlier
+    }
 
 
 def test_the_table_of_fig5_is_its_records() -> None:
