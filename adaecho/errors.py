@@ -2,9 +2,13 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import NoReturn
+
+from adaecho.masking import masked_message
 
 
 class UserError(Exception):
@@ -15,6 +19,9 @@ class UserError(Exception):
     """
 
     told_elsewhere = False
+
+    def __str__(self) -> str:
+        return masked_message(super().__str__())
 
 
 class ConfigError(UserError):
@@ -37,20 +44,24 @@ class FolderError(UserError):
     """A run folder that can't be used: written by another process or config, read-only, or full."""
 
 
+class DiskError(FolderError):
+    """The system refused to read or write, perhaps for a moment: says nothing about what lies there."""
+
+
 def fail(message: object) -> NoReturn:
     """End a command with one message on standard error, unless another rank shows it, and exit code 2."""
     if isinstance(message, UserError) and message.told_elsewhere:
         sys.exit(2)
     rank = os.environ.get("RANK")
     of = "" if rank is None else f"rank {rank}: "  # under torchrun, which mixes what they print
-    text = with_notes(message) if isinstance(message, BaseException) else message
+    text = with_notes(message) if isinstance(message, BaseException) else masked_message(str(message))
     print(f"error: {of}{text}", file=sys.stderr)
     sys.exit(2)
 
 
 def with_notes(error: BaseException) -> str:
     """Its message, and the notes that were added on its way: of which example it is, say."""
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return masked_message("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 def how_to_install(extra: str) -> str:
@@ -82,7 +93,12 @@ def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) ->
 @contextmanager
 def told() -> Iterator[None]:
     """End a command like that at a ``UserError`` inside; any other exception is a crash."""
+    sys.excepthook = _tell_crash
     try:
         yield
     except UserError as error:
         fail(error)
+
+
+def _tell_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(masked_message("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)

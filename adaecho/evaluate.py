@@ -2,7 +2,8 @@
 
 The weights are those of the end, or with ``--weights best`` of the best evaluation, on every split that the
 run was measured on. Keys of the config can follow the folder: ``data.path=FOLDER`` for data that has moved,
-``task.validation_path=``, ``evaluate.batch_size=``, ``device=``. On the same machine a run's own data gives
+``task.validation_path=``, ``evaluate.batch_size=``, ``device=``, and ``task.name=MODULE`` where the task is a
+module of your own, which a record can't name by itself. On the same machine a run's own data gives
 the same numbers; another processor, ``threads`` or batch size rounds otherwise.
 """
 
@@ -93,7 +94,10 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
         merged = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist(list(overrides)))
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{' '.join(overrides)}: {error}") from error
-    return from_plain(OmegaConf.to_container(merged))  # type: ignore[arg-type]
+    tasks = [
+        override.removeprefix("task.name=") for override in overrides if override.startswith("task.name=")
+    ]
+    return from_plain(OmegaConf.to_container(merged), tasks)  # type: ignore[arg-type]
 
 
 def _load(file: Path, model: nn.Module) -> int:

@@ -14,19 +14,21 @@ import torch
 from adaecho.config.schema import from_plain
 from adaecho.errors import FolderError, UserError, told
 from adaecho.records.folder import RunFolder
+from adaecho.records.trials import check_name
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.optimizer import average_of
 
 
-def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
+def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | None = None) -> Path:
     """Draw what a run's last checkpoint predicts; returns the file.
 
     Args:
         path: the run's folder.
         number: of images at most.
         out: the file; its suffix (png, jpg, svg, pdf) decides the format.
+        task: the run's task, where it is a module of your own: a record can't name one by itself.
 
     Raises:
         UserError: the folder holds no run or no checkpoint, its data is gone, its task has no pictures, or
@@ -41,24 +43,29 @@ def show(path: Path, *, number: int = 8, out: Path | None = None) -> Path:
     saved = run.checkpoints()
     if not saved:
         raise FolderError(f"{path}: holds no checkpoint, so its model is gone; run it again")
-    config = from_plain(plain)
-    task = build_task(config)
-    if task.pictures is None:
-        raise UserError(f"{path}: task {task.name} has no pictures to show")
+    config = from_plain(plain, [] if task is None else [task])
+    built = build_task(config)
+    if built.pictures is None:
+        raise UserError(f"{path}: task {built.name} has no pictures to show")
     device = choose_device(config)
-    model = task.build_model()
+    model = built.build_model()
     state = checkpoint.load(run, saved[0])
-    model.load_state_dict(state["model"])
-    if state.get("average") is not None:  # what the run evaluates
-        average = average_of(model, decay=0.0)
-        average.load_state_dict(state["average"])
-        model = average.module
+    try:
+        model.load_state_dict(state["model"])
+        if state.get("average") is not None:  # what the run evaluates
+            average = average_of(model, decay=0.0)
+            average.load_state_dict(state["average"])
+            model = average.module
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise FolderError(f"{saved[0]}: holds no weights of the model in config.yaml ({error})") from error
     model = model.to(device).eval()
     with torch.inference_mode(), autocast(device, choose_precision(config, device)):
-        pictures = task.pictures(model, number, device)
+        pictures = built.pictures(model, number, device)
     if not pictures:
         raise UserError(f"{path}: there is nothing to show: the model makes no mistake")
-    out = out or path / "pictures" / f"{task.name}.png"
+    out = out or path / "pictures" / f"{check_name('task', built.name)}.png"
+    if out.is_symlink() or out.parent.is_symlink():  # in a folder received from others, to any file of yours
+        raise FolderError(f"{out}: leads elsewhere by a symbolic link; remove it, or name a file with --out")
     try:
         grid([(picture.image, picture.title, picture.true, picture.predicted) for picture in pictures], out)
     except OSError as error:
@@ -78,13 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--number", type=int, default=8, help="images at most (8)")
     parser.add_argument("--out", type=Path, help="the file: .png, .jpg, .svg or .pdf")
+    parser.add_argument("--task", help="the run's task, where it is a module of your own")
     typed = parser.parse_args(arguments)
     if typed.number < 1:
         parser.error(f"--number {typed.number}: must be at least 1")
     if typed.out is not None and typed.out.suffix not in (".png", ".jpg", ".svg", ".pdf"):
         parser.error(f"--out {typed.out}: must end in .png, .jpg, .svg or .pdf")
     with told():
-        print(show(typed.run, number=typed.number, out=typed.out))
+        print(show(typed.run, number=typed.number, out=typed.out, task=typed.task))
 
 
 if __name__ == "__main__":

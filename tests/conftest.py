@@ -53,7 +53,7 @@ def compose_config() -> Compose:
     """``compose_config("task=digits", "echo=batch")`` is the validated config of that command, untracked."""
 
     def composed(*overrides: str) -> schema.Config:
-        return schema.from_plain(copy.deepcopy(_composed(*overrides)))
+        return schema.from_typed(copy.deepcopy(_composed(*overrides)))
 
     return composed
 

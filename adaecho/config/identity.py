@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaecho.config.tasks import added_options
+from adaecho.masking import masked
 
 _ABSENT = object()
 
@@ -66,7 +67,8 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             for key, value in config[group].items()
             if key not in dropped and (key not in added or value != added[key])
         }
-    return kept
+    shown: dict[str, Any] = masked(kept)  # a url signed anew names the same data
+    return shown
 
 
 def run_id(config: dict[str, Any]) -> str:

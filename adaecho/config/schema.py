@@ -6,8 +6,8 @@ Types catch typos and wrong kinds at composition, ``validate`` what a type can't
 import functools
 import inspect
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -21,6 +21,7 @@ from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_o
 from adaecho.config.tasks import check_options
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
+from adaecho.masking import know, whole
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 DEVICES = ("auto", "cpu", "cuda")
@@ -177,12 +178,18 @@ def to_plain(config: DictConfig | Config) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def from_plain(plain: dict[str, Any]) -> Config:
+def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
     """A validated ``Config`` from plain values, e.g. a run folder's ``config.yaml``.
+
+    Args:
+        plain: values without interpolations; of urls what records keep is enough where this process has been
+            told the rest (see ``masking``).
+        typed: tasks that the user has named: a module of theirs can be only one of them (``find_task``).
 
     Raises:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
     """
+    plain = _resolved(plain)
     others: dict[Any, Any] = {**plain, "task": {"name": "checked below"}}
     for group in _GONE.keys() & others.keys():
         others[group] = {key: value for key, value in others[group].items() if key not in _GONE[group]}
@@ -191,20 +198,43 @@ def from_plain(plain: dict[str, Any]) -> Config:
     except Exception as error:
         raise ConfigError(f"config: {error}") from error
     assert isinstance(config, Config)
-    config.task = check_options(plain.get("task", {}))
+    config.task = check_options(plain.get("task", {}), typed)
     validate(config)
     return config
+
+
+def from_typed(plain: dict[str, Any]) -> Config:
+    """The same of what was composed from a command line, whose task may be a module of the user's own."""
+    task = plain.get("task")
+    return from_plain(plain, [str(task.get("name"))] if isinstance(task, dict) else ())
+
+
+def _resolved(value: Any, key: str = "") -> Any:
+    """The same with urls in full, which are known from here on.
+
+    Raises:
+        ConfigError: an interpolation, which would put, say, a variable of the environment into a url; or of
+            a url only what a record keeps is known.
+    """
+    if isinstance(value, dict):
+        return {name: _resolved(item, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    if "${" in value:
+        raise ConfigError(f"{key}: holds an interpolation ({value}), and records hold values alone")
+    know([value])
+    try:
+        return whole(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 @functools.cache  # building the node takes longer than filling it, and a sweep's worker fills one per trial
 def _schema() -> DictConfig:
     node: DictConfig = OmegaConf.structured(Config)
     return node
-
-
-def load(path: Path) -> Config:
-    """A validated ``Config`` from a YAML file."""
-    return from_plain(OmegaConf.to_container(OmegaConf.load(path), resolve=True))  # type: ignore[arg-type]
 
 
 def _resolve_run_id(*, _root_: DictConfig) -> str:

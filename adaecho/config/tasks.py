@@ -1,10 +1,14 @@
 """Tasks are found, not listed: by the name of a module of ours, of an entry point, or by a module's path.
 
+A module's path counts only where the user has typed it: importing runs its code, and records may be
+anyone's.
+
 A task's module has a function ``build(config, options)`` and, where the task has options, a dataclass
 ``Options`` that extends ``TaskConfig``: its fields are the keys ``task.*``.
 """
 
 import importlib
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
@@ -32,32 +36,40 @@ class TaskConfig:
     added: ClassVar[tuple[str, ...]] = ()
 
 
-def find_task(name: str) -> ModuleType:
+def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
     """The module of a task.
 
     Args:
-        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or the
-            dotted path of a module that Python can import.
+        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or one of
+            ``typed``.
+        typed: the names that the user has typed: any of them may be the dotted path of a module that Python
+            can import.
 
     Raises:
-        ConfigError: there is none, or it has no ``build``.
+        ConfigError: there is none, it was not typed, or it has no ``build``.
     """
-    module = _import(name)
+    module = _import(name, name in typed)
     if module is None:
+        neither = f"is none of {', '.join(task_names())}, no entry point of the group {ENTRY_POINTS}"
+        if name in typed:
+            raise ConfigError(f"task.name={name}: {neither}, and no module that can be imported from here")
         raise ConfigError(
-            f"task.name={name}: is none of {', '.join(task_names())}, no entry point of the group "
-            f"{ENTRY_POINTS}, and no module that can be imported from here"
+            f"task.name={name}: {neither}; a record can name no other, as the code of whoever wrote it would "
+            f"run. If that module is yours, name it in the command: --task {name} (of adaecho.evaluate: "
+            f"task.name={name})"
         )
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
     return module
 
 
-def _import(name: str) -> ModuleType | None:
+def _import(name: str, is_typed: bool) -> ModuleType | None:
     if name.isidentifier() and find_spec(f"{_OURS}.{name}") is not None:
         return importlib.import_module(f"{_OURS}.{name}")
     for point in metadata.entry_points(group=ENTRY_POINTS, name=name):
         return importlib.import_module(point.value)
+    if not is_typed:
+        return None
     try:
         found = find_spec(name)
     except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
@@ -76,15 +88,15 @@ def task_names() -> list[str]:
     return sorted({*ours, *metadata.entry_points(group=ENTRY_POINTS).names})
 
 
-def options_class(name: str) -> type[TaskConfig]:
+def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
     """The dataclass of a task's options; those of this package's tasks without importing torch.
 
     Raises:
-        ConfigError: there is no such task, or its options don't extend ``TaskConfig``.
+        ConfigError: there is no such task (see ``find_task``), or its options don't extend ``TaskConfig``.
     """
     if name in _our_options():
         return _our_options()[name]
-    options = getattr(find_task(name), "Options", TaskConfig)
+    options = getattr(find_task(name, typed), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
     return options
@@ -101,8 +113,8 @@ def _our_options() -> dict[str, type[TaskConfig]]:
     return options
 
 
-def check_options(plain: dict[str, Any]) -> TaskConfig:
-    """A task's options from plain values, each of its own type.
+def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskConfig:
+    """A task's options from plain values, each of its own type; see ``find_task`` for ``typed``.
 
     Raises:
         ConfigError: no such task, an option that it doesn't have, of another type or out of range.
@@ -110,7 +122,7 @@ def check_options(plain: dict[str, Any]) -> TaskConfig:
     name = plain.get("name")
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: is missing; choose a workload with task=")
-    options = options_class(name)
+    options = options_class(name, typed)
     known = [field.name for field in fields(options) if field.name != "name"]
     for key in plain:
         if key not in ("name", *known):

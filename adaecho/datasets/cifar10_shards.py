@@ -50,7 +50,7 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
     if path is None:
         return None
     folder = Path(path).expanduser()
-    named = ".tar" in path.rsplit("/", 1)[-1]
+    named = ".tar" in path.partition("?")[0].rpartition("/")[2]
     if not named and not list(folder.glob("train*.tar")):
         return None
     in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from adaecho.errors import DataError
+from adaecho.masking import masked
 from adaecho.shards.remote import Retries, Transfer, is_remote
 
 _WHOLE = 1 << 28  # bytes: of files that have less together every byte is read
@@ -47,7 +48,11 @@ def fingerprint_of(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     except OSError as error:  # a TransferError names its url itself
         named = f"{error.filename}: can't be read ({error.strerror})" if error.filename else str(error)
         raise DataError(named) from error
-    return digests if step == 1 else _by_folder(names, digests)
+    found: dict[str, str] = {}
+    for name, digest in (digests if step == 1 else _by_folder(names, digests)).items():
+        shown = masked(name)  # of urls that differ in their query alone, several digests
+        found[shown] = f"{found[shown]}; {digest}" if shown in found else digest
+    return found
 
 
 def _of_file(name: str, samples: int) -> str:

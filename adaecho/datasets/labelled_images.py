@@ -134,7 +134,7 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         DataError: there is no such data, a class folder is empty, or a file is not in its schema.
     """
     top = Path(path).expanduser()
-    if ".tar" in path.rsplit("/", 1)[-1]:
+    if ".tar" in path.partition("?")[0].rpartition("/")[2]:
         return _tar([path], key) if part == "train" else None
     if not top.exists():
         if "://" in path or path.count("/") != 1:

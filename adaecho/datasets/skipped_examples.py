@@ -3,6 +3,7 @@
 import sys
 
 from adaecho.errors import DataError
+from adaecho.masking import masked_message
 
 
 class SkippedExamples:
@@ -27,7 +28,7 @@ class SkippedExamples:
         Raises:
             DataError: it exceeds the budget.
         """
-        self._found.append(f"{origin}: {reason}")
+        self._found.append(masked_message(f"{origin}: {reason}"))
         if len(self._found) > self._budget:
             listed = "\n  ".join(self._found)
             raise DataError(

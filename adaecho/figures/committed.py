@@ -8,7 +8,7 @@ from adaecho.errors import DataError
 from adaecho.figures.style import VARIANTS
 from adaecho.figures.tables import LINES
 from adaecho.records.outcome import COLUMNS, Row
-from adaecho.records.trials import rows_of
+from adaecho.records.trials import TABLES, check_name, digest, rows_of
 
 Curve = dict[str, Any]
 _REMEDY = "collect it again, or remove it"
@@ -44,6 +44,13 @@ def _fault(row: Row, first: Row, seen: set[tuple[Any, ...]]) -> str:
     missing = [column for column in needed if column not in row]
     if missing:
         return f"lacks {', '.join(missing)}"
+    try:
+        for key in ("experiment", "task", "arm", "target_metric"):
+            check_name(key, row[key])
+        for key in row:
+            check_name("column", key)
+    except ValueError as error:
+        return f"is none: {error}"
     if row["echo_variant"] not in VARIANTS:
         return f"has echo_variant {row['echo_variant']}, which is none of {', '.join(VARIANTS)}"
     for key in ("experiment", "task"):
@@ -82,14 +89,29 @@ def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
 def read_commands(table: Path) -> list[str]:
     """The commands that made a table; none where it doesn't say."""
     origin = _read(table.with_name("origin.json"), {})
-    return list(origin.get("commands", [])) if isinstance(origin, dict) else []
+    commands = origin.get("commands", []) if isinstance(origin, dict) else []
+    return [str(command).replace("`", "'") for command in commands]  # a report shows them between such marks
 
 
 def _read(path: Path, default: Any = None) -> Any:
     """What a file holds; ``default`` where it need not exist and doesn't."""
-    if default is not None and not path.exists():
+    content = b"" if default is not None and not path.exists() else path.read_bytes()
+    if path.name in TABLES:
+        _check_whole(path, content)
+    if not content and default is not None:
         return default
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: no JSON ({error}); restore it from git, or collect it again") from error
+
+
+def _check_whole(table: Path, content: bytes) -> None:
+    """Raise DataError unless a table is that of its ``origin.json``, if that holds digests."""
+    origin = _read(table.with_name("origin.json"), {})
+    digests = origin.get("sha256") if isinstance(origin, dict) else None
+    if isinstance(digests, dict) and digests.get(table.name) != (digest(content) if content else None):
+        raise DataError(
+            f"{table}: not what origin.json tells of, as a collect was interrupted or it was changed since; "
+            "restore it from git, or collect it again"
+        )

@@ -43,7 +43,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
         lines = measure_images(overrides, budget_s, step_s)
     else:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = schema.from_plain(schema.to_plain(compose("config", overrides=overrides)))
+            config = schema.from_typed(schema.to_plain(compose("config", overrides=overrides)))
         found = measure(config, budget_s, step_s)
         lines = report(config.task.name, config.batch_size, config.data.num_workers, found)
     for line in lines:

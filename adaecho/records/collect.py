@@ -5,25 +5,25 @@
     trials.json    one row per trial; see ``records.outcome``, and ``records.trials`` for its form
     outcome.json   one dict per arm, computed from the rows
     curves.json    the metric over fresh examples of the best trial of each search
-    origin.json    the commands that made the records, and the machines and versions they ran on
+    origin.json    the commands that made the records, the machines and versions they ran on, and a digest
+                   of each of the others, which whoever reads them checks: they belong together
 
 ``python -m adaecho.records.collect SWEEP --command "..."`` takes a sweep's folder with its ``trials.json``;
 ``python -m adaecho.records.collect RUN RUN ... --experiment NAME`` takes single runs, each an arm of its own.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, told
-from adaecho.records.files import folder_errors, read_json, write_text
+from adaecho.records.files import dumps, folder_errors, read_json, write_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
-from adaecho.records.trials import read_rows, write_rows
+from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
 
 _MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
@@ -132,7 +132,9 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:
-    metrics = RunFolder(folder).read_metrics()
+    run = RunFolder(folder)
+    run.check_evaluations()
+    metrics = run.read_metrics()
     last = metrics[-1] if metrics else {}
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
@@ -144,22 +146,27 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
 
 
 def _trial_folder(sweep: Path, row: Row) -> Path:
-    return sweep / str(row["arm"]) / str(row["repeat"]) / str(row["index"])
+    return sweep / check_name("arm", row["arm"]) / str(int(row["repeat"])) / str(int(row["index"]))
 
 
 def _write(
     rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
 ) -> Path:
-    into = results / str(rows[0]["experiment"]) / str(rows[0]["task"])
+    into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
+    texts = {"trials.json": table_text(rows), "outcome.json": _one_line_each(summarize(rows))}
+    texts |= {"curves.json": _one_line_each(curves)} if curves else {}
+    digests = {name: digest(text.encode()) for name, text in texts.items()}
     origin = {"commands": commands, "environments": _environments(folders), **_data(folders)}
-    arms = summarize(rows)
-    write_rows(into / "trials.json", rows)
-    for name, table in (("outcome", arms), ("curves", curves)):
-        if table:
-            write_text(into / f"{name}.json", _one_line_each(table))
-    write_text(into / "origin.json", json.dumps(origin, indent=2) + "\n")
+    # First: from here until the last is written, a reader of tables that lay here before refuses them.
+    write_json(into / "origin.json", {**origin, "sha256": digests})
+    for name in TABLES:
+        if name in texts:
+            write_text(into / name, texts[name])
+        else:
+            with folder_errors(into):
+                (into / name).unlink(missing_ok=True)
     return into
 
 
@@ -188,7 +195,7 @@ def _data(folders: Sequence[Path]) -> dict[str, Any]:
 
 def _one_line_each(table: list[Any]) -> str:
     """A JSON list with one item per line: small, and a difference shows which arm changed."""
-    return "[\n" + ",\n".join(json.dumps(item) for item in table) + "\n]\n"
+    return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -206,10 +213,14 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command is not None and len(options.folders) > 1:
         parser.error("--command goes with the folder of one sweep")
     with told():
-        if options.command is not None:
-            into = collect_sweep(options.folders[0], options.results, options.command)
-        else:
-            into = collect_runs(options.folders, options.results, options.experiment)
+        try:
+            if options.command is not None:
+                into = collect_sweep(options.folders[0], options.results, options.command)
+            else:
+                into = collect_runs(options.folders, options.results, options.experiment)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            what = ", ".join(map(str, options.folders))
+            raise FolderError(f"{what}: no records that tables can be made of ({error!r})") from error
         print(into)
 
 

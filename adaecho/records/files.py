@@ -10,20 +10,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from adaecho.errors import FolderError
+import yaml  # type: ignore[import-untyped]
+
+from adaecho.errors import DiskError, FolderError
+from adaecho.masking import masked
+
+# The parser and emitter in C where PyYAML has them: a trial may last a second.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MOST_BYTES, _MOST_LEVELS = 1 << 20, 50  # of YAML: a config has some 3,000, and five
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes what stands in two places twice: ``read_yaml`` takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside into a ``FolderError`` that names ``path``, the reason and the remedy."""
+    """Turn an ``OSError`` inside into a ``DiskError`` that names ``path``, the reason and the remedy."""
     try:
         yield
     except OSError as error:
-        raise FolderError(_explain(path, error)) from error
+        raise DiskError(_explain(path, error)) from error
 
 
 def _explain(path: Path, error: OSError) -> str:
@@ -110,10 +124,41 @@ def read_json(path: Path) -> Any:
         data = path.read_bytes()
     try:
         return json.loads(data)
-    except ValueError as error:  # UnicodeDecodeError is one
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         raise FolderError(
             f"{path}: damaged, no JSON ({error}). Restore it, or start anew with fresh=true"
         ) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file as ``yaml_text`` makes it; whoever wrote it.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no YAML, or refers to parts of itself (a few lines can stand for more than memory
+            holds), is nested too deeply, or too large.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size:,} bytes")
+    text = path.read_text("utf-8")
+    level = 0
+    try:
+        for event in yaml.parse(text, _Loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it holds an alias, *{event.anchor}")
+            starts, ends = yaml.CollectionStartEvent, yaml.CollectionEndEvent
+            level += isinstance(event, starts) - isinstance(event, ends)
+            if level > _MOST_LEVELS:
+                raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def yaml_text(value: Any) -> str:
+    """Plain values as YAML, in their order, urls without their secrets."""
+    text: str = yaml.dump(masked(value), Dumper=_Dumper, sort_keys=False)
+    return text
 
 
 def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) -> None:
@@ -130,7 +175,7 @@ def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) ->
     """
     data = text.encode()
     with folder_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             if ready is not None:
                 ready()
@@ -159,18 +204,23 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: numbers of numpy and torch become plain, NaN and infinities (which JSON lacks) null."""
+    """Strict JSON: numbers of numpy and torch become plain, NaN and infinities (which JSON lacks) null.
+
+    Urls lose their secrets, as in all that is kept.
+    """
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {masked(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Path):
-        return str(value)
-    if not isinstance(value, str | int | float | None) and hasattr(value, "item"):
+        return masked(str(value))
+    if isinstance(value, str):
+        return masked(value)
+    if not isinstance(value, int | float | None) and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -28,10 +28,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from adaecho.config.identity import changes, identity, run_id
 from adaecho.errors import FolderError
+from adaecho.masking import masked_message
 from adaecho.records import checkpoints
 from adaecho.records.files import (
     append,
@@ -39,18 +38,23 @@ from adaecho.records.files import (
     dumps,
     folder_errors,
     read_json,
+    read_yaml,
     sync_folder,
     whole_lines,
     write_json,
     write_text,
+    yaml_text,
 )
 from adaecho.records.lock import FolderInUseError, FolderLock, is_held
-
-# The parser and emitter in C where PyYAML has them: a trial may last a second.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+from adaecho.records.status import FINISHED
 
 _OVERRIDES = "# overrides: "
+_TIMED = ("_s", "_s_per_batch", "_s_per_step")  # ends of the names of fields that depend on a clock
+_ONCE = ("R", "reread_examples")  # and what else isn't the same in each repetition
+_LEFT = (
+    "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "checkpoint", "model",
+    "traceback.txt", "lock", "pictures", "wandb", "wandb.json", "attempts.log",
+)  # fmt: skip
 # The lock does not guard it: the export of the piece before may be writing it at this moment.
 _UNGUARDED = ".wandb.json."
 
@@ -144,6 +148,28 @@ class RunFolder:
         """SHA-256 of the whole lines so far, for ``truncate_metrics``."""
         return hashlib.sha256(b"".join(whole_lines(self._metrics))).hexdigest()
 
+    def digest_evaluations(self) -> str:
+        """SHA-256 of what the evaluations found, clocks aside: the same for each repetition of a run."""
+        untimed = [
+            {key: value for key, value in line.items() if not key.endswith(_TIMED) and key not in _ONCE}
+            for line in self.read_metrics()
+        ]
+        return hashlib.sha256("".join(f"{dumps(line)}\n" for line in untimed).encode()).hexdigest()
+
+    def check_evaluations(self) -> None:
+        """Check that the lines of a finished run are those that its summary was written after.
+
+        Raises:
+            FolderError: they are not; a summary of earlier versions doesn't tell.
+        """
+        summary = self.read_summary() or {}
+        expected = summary.get("evaluations_sha256") if summary.get("status") in FINISHED else None
+        if expected is not None and self.digest_evaluations() != expected:
+            raise FolderError(
+                f"{self._metrics}: not the evaluations that summary.json was written after; put the file "
+                "back, or run it again with fresh=true"
+            )
+
     def truncate_metrics(self, num_lines: int, sha256: str | None = None) -> None:
         """Keep the first ``num_lines`` lines: those a checkpoint knows of. A torn last line goes too.
 
@@ -164,7 +190,11 @@ class RunFolder:
             )
         if self._metrics.exists():
             with folder_errors(self._metrics):
-                os.truncate(self._metrics, len(kept))
+                descriptor = os.open(self._metrics, os.O_WRONLY | os.O_NOFOLLOW)
+                try:
+                    os.truncate(descriptor, len(kept))
+                finally:
+                    os.close(descriptor)
 
     def save_checkpoint(self, archive: memoryview) -> None:
         """Keep a ZIP archive as the last checkpoint; see ``records.checkpoints.save``."""
@@ -185,11 +215,10 @@ class RunFolder:
         Raises:
             FolderError: it is damaged or of another run; says which.
         """
-        with folder_errors(path):
-            try:
-                found = checkpoints.identity_of(path)
-            except ValueError as error:
-                raise FolderError(f"{path}: {error}") from error
+        try:
+            found = checkpoints.identity_of(path)
+        except (OSError, ValueError) as error:
+            raise FolderError(f"{path}: {error}") from error
         recorded = self.read_config() if not self._identity else None
         expected = self._identity if recorded is None else run_id(recorded)
         if found != expected:
@@ -253,12 +282,12 @@ class RunFolder:
         write_json(self._summary, summary, ready=self._check_writer)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary, or None before the first.
+        """The summary, or None before the first; also where a power cut left the file empty.
 
         Raises:
             FolderError: the file is damaged.
         """
-        if not self._summary.exists():
+        if not self._summary.exists() or self._is_blank(self._summary):
             return None
         summary = read_json(self._summary)
         if not isinstance(summary, dict) or "status" not in summary:
@@ -278,9 +307,9 @@ class RunFolder:
             return None
         try:
             with folder_errors(path):
-                config = dict(yaml.load(path.read_text("utf-8"), _Loader))
+                config = dict(read_yaml(path))
             identity(config)
-        except (yaml.YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FolderError(
                 f"{path}: damaged ({type(error).__name__}: {error}). Restore it, or start anew with "
                 "fresh=true"
@@ -297,7 +326,7 @@ class RunFolder:
         """Add a crash to ``traceback.txt``; those of earlier attempts stay."""
         self._check_writer()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        text = f"--- {stamp} ---\n{traceback.rstrip()}\n"
+        text = f"--- {stamp} ---\n{masked_message(traceback).rstrip()}\n"
         append(self.path / "traceback.txt", text, ready=self._check_writer)
 
     @property
@@ -353,8 +382,20 @@ class RunFolder:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _move_aside(self) -> None:
-        """Rename the whole folder, which no kill can leave half done, and take a new one in its place."""
+        """Rename the whole folder, which no kill can leave half done, and take a new one in its place.
+
+        Raises:
+            FolderError: it holds what no run leaves, which would move along.
+        """
         self._check_writer()
+        with folder_errors(self.path):
+            foreign = sorted(one.name for one in self.path.iterdir() if not _is_ours(one.name))
+        if foreign:
+            raise FolderError(
+                f"{self.path}: is to be moved aside with the run in it, and holds more than a run "
+                f"({', '.join(foreign[:5])}{', ...' if len(foreign) > 5 else ''}); move that elsewhere, or "
+                "choose another folder"
+            )
         self.moved_to = move_aside(self.path)
         self._lock.release()
         self._lock.acquire()
@@ -366,8 +407,8 @@ class RunFolder:
                 for leftover in folder.glob(".*.tmp"):
                     if not leftover.name.startswith(_UNGUARDED):
                         leftover.unlink(missing_ok=True)
-        header = f"{_OVERRIDES}{json.dumps(list(overrides))}\n"
-        text = header + yaml.dump(config, Dumper=_Dumper, sort_keys=False)
+        header = f"{_OVERRIDES}{dumps(list(overrides))}\n"
+        text = header + yaml_text(config)
         write_text(self._config, text, ready=self._check_writer)
         sync_folder(self.path.parent)  # the run folder itself
         self._write_environment(environment)
@@ -386,14 +427,24 @@ class RunFolder:
         write_json(path, environment, ready=self._check_writer)
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a run leaves something of this name in its folder."""
+    return name in _LEFT or name.endswith(".tmp")
+
+
 def move_aside(folder: Path) -> Path:
     """Rename a folder to ``<name>.old-<n>``, so that a new one can start in its place; where it now is.
 
     A lock does not move along; its holder, if there is one, is the caller.
 
     Raises:
-        FolderError: it can't be renamed.
+        FolderError: it can't be renamed, or this process works in it.
     """
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise FolderError(
+            f"{folder}: is to be moved aside, and it is or holds the current folder; choose another with "
+            "hydra.run.dir= (of a sweep: hydra.sweep.dir=)"
+        )
     number = 1
     while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1

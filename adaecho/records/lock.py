@@ -212,11 +212,23 @@ def _me(token: str, folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Who holds the lock; None where no process does or the file does not say."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         holder = json.loads(path.read_text())
-        if isinstance(holder, dict) and {"host", "pid", "process_start", "since", "token"} <= holder.keys():
+        if isinstance(holder, dict) and _could_be(holder):
             return holder
     return None
+
+
+def _could_be(holder: dict[str, Any]) -> bool:
+    """Whether this is what ``_me`` writes."""
+    texts = [holder.get(key) for key in ("host", "since", "token")] + [holder.get("folder", "")]
+    pid, start = holder.get("pid"), holder.get("process_start", 0)
+    return (
+        all(isinstance(text, str) and "\0" not in text for text in texts)
+        and isinstance(start, str | None)
+        and type(pid) is int
+        and 0 < pid < 1 << 31
+    )
 
 
 @contextmanager

@@ -11,18 +11,36 @@ One line per trial: small, and a difference shows which trial changed. A sweep's
 a plain list of dicts; both are read.
 """
 
-import json
+import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
-from adaecho.records.files import read_json, write_text
+from adaecho.records.files import dumps, read_json
 
 Row = dict[str, Any]
+TABLES = ("trials.json", "outcome.json", "curves.json")  # of a folder of results; see ``records.collect``
 _INSIDE = ":"  # between the name of a dict-valued column and a key of it
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
-    """Replace ``path`` by the table of these rows; what a row lacks is read back as null."""
+def digest(table: bytes) -> str:
+    """What ``origin.json`` holds of a table beside it."""
+    return hashlib.sha256(table).hexdigest()
+
+
+def check_name(what: str, name: object) -> str:
+    """A name out of a record, where it may become a folder's and stand in a report: no path, no markup.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.+=-]{1,200}", name) or not name.strip("."):
+        raise ValueError(f"{what} {name!r} is no name (letters, digits and . _ - + =)")
+    return name
+
+
+def table_text(rows: list[Row]) -> str:
+    """The table of these rows; what a row lacks is read back as null."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     same = {
@@ -31,9 +49,9 @@ def write_rows(path: Path, rows: list[Row]) -> None:
         if all(name in row and row[name] == flat[0].get(name) for row in flat)
     }
     columns = [name for name in names if name not in same]
-    lines = [json.dumps([row.get(name) for name in columns]) for row in flat]
-    head = f'{{"same": {json.dumps(same)},\n"columns": {json.dumps(columns)},\n"rows": [\n'
-    write_text(path, head + ",\n".join(lines) + "\n]}\n")
+    lines = [dumps([row.get(name) for name in columns]) for row in flat]
+    head = f'{{"same": {dumps(same)},\n"columns": {dumps(columns)},\n"rows": [\n'
+    return head + ",\n".join(lines) + "\n]}\n"
 
 
 def read_rows(path: Path) -> Any:

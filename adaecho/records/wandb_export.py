@@ -14,9 +14,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from adaecho.records.files import read_json, whole_lines, write_json
+from adaecho.records.files import read_json, read_yaml, whole_lines, write_json
 from adaecho.records.lock import is_held
 from adaecho.records.status import Status
 
@@ -93,7 +91,7 @@ def _state(path: Path, project: str, entity: str | None) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     """A run's config, or a sweep's design."""
     if (folder / "config.yaml").exists():
-        return dict(yaml.safe_load((folder / "config.yaml").read_text()))
+        return dict(read_yaml(folder / "config.yaml"))
     return dict(read_json(folder / "design.json")) if (folder / "design.json").exists() else {}
 
 

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
     with told():
-        {"status": status, "collect": collect}[typed.command](typed.folder, Console())
+        {"status": status, "collect": collect}[typed.command](typed.folder, Console(markup=False))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from adaecho.config.schema import SearchConfig, from_plain, to_plain, value_at
+from adaecho.config.schema import SearchConfig, from_typed, to_plain, value_at
 from adaecho.config.tasks import options_class
 from adaecho.errors import ConfigError
+from adaecho.masking import masked
 from adaecho.search import axes
 from adaecho.search.axes import Axis
 from adaecho.search.design import Arm, stable_hash, with_value
@@ -109,7 +110,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
     _check_search(list(arms.values()), search)
     _check_budgets(list(arms.values()))
     left_out = [
-        f"left out: {' '.join(parts).strip()} ({_without_arm(reason)})"
+        f"left out: {' '.join(masked(list(parts))).strip()} ({_without_arm(reason)})"
         for parts, reason in impossible.items()
     ]
     return tuple(_unique_names(list(arms.values()))), search, left_out
@@ -122,7 +123,7 @@ def _can_be(value: str, typed: Typed, compose: Compose) -> bool:
     group = _key(value).partition(".")[0]
     others = [one for one in typed.fixed if _key(one).partition(".")[0] != group]
     try:
-        from_plain(compose([*others, value]))
+        from_typed(compose([*others, value]))
     except (ConfigError, HydraException, OmegaConfBaseException):
         return False
     return True
@@ -163,7 +164,8 @@ def _composed(name: str, typed: Typed, compose: Compose, varied: Sequence[str]) 
 
 def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, IntervalSweep]) -> tuple[Axis, ...]:
     """The task's axes and the typed ones, which win; a key that was set by hand is not searched."""
-    factor, options = config["echo"]["factor"], options_class(config["task"]["name"])
+    task = config["task"]["name"]
+    factor, options = config["echo"]["factor"], options_class(task, typed=[task])
     found = {
         key: axes.parse(key, text, factor, options)
         for key, text in config["search"]["axes"].items()
@@ -176,7 +178,7 @@ def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, Interval
 def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
     """One search for all: no arm has trials, seeds or a way of stopping of its own."""
     for arm in arms:
-        own = from_plain(arm.config).search
+        own = from_typed(arm.config).search
         for name in ("seed", "trials", "repeats", "max_diverged", "prune"):
             if getattr(own, name) != getattr(shared, name):
                 raise ConfigError(
@@ -204,7 +206,7 @@ def _check_corners(arm: Arm) -> None:
         for axis in arm.axes:
             config = with_value(config, axis.key, axis.value(u))
         try:
-            from_plain(config)
+            from_typed(config)
         except ConfigError as error:
             raise ConfigError(f"arm {arm.name}: {error}") from error
 
@@ -241,7 +243,7 @@ def _check_conflict(name: str, typed: Sequence[str], extra: Sequence[str]) -> No
 def _arm_name(name: str, combination: Sequence[str], config: dict[str, Any]) -> str:
     """The experiment's name and what the comma lists chose; without either, what is echoed."""
     parts = [name] if name else []
-    parts += [f"{_key(override).rpartition('.')[2]}-{_value(override)}" for override in combination]
+    parts += [f"{_key(override).rpartition('.')[2]}-{masked(_value(override))}" for override in combination]
     if not parts:
         variant, factor = config["echo"]["variant"], config["echo"]["factor"]
         parts = [variant if variant == "none" else f"{variant}_e{factor}"]

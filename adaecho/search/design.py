@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaecho.config.identity import BUDGETS, identity
+from adaecho.records.trials import check_name
 from adaecho.search.axes import Axis
 
 # Where a trial runs, not what it computes: these leave an arm's points as they are.
 _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
 
 
+MAX_TRIALS = 100_000  # of a sweep: each has a folder
 _SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # what all searches of a sweep share
 
 
@@ -85,6 +87,10 @@ class Design:
     experiment: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    def tasks(self) -> list[str]:
+        """The names of its tasks, each once."""
+        return list(dict.fromkeys(arm.config["task"]["name"] for arm in self.arms))
+
     def searches(self) -> list[tuple[Arm, int]]:
         """Every (arm, repeat), repeat by repeat so that early results cover all arms."""
         return [(arm, repeat) for repeat in range(self.repeats) for arm in self.arms]
@@ -127,11 +133,14 @@ class Design:
         """The design of a ``design.json``.
 
         Raises:
-            KeyError, TypeError, AttributeError: it is no design.
+            KeyError, TypeError, AttributeError, ValueError: it is no design.
         """
+        for name in ("trials", "repeats"):
+            if type(plain["search"][name]) is not int or not 0 < plain["search"][name] <= MAX_TRIALS:
+                raise ValueError(f"search.{name} is {plain['search'][name]!r}")
         arms = [
             Arm(
-                name,
+                check_name("arm", name),
                 tuple(arm["overrides"]),
                 arm["config"],
                 tuple(Axis(key, **axis) for key, axis in arm["axes"].items()),

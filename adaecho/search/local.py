@@ -1,11 +1,14 @@
 """Workers of a sweep on this machine: how many it can take, and looking after them."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +24,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 _GRACE_S = 10.0  # a signalled trial ends its step and writes a checkpoint
 _POLL_S = 0.1
 _LOG_TAIL = 2000
+MAX_STARTS = 3  # of a worker that ends before it begins a trial
 WORKER_BYTES = 400 << 20  # of an interpreter that has imported torch, before any data (Linux, torch 2.8)
 
 
@@ -57,6 +61,8 @@ class LocalWorkers:
         self._launch = uuid.uuid4().hex[:8]
         self._number = 0
         self._workers: dict[int, _Process] = {}
+        self._told: bytes | None = None
+        self._starts: Counter[int] = Counter()  # by index, that came to no trial
 
     def __enter__(self) -> "LocalWorkers":
         return self
@@ -72,6 +78,19 @@ class LocalWorkers:
         for index in range(len(self._workers), number):
             self._workers[index] = self._start(index)
 
+    def tell(self, tasks: Sequence[str], urls: Sequence[str]) -> None:
+        """Let the workers begin: with what the user has typed and the design doesn't hold, or not in full.
+
+        Over a pipe, which no other process and no file sees.
+
+        Args:
+            tasks: see ``config.schema.from_plain``.
+            urls: see ``masking.know``.
+        """
+        self._told = json.dumps({"tasks": tasks, "urls": urls}).encode() + b"\n"
+        for worker in self._workers.values():
+            worker.tell(self._told)
+
     def keep(self, number: int) -> None:
         """Have so many workers at most: end what is too many, in mid-trial if they have begun one."""
         for index in range(number, len(self._workers)):
@@ -81,7 +100,7 @@ class LocalWorkers:
         """Wait until every worker has found nothing left to do.
 
         Raises:
-            WorkerError: a worker died before it began a trial: nothing will run here.
+            WorkerError: all died ``MAX_STARTS`` times before they began a trial: nothing will run here.
             UserError: a trial met something that only the user can mend; running ones are checkpointed.
             KeyboardInterrupt: a worker was told to end.
         """
@@ -90,28 +109,36 @@ class LocalWorkers:
                 code = worker.poll()
                 if code is not None:
                     del self._workers[index]
-                    if code != 0:
-                        self._check(worker, code)
+                    if code != 0 and self._may_go_on(index, worker, code):
                         self._workers[index] = self._start(index)
             progress.update()
             time.sleep(_POLL_S)
         progress.update(at_once=True)
 
-    def _check(self, worker: "_Process", code: int) -> None:
-        """Raise unless another worker in its place would get on."""
+    def _may_go_on(self, index: int, worker: "_Process", code: int) -> bool:
+        """Whether another worker of its number might get on; raises where none can go on at all."""
         said = worker.said()
         if code == 2:  # without a record of why where the disk is full
             raise UserError(read_refusal(self._folder, self._launch) or said[-_LOG_TAIL:].strip())
         if code > 128:
             raise KeyboardInterrupt
-        if BEGUN not in said:
-            raise WorkerError(
-                f"search.workers: a worker ended before its first trial (exit code {code}):\n"
-                f"{said[-_LOG_TAIL:].strip()}"
-            )
+        if BEGUN in said:
+            self._starts[index] = 0
+            return True
+        self._starts[index] += 1
+        if self._starts[index] < MAX_STARTS:
+            return True
+        reason = (
+            f"search.workers: a worker ended {MAX_STARTS} times before its first trial ({_how(code)}):\n"
+            f"{said[-_LOG_TAIL:].strip()}"
+        )
+        if not self._workers:
+            raise WorkerError(reason)
+        print(f"warning: {reason}\nthe others go on without it", file=sys.stderr)
+        return False
 
     def _start(self, index: int) -> "_Process":
-        return _Process(
+        process = _Process(
             [
                 *(sys.executable, "-m", "adaecho.search.worker", str(self._folder)),
                 *("--number", str(index), "--num-workers", str(self._number), "--launch", self._launch),
@@ -120,6 +147,9 @@ class LocalWorkers:
             self._folder / "workers" / f"worker-{index}.log",
             self._environment,
         )
+        if self._told is not None:
+            process.tell(self._told)
+        return process
 
     def _interrupt(self) -> None:
         """Let running trials write a checkpoint; a worker that takes too long is killed."""
@@ -134,6 +164,13 @@ class LocalWorkers:
                 worker.kill()
 
 
+def _how(code: int) -> str:
+    """How a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by signal {-code}" + (", often for want of memory" if code == -signal.SIGKILL else "")
+
+
 class _Process:
     """A worker and its log."""
 
@@ -144,7 +181,7 @@ class _Process:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
                     env=environment,
@@ -153,6 +190,13 @@ class _Process:
 
     def poll(self) -> int | None:
         return self._process.poll()
+
+    def tell(self, line: bytes) -> None:
+        """What it waits for."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has died
+            self._process.stdin.write(line)
+            self._process.stdin.close()
 
     def terminate(self) -> None:
         self._process.terminate()

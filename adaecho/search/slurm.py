@@ -83,6 +83,7 @@ class SlurmWorkers:
             code=code_digest(),
             runner=runner,
             ranks=settings.ranks,
+            typed=tuple(state.design.tasks()),
         )
         self._in_vain, self._left = 0, -1
 

@@ -62,7 +62,7 @@ def read_design(folder: Path) -> Design:
         raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
     try:
         return Design.from_dict(read_json(path))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FolderError(
             f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
             "fresh=true"

@@ -16,19 +16,18 @@ from adaecho.config import scale
 from adaecho.config.identity import BUDGETS, identity
 from adaecho.config.schema import to_plain
 from adaecho.errors import ConfigError
+from adaecho.masking import VARIABLE, masked, secret_urls
 from adaecho.records import tracking
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
-from adaecho.search.design import Design, stable_hash
+from adaecho.search.design import MAX_TRIALS, Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import check_design, record_design
-
-_MAX_TRIALS = 100_000
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -67,7 +66,11 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         wanted = min(workers, len(state.missing())) if launcher == "basic" else 0
         local.keep(wanted)  # before a worker finds the design, and a trial
         record_design(design, folder)
-        console = Console()
+        urls = secret_urls([arm.config for arm in design.arms])
+        local.tell(design.tasks(), urls)
+        if launcher == "slurm" and urls:  # which hands the environment of sbatch to its jobs
+            os.environ[VARIABLE] = " ".join(urls)
+        console = Console(markup=False)
         console.print(headline(state), highlight=False, soft_wrap=True)
         if state.missing() and launcher == "slurm":
             if not run_on_slurm(state, config, console):
@@ -88,7 +91,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
     """What a user may want to do with the sweep's folder."""
-    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *arguments])
+    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *masked(list(arguments))])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
@@ -142,7 +145,7 @@ def sweep_folder(config: DictConfig, typed: Typed) -> Path:
     search = [plain["search"][key] for key in ("seed", "prune", "axes", "arms")]
     intervals = {key: str(interval) for key, interval in typed.intervals.items()}
     budgets = [plain[key] for key in BUDGETS]
-    digest = stable_hash(identity(plain), budgets, search, sorted(typed.choices), intervals)
+    digest = stable_hash(identity(plain), budgets, search, sorted(masked(typed.choices)), intervals)
     return folder / f"{digest:016x}"[:10]
 
 
@@ -155,10 +158,10 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
     for line in left_out:
         print(line)
     total = search.trials * search.repeats * len(arms)
-    if total > _MAX_TRIALS:
+    if total > MAX_TRIALS:
         raise ConfigError(
             f"search.trials={search.trials}: with {_count(len(arms), 'arm')} and search.repeats="
-            f"{search.repeats} that is {total:,} trials, each with a folder; at most {_MAX_TRIALS:,} in a "
+            f"{search.repeats} that is {total:,} trials, each with a folder; at most {MAX_TRIALS:,} in a "
             "sweep: lower search.trials (the paper takes 100)"
         )
     return Design(

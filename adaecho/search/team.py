@@ -3,7 +3,7 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -47,11 +47,14 @@ class Team:
     Args:
         runner: ``module:function`` that runs a trial.
         group: the tracker's name for the sweep.
+        typed: tasks that the user has named; see ``config.schema.from_plain``.
         ranks: None for one process.
     """
 
-    def __init__(self, runner: str, group: str, ranks: "Ranks | None" = None) -> None:
-        self._runner, self._group, self._ranks = runner, group, ranks
+    def __init__(
+        self, runner: str, group: str, typed: Collection[str] = (), ranks: "Ranks | None" = None
+    ) -> None:
+        self._runner, self._group, self._typed, self._ranks = runner, group, typed, ranks
 
     @property
     def is_first(self) -> bool:
@@ -107,7 +110,7 @@ class Team:
             self._ranks.from_first(lambda: what)
 
     def _run(self, order: Order) -> dict[str, Any]:
-        config = from_plain(order.config)
+        config = from_plain(order.config, self._typed)
         pruner = Pruner(order.folder) if config.search.prune else None
         more = {} if self._ranks is None else {"ranks": self._ranks}
         # A trial's objects refer to one another and to its data: left alone, a dozen data sets pile up.
@@ -132,12 +135,15 @@ def _nothing() -> Order | float | None:
 
 
 @contextmanager
-def ranks_of_job(num_ranks: int, configs: Sequence[dict[str, Any]]) -> Iterator["Ranks | None"]:
+def ranks_of_job(
+    num_ranks: int, configs: Sequence[dict[str, Any]], typed: Collection[str] = ()
+) -> Iterator["Ranks | None"]:
     """The tasks of this Slurm job, joined inside the block; None where each worker is one process.
 
     Args:
         num_ranks: how many tasks the job has.
         configs: of the sweep's trials: ``device`` and ``rank_timeout_s`` count.
+        typed: tasks that the user has named.
 
     Raises:
         ConfigError: the job has other tasks, or a host too few GPUs.
@@ -150,7 +156,7 @@ def ranks_of_job(num_ranks: int, configs: Sequence[dict[str, Any]]) -> Iterator[
     from adaecho.ranks import joined
     from adaecho.training.device import choose_device
 
-    trials = [from_plain(config) for config in configs]
+    trials = [from_plain(config, typed) for config in configs]
     device = max(map(choose_device, trials), key=lambda device: device.type != "cpu")
     with joined(device, max(trial.rank_timeout_s for trial in trials)) as ranks:
         yield ranks

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m adaecho.search.worker SWEEP_FOLDER
+    python -m adaecho.search.worker SWEEP_FOLDER [--task MODULE]
 
 The folder is the truth: ``design.json`` says what the trials are, the run folders how far each has come, and
 their locks who is at work. So workers need not know of each other. Any number may run, on every host that
@@ -10,6 +10,7 @@ shares the folder; one that is killed leaves a trial that another continues.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from adaecho.config.launched import importing
 from adaecho.errors import ConfigError, FolderError, RankError, UserError, told
+from adaecho.masking import know, masked_message
 from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder, move_aside
@@ -58,6 +60,8 @@ class Worker:
         runner: ``module:function`` that runs a trial.
         ranks: how many tasks of its job train each trial together; all are such a worker, and the first one
             chooses the trials.
+        typed: tasks that the user has named: of modules that aren't ours or installed, the design can mean
+            only these.
     """
 
     folder: str
@@ -68,6 +72,7 @@ class Worker:
     code: str | None = None
     runner: str = RUN_TRIAL
     ranks: int = 1
+    typed: tuple[str, ...] = ()
 
     def __call__(self) -> None:
         """Work until nothing is missing that this launch could still run.
@@ -86,6 +91,11 @@ class Worker:
             with suppress(FolderError):  # e.g. of the full disk that is being reported
                 write_json(Path(self.folder) / REFUSAL, {"launch": self.launch, "error": str(error)})
             raise
+        except Exception:  # submitit keeps what it says
+            text = traceback.format_exc()
+            if masked_message(text) == text:
+                raise
+            raise RuntimeError(masked_message(text)) from None
         if preempted is not None:
             _leave(preempted.signal)
 
@@ -108,8 +118,8 @@ class Worker:
         folder = Path(self.folder)
         design = read_design(folder)
         configs = [design.trial_config(arm, 0, 0) for arm in design.arms] if self.ranks > 1 else []
-        with ranks_of_job(self.ranks, configs) as ranks:
-            team = Team(self.runner, self.group or self.folder, ranks)
+        with ranks_of_job(self.ranks, configs, self.typed) as ranks:
+            team = Team(self.runner, self.group or self.folder, self.typed, ranks)
             try:
                 if team.is_first:
                     self._work(SweepState(design, folder), team)
@@ -196,7 +206,7 @@ class Worker:
                 record_failure(state, trial, f"{type(error).__name__}: {error}")
             if team.ends_at_failure:
                 raise
-            traceback.print_exc()
+            print(masked_message(traceback.format_exc()), file=sys.stderr)
             return
         attempts.forget()
         print(f"{trial}: {summary['status']}", flush=True)
@@ -291,6 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", help="of the sweep, which a -m command has begun")
     parser.add_argument("--number", type=int, default=0, help="of this worker, from 0")
     parser.add_argument("--num-workers", type=int, default=1, help="how many there are")
+    parser.add_argument(
+        "--task", action="append", default=[], help="one of its tasks that is a module of your own"
+    )
     parser.add_argument("--launch", default=uuid.uuid4().hex[:8], help=argparse.SUPPRESS)
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)  # process to end with
     parser.add_argument("--runner", default=RUN_TRIAL, help=argparse.SUPPRESS)
@@ -302,10 +315,17 @@ def main(arguments: list[str] | None = None) -> None:
         with importing():
             load_runner(typed.runner)
         _choose_gpu(typed.number)
-        # A launcher starts its workers first: torch is imported while it composes the design.
-        while launcher is not None and not (Path(typed.folder) / "design.json").exists():
-            time.sleep(0.05)
-        Worker(typed.folder, typed.number, typed.num_workers, launch=typed.launch, runner=typed.runner)()
+        tasks = typed.task
+        if launcher is not None:
+            # It starts its workers first: torch is imported while it composes the design.
+            line = sys.stdin.readline()
+            if not line:  # it has ended
+                return
+            orders = json.loads(line)
+            tasks = orders["tasks"]
+            know(orders["urls"])
+        place = (typed.number, typed.num_workers)
+        Worker(typed.folder, *place, launch=typed.launch, runner=typed.runner, typed=tuple(tasks))()
 
 
 if __name__ == "__main__":

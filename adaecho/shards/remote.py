@@ -4,6 +4,7 @@ Not ``obstore`` (tried at 0.12), which streams faster: it refuses servers that i
 of a read, where neither Ctrl-C nor the end of a loader is heard before its own time limit.
 """
 
+import base64
 import hashlib
 import http.client
 import io
@@ -16,6 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes, urlsplit
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
 _SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
@@ -305,7 +307,10 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
     headers = {"User-Agent": "adaecho", "Accept-Encoding": "identity"}
     if start or end is not None:
         headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+    url, user = _without_user(url)
     request = urllib.request.Request(url, headers=headers)
+    if user:  # not for a host that the server may send us on to
+        request.add_unredirected_header("Authorization", user)
     try:
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
@@ -326,6 +331,14 @@ def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple
         raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
     version = _http_version(int(length) if length.isdigit() else -1, response.headers)
     return response, version, start
+
+
+def _without_user(url: str) -> tuple[str, str]:
+    """The url without ``user:password@``, and these as a header (RFC 7617); empty where it has none."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    basic = f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else ""
+    return parts._replace(netloc=host).geturl() if at else url, basic
 
 
 def _http_version(length: int, headers: Message) -> Version:

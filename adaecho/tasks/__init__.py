@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 def build_task(config: Config) -> "Task":
     """The workload that ``config.task.name`` names, its training and validation data at hand.
 
+    Whether that may be a module of the user's own was decided when the config was checked.
+
     Raises:
         ConfigError: there is no such task, or it does not report ``target.metric``.
         DataError: the data is missing, empty, of the wrong schema or corrupt.
     """
     name = config.task.name
-    task: Task = find_task(name).build(config, config.task)
+    task: Task = find_task(name, [name]).build(config, config.task)
     if config.target.metric not in task.metrics:
         raise ConfigError(
             f"target.metric={config.target.metric}: task {name} reports {', '.join(task.metrics)}; choose one"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from adaecho.errors import FolderError
+from adaecho.masking import masked
 from adaecho.records.folder import RunFolder
 
 _UNREADABLE = (
@@ -25,7 +26,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
             are untouched.
     """
     whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
-    torch.save({**state, "metrics_sha256": run.digest_metrics()}, whole)
+    torch.save({**masked(state), "metrics_sha256": run.digest_metrics()}, whole)
     run.save_checkpoint(whole.getbuffer())
 
 

@@ -16,7 +16,8 @@ from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.errors import FolderError, UserError, with_notes
+from adaecho.errors import DiskError, FolderError, UserError, with_notes
+from adaecho.masking import masked_message
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
@@ -216,6 +217,8 @@ class _Trial:
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
+        if status != Status.PREEMPTED:
+            summary["evaluations_sha256"] = self.ranks.from_first(self.run_folder.digest_evaluations)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         self._write_summary(summary)
         self.has_ended = True
@@ -261,6 +264,8 @@ class _Trial:
         for path in self.run_folder.checkpoints():
             try:
                 self._continue_from(path, trainer)
+            except DiskError:  # cutting the metrics: nothing is wrong with the checkpoint
+                raise
             except FolderError as error:
                 refused[path] = error
                 continue
@@ -341,7 +346,8 @@ class _Trial:
         """Say on stderr which examples the loader has skipped since it was last asked."""
         skipped = trainer.loader.bad_examples
         for bad in skipped[self.skipped_told :]:
-            print(f"warning: bad example skipped: {bad['origin']}: {bad['error']}", file=sys.stderr)
+            told = f"bad example skipped: {bad['origin']}: {bad['error']}"
+            print(f"warning: {masked_message(told)}", file=sys.stderr)
         self.skipped_told = len(skipped)
 
     def _checkpoint_at_rest(self, trainer: Trainer) -> None:

@@ -35,6 +35,7 @@ from hydra import compose, initialize_config_dir
 from adaecho.config.schema import from_plain, to_plain
 from adaecho.run import CONF
 from tests.faults import piece
+from tests.faults.workloads import WORKLOADS, change, config_of
 from tests.shards import hostile
 
 STEPS = 24
@@ -89,8 +90,12 @@ class Campaign:
 
     def _run_undisturbed(self, arm: str) -> str:
         folder = self.root / f"undisturbed-{arm}"
-        assert piece.finish(plain(arm), folder) == piece.DONE
+        assert piece.finish(self._plain(arm), folder) == piece.DONE
         return fingerprint(folder)
+
+    def _plain(self, run: str) -> dict[str, Any]:
+        """The config of an arm on embedded digits, or of a workload on its files."""
+        return plain(run) if run in ARMS else config_of(run, self.root / f"data-{run}")
 
     def tell(self, kind: str, story: Callable[[random.Random, str, Path], Outcome], until: int) -> None:
         """Tell stories of a kind until that many faults have happened."""
@@ -169,6 +174,68 @@ class Campaign:
             image.unlink()
             copy.unlink(missing_ok=True)
 
+    def workload(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """Parquet, pickles, tar shards, photographs, boxes or text: killed until it comes to its end."""
+        name = choose.choice(list(WORKLOADS))
+        outcome = Counter({"stories": 1, name: 1})
+        while (code := piece.finish(self._plain(name), folder, "kill", choose.randrange(1, PLACES))) < 0:
+            outcome["faults"] += 1
+        outcome[self._judge(name, folder, code)] += 1
+        return outcome
+
+    def changed(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """A bit of the data flips while a run is stopped: refused; with the data put back, the same."""
+        name = choose.choice(list(WORKLOADS))
+        if not self._stopped(name, choose, folder):
+            return Counter()
+        data, kept = Path(self._plain(name)["data"]["path"]), folder.with_suffix(".data")
+        shutil.copytree(data, kept)
+        change(choose, data)
+        code = piece.finish(self._plain(name), folder)
+        shutil.rmtree(data)
+        shutil.copytree(kept, data)
+        outcome = Counter({"stories": 1, "faults": 1, name: 1})
+        if code != piece.REFUSED:
+            outcome["different" if code == piece.DONE else "crashed"] += 1
+            return outcome
+        outcome["refused_before"] += 1
+        outcome[self._judge(name, folder, piece.finish(self._plain(name), folder))] += 1
+        return outcome
+
+    def cached(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """A bit of the cache of tokens flips while a run is stopped: it is made anew."""
+        if not self._stopped("lm1b", choose, folder):
+            return Counter()
+        change(choose, self.root / piece.CACHE)
+        code = piece.finish(self._plain("lm1b"), folder)
+        return Counter({"stories": 1, "faults": 1, self._judge("lm1b", folder, code): 1})
+
+    def _stopped(self, name: str, choose: random.Random, folder: Path) -> bool:
+        """Kill a run of a workload somewhere; whether that left a checkpoint."""
+        self._undisturbed(name)
+        piece.finish(self._plain(name), folder, "kill", choose.randrange(PLACES // 8, PLACES // 2))
+        return (folder / "checkpoint/last.pt").exists() and not (folder / "model/final.safetensors").exists()
+
+    def figures(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """``python -m adaecho.figures`` killed anywhere, and run again: every file the same to the byte."""
+        results, reference = self.root / "results/quickstart", self.root / "undisturbed-figures"
+        if not reference.exists():
+            shutil.copytree(Path(__file__).parents[2] / "results/quickstart", results)
+            begun = time.monotonic()
+            assert _draw(results.parent, reference).wait() == 0
+            self._drawing_s = time.monotonic() - begun
+        outcome = Counter(stories=1)
+        for _ in range(choose.randrange(1, 4)):
+            drawing = _draw(results.parent, folder)
+            time.sleep(choose.uniform(0, self._drawing_s))
+            outcome["faults"] += drawing.poll() is None
+            drawing.kill()
+            drawing.wait()
+        code = _draw(results.parent, folder).wait()
+        drawn = [{path.name: path.read_bytes() for path in one.iterdir()} for one in (reference, folder)]
+        outcome["crashed" if code else "same" if drawn[0] == drawn[1] else "different"] += 1
+        return outcome
+
     def headers(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """Tar archives with mutated headers, read as the standard library reads them or refused by byte."""
         folder.mkdir()
@@ -232,6 +299,11 @@ class Campaign:
         same = code == 0 and fingerprint(reference) == fingerprint(folder)
         outcome["same" if same else "different" if code == 0 else "crashed"] += 1
         return outcome
+
+
+def _draw(results: Path, into: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "adaecho.figures", "--results", str(results), "--into", str(into)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -306,6 +378,10 @@ def main() -> None:
         ("sweeps", 40),
         ("rank-kills", 40),
         ("headers", 100_000),
+        ("workloads", 400),
+        ("changes", 200),
+        ("caches", 100),
+        ("figures", 40),
     ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
@@ -318,7 +394,8 @@ def main() -> None:
         kinds = {
             "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
             "power_cuts": campaign.cut, "sweeps": campaign.sweep, "rank_kills": campaign.ranks,
-            "headers": campaign.headers,
+            "headers": campaign.headers, "workloads": campaign.workload, "changes": campaign.changed,
+            "caches": campaign.cached, "figures": campaign.figures,
         }  # fmt: skip
         begun = time.monotonic()
         for round_ in range(1, ROUNDS + 1):

@@ -11,6 +11,7 @@ from adaecho.config.schema import from_plain
 from adaecho.errors import UserError
 from tests.forks import FORKS
 
+CACHE = "cache"  # of tokens, beside the folders of the runs
 DONE, CRASHED, REFUSED = 0, 1, 3
 
 
@@ -34,6 +35,7 @@ def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) ->
     """Run or continue the run in ``folder``; exits with ``DONE``, ``CRASHED`` or ``REFUSED``."""
     from adaecho.training import trainer, trial
 
+    os.environ["ADAECHO_CACHE"] = str(Path(folder).parent / CACHE)
     calls = [0]
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from tests.faults.campaign import Campaign
 
 @pytest.mark.parametrize(
     ("kind", "faults"),
-    [("killed", 6), ("damaged", 6), ("filled", 2)],
-    ids=["kills", "damages", "full disks"],
+    [("killed", 6), ("damaged", 6), ("filled", 2), ("workload", 2), ("changed", 1), ("cached", 1)],
+    ids=["kills", "damages", "full disks", "workloads", "changed data", "damaged caches"],
 )
 def test_no_fault_changes_a_run_in_silence(tmp_path: Path, kind: str, faults: int) -> None:
     campaign = Campaign(tmp_path, seed=1)

@@ -1,12 +1,15 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from adaecho.errors import FolderError
-from adaecho.records.collect import collect_runs, collect_sweep, main, trial_row
+from adaecho.errors import DataError, FolderError
+from adaecho.figures import committed
+from adaecho.records.collect import _write, collect_runs, collect_sweep, main, trial_row
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import outcome
-from adaecho.records.trials import rows_of
+from adaecho.records.trials import digest, read_rows, rows_of
 
 
 def make_run(
@@ -144,7 +147,10 @@ def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
     assert found["trials"] == rows
     assert [curve["index"] for curve in found["curves"]] == [1]
     assert found["outcome"] == outcome(rows)
+    digests = {path.name: digest(path.read_bytes()) for path in (tmp_path / "results/x/digits").iterdir()}
+    digests.pop("origin.json")
     assert found["origin"] == {
+        "sha256": digests,
         "commands": ["python -m adaecho.run -m experiment=x"],
         "environments": [{"host": "a"}],
     }
@@ -170,3 +176,71 @@ def test_the_command_says_what_it_needs(arguments, capsys):
         main(arguments)
     assert ended.value.code == 2
     assert "--command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("with_digests", [True, False], ids=["of this version", "of an older one"])
+def test_a_collect_that_is_killed_leaves_no_new_rows_beside_old_curves(tmp_path, monkeypatch, with_digests):
+    """At each of its touches of the disk: what figures read is the old tables, the new ones, or refused."""
+    make_run(tmp_path / "old", cost=640)
+    make_run(tmp_path / "new")
+
+    def read(into):
+        rows = committed.read_table(into / "trials.json")
+        return (
+            rows,
+            committed.read_curves(into / "trials.json", rows),
+            committed.read_commands(into / "trials.json"),
+        )
+
+    def collected(run, results, kill_at=None):
+        calls = 0
+
+        def touch(original):
+            def call(*arguments, **options):
+                nonlocal calls
+                calls += 1
+                if calls == kill_at:
+                    raise KeyboardInterrupt
+                return original(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "open")):
+                patched.setattr(owner, name, touch(getattr(owner, name)))
+            try:
+                collect_runs([run], results, "x")
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    ends = [read(collect_runs([tmp_path / name], tmp_path / name, "x")) for name in ("old", "new")]
+    seen = set()
+    for kill_at in range(1, 100):
+        results = tmp_path / f"killed{kill_at}"
+        collect_runs([tmp_path / "old"], results, "x")
+        into = results / "x/digits"
+        if not with_digests:
+            origin = json.loads((into / "origin.json").read_text())
+            origin.pop("sha256")
+            (into / "origin.json").write_text(json.dumps(origin))
+        ended = collected(tmp_path / "new", results, kill_at)
+        try:
+            seen.add(ends.index(read(into)))
+        except DataError as error:
+            seen.add("refused" if "a collect was interrupted" in str(error) else str(error))
+        collect_runs([tmp_path / "new"], results, "x")
+        assert read(into) == ends[1]
+        if ended:
+            break
+    assert seen == {0, 1, "refused"}
+
+
+def test_a_table_without_curves_leaves_no_older_ones(tmp_path):
+    make_run(tmp_path / "one")
+    into = collect_runs([tmp_path / "one"], tmp_path / "results", "x")
+    _write(read_rows(into / "trials.json"), [], [tmp_path / "one"], tmp_path / "results", ["c"])
+    assert not (into / "curves.json").exists()
+    (into / "curves.json").write_text("[]")
+    with pytest.raises(DataError, match=r"curves\.json: not what origin\.json tells of"):
+        committed.read_curves(into / "trials.json", committed.read_table(into / "trials.json"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.config.schema import load
+from adaecho.config.schema import from_plain
 from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
@@ -50,7 +50,7 @@ def test_a_new_folder_holds_config_overrides_and_environment(folder):
     assert folder.start(CONFIG, ["echo=batch", "echo.factor=2"], {"host": "a"}) is False
     text = (folder.path / "config.yaml").read_text()
     assert text.startswith('# overrides: ["echo=batch", "echo.factor=2"]\n')
-    assert load(folder.path / "config.yaml").optimizer.learning_rate == 1e-5
+    assert from_plain(folder.read_config()).optimizer.learning_rate == 1e-5
     assert folder.read_config() == CONFIG
     assert json.loads((folder.path / "environment.json").read_text()) == {"host": "a"}
     assert folder.checkpoint_dir.is_dir()
@@ -256,3 +256,21 @@ def test_a_kill_at_any_instant_leaves_whole_records(tmp_path):
             run.truncate_metrics(0)
         assert [line["number"] for line in lines] == list(range(len(lines)))
         assert summary["number"] in (len(lines) - 2, len(lines) - 1)
+
+
+def test_fresh_moves_no_folder_that_holds_more_than_a_run(folder):
+    folder.start(CONFIG)
+    (folder.path / "thesis.tex").touch()
+    with pytest.raises(FolderError, match=r"holds more than a run \(thesis\.tex\)"):
+        folder.start(CONFIG, fresh=True)
+    assert (folder.path / "thesis.tex").exists()
+    assert folder.read_config() == CONFIG
+
+
+def test_fresh_moves_nothing_that_a_process_works_in(folder, monkeypatch):
+    folder.start(CONFIG)
+    (folder.path / "model").mkdir()
+    for inside in (folder.path, folder.path / "model"):
+        monkeypatch.chdir(inside)
+        with pytest.raises(FolderError, match="is or holds the current folder"):
+            folder.start(CONFIG, fresh=True)

@@ -288,3 +288,40 @@ def test_a_folder_that_is_moved_while_another_process_looks_is_not_held(tmp_path
     write_lock(folder)
     monkeypatch.setattr(Path, "touch", lambda path: path.parent.rename(tmp_path / "run.old-1") / "none")
     assert not is_held(folder)
+
+
+@contextmanager
+def held(folder):
+    lock = FolderLock(folder)
+    lock.acquire()
+    yield
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"pid": value} for value in ("12", "../self", -1, 0, 10**30, 1.5, True, None, [1], {"a": 1})]
+    + [
+        {"host": 3},
+        {"folder": 7},
+        {"folder": "a\0b"},
+        {"since": None},
+        {"token": ["x"]},
+        {"process_start": 4},
+    ],
+    ids=str,
+)
+def test_a_lock_of_which_no_process_can_be_the_holder_is_taken_over(tmp_path, odd):
+    with held(tmp_path):
+        holder = json.loads((tmp_path / "lock").read_text())
+    (tmp_path / "lock").write_text(json.dumps(holder | odd))
+    os.utime(tmp_path / "lock", (1, 1))
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        pass
+
+
+def test_a_lock_nested_too_deeply_is_none(tmp_path):
+    (tmp_path / "lock").write_text("[" * 100_000)
+    os.utime(tmp_path / "lock", (1, 1))
+    assert not is_held(tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.records.trials import read_rows, write_rows
+from adaecho.records.trials import read_rows, table_text
 
 ROW: dict[str, Any] = {
     "experiment": "fig3", "arm": "baseline", "repeat": 0, "counted": True, "baseline": None,
@@ -27,17 +27,17 @@ ROW: dict[str, Any] = {
     ],
 )
 def test_rows_come_back_as_they_were(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_rows(tmp_path / "trials.json", rows)
+    (tmp_path / "trials.json").write_text(table_text(rows))
     assert read_rows(tmp_path / "trials.json") == rows
 
 
 def test_what_a_row_lacks_is_null_unless_it_is_part_of_a_point(tmp_path: Path) -> None:
-    write_rows(tmp_path / "trials.json", [ROW, {"arm": "b"}])
+    (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
     assert read_rows(tmp_path / "trials.json")[1] == {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}
 
 
 def test_constant_columns_are_written_once_and_each_row_is_a_line(tmp_path: Path) -> None:
-    write_rows(tmp_path / "trials.json", [ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}])
+    (tmp_path / "trials.json").write_text(table_text([ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}]))
     text = (tmp_path / "trials.json").read_text()
     assert text.count("fig3") == text.count("null") == 1
     assert text.splitlines()[-4:] == ["[0],", "[1],", "[2]", "]}"]

@@ -26,13 +26,14 @@ from adaecho.search.sweep import read_design, read_refusal, record_design
 from adaecho.search.worker import Worker, code_digest
 from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command
-from tests.search.stub import DIVERGES_ABOVE, RUNNER
+from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
 
 ON_SLURM = ("hydra/launcher=slurm",)
 
 
 def _worker(folder: Path, **changes: Any) -> Worker:
-    return replace(Worker(str(folder), group="group", code=code_digest(), runner=RUNNER), **changes)
+    own = Worker(str(folder), group="group", code=code_digest(), runner=RUNNER, typed=(TASK,))
+    return replace(own, **changes)
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
     folder = submit("search.trials=2", "tracking=none", "checkpoint_every_s=7")
     design = read_design(folder)
     (arm,) = design.arms
-    config = from_plain(design.trial_config(arm, 0, 1))
+    config = from_plain(design.trial_config(arm, 0, 1), [TASK])
     assert config.checkpoint_every_s == 7
     plain = json.loads((folder / "design.json").read_text())
     assert config.optimizer.learning_rate == plain["arms"]["none"]["points"][0][1][0]

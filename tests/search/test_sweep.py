@@ -16,10 +16,9 @@ import pytest
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
 from adaecho.search import local, sweeper
-from adaecho.search.design import Design
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
 from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design, record_design
+from adaecho.search.sweep import read_design
 from adaecho.search.worker import Worker
 from tests.search.conftest import ONE_ARM, Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
@@ -226,18 +225,40 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_reason(
         run_sweep(*ONE_ARM)
 
 
+@pytest.mark.parametrize("deaths", [2, 100])
+def test_a_worker_that_dies_before_its_first_trial_is_replaced(
+    run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deaths: int
+) -> None:
+    """So that memory that was short for a moment ends no sweep; but not for ever."""
+    monkeypatch.setattr(
+        sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner="tests.search.early:run_trial")
+    )
+    write_json(Path("early.json"), {"deaths": deaths})
+    if deaths == 2:
+        folder = run_sweep(*ONE_ARM)
+        assert len(_summaries(folder)) >= 4
+        return
+    message = r"ended 3 times before its first trial \(killed by signal 9, often for want of memory\)"
+    with pytest.raises(WorkerError, match=message):
+        run_sweep(*ONE_ARM)
+    assert len(list(Path().glob("death-*"))) == 6  # of two workers
+    assert "the others go on without it" in capsys.readouterr().err
+
+
 def test_a_trial_that_ends_before_the_launcher_looks_costs_no_worker_its_own(
     run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Workers start early; with fewer trials left than workers, one was ended in the trial it had begun."""
 
-    def recorded(design: Design, folder: Path) -> None:
+    def told_and_begun(workers: LocalWorkers, *orders: Any) -> None:
+        folder = Path("sweep")
         write_json(folder / "control.json", {"hangs_s": {"none/0/1": 2}})
-        record_design(design, folder)
+        tell(workers, *orders)
         _wait_for_trials(folder, 2)
         _wait_for_summaries(folder, 1)
 
-    monkeypatch.setattr(sweeper, "record_design", recorded)
+    tell = LocalWorkers.tell
+    monkeypatch.setattr(LocalWorkers, "tell", told_and_begun)
     folder = run_sweep("search.trials=2", "search.workers=2", "optimizer.learning_rate=interval(0.05,0.25)")
     assert _begun(folder) == {"none/0/0": 1, "none/0/1": 1}
     told = re.findall(r"^\d/2 +(\S+): reached", capsys.readouterr().out, flags=re.MULTILINE)
@@ -345,7 +366,18 @@ def test_a_worker_started_by_hand_helps_out_and_computes_the_same(finished: Path
     (worker,) = _wait_for_trials(Path("sweep"), 1)
     Path("sweep/control.json").unlink()
     by_hand = subprocess.Popen(
-        [sys.executable, "-m", "adaecho.search.worker", "sweep", "--number", "1", "--runner", RUNNER]
+        [
+            sys.executable,
+            "-m",
+            "adaecho.search.worker",
+            "sweep",
+            "--number",
+            "1",
+            "--runner",
+            RUNNER,
+            "--task",
+            TASK,
+        ]
     )
     _wait_for_summaries(Path("sweep"), len(expected) - 1)
     assert "none/0/0" not in _summaries(Path("sweep"))

@@ -35,7 +35,7 @@ def test_data_of_a_trial_is_gone_when_the_next_begins(arms_of: BuildArms, tmp_pa
     record_design(Design(arms, seed=0, trials=3, repeats=1, max_diverged=3), tmp_path)
     gc.disable()
     try:
-        Worker(str(tmp_path), runner=f"{__name__}:run_trial")()
+        Worker(str(tmp_path), runner=f"{__name__}:run_trial", typed=(stub.TASK,))()
     finally:
         gc.enable()
     assert len(_alive) >= 3

@@ -14,7 +14,7 @@ from adaecho.search.design import Design
 from adaecho.search.sweep import read_refusal, record_design
 from adaecho.search.worker import Attempts, Worker
 from tests.search.conftest import Command
-from tests.search.stub import RUNNER
+from tests.search.stub import RUNNER, TASK
 
 
 def test_attempts_that_are_forgotten_while_they_are_counted_are_none(
@@ -61,11 +61,11 @@ def test_no_trial_begins_after_a_signal(design: Design, tmp_path: Path, when: st
     """One that comes in a trial's last evaluation, or while it waits for data, is heard by the worker."""
     search = _search_of_three(design, tmp_path, **{when: "SIGTERM"})
     with pytest.raises(SystemExit) as end:
-        Worker(str(tmp_path), runner=RUNNER)()
+        Worker(str(tmp_path), runner=RUNNER, typed=(TASK,))()
     assert end.value.code == 143
     assert sorted(path.parent.name for path in search.glob("*/begun.log")) == ["0", "1"]
     assert (search / "1" / "summary.json").exists() == (when == "signalled")
-    launch = Worker(str(tmp_path), runner=RUNNER)
+    launch = Worker(str(tmp_path), runner=RUNNER, typed=(TASK,))
     assert Attempts(search / "1", launch.launch).count() == 0
     (tmp_path / "control.json").unlink()
     launch()
@@ -77,7 +77,7 @@ def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_work
 ) -> None:
     monkeypatch.setattr(worker, "_PATIENCE_S", 0.05)
     search = _search_of_three(design, tmp_path, loses_its_lock=True)
-    Worker(str(tmp_path), launch="this", runner=RUNNER)()
+    Worker(str(tmp_path), launch="this", runner=RUNNER, typed=(TASK,))()
     assert read_refusal(tmp_path, "this") is None
     assert not (search / "1" / "summary.json").exists()
     assert Attempts(search / "1", "this").count() == 0

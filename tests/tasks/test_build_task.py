@@ -45,7 +45,7 @@ def test_options_that_are_no_task_config_are_refused(tmp_path: Path, monkeypatch
     (tmp_path / "odd_task.py").write_text("class Options: pass\n\ndef build(config, options): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.name=odd_task: its Options must extend"):
-        options_class("odd_task")
+        options_class("odd_task", typed=["odd_task"])
 
 
 def test_an_unknown_target_metric_names_those_the_task_has(compose_config: Compose) -> None:

@@ -1,5 +1,7 @@
 """What disks, power cuts and hands do to a run folder: it is noticed, said, and costs as little as can be."""
 
+import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from adaecho.errors import FolderError
+from adaecho.errors import DiskError, FolderError
+from adaecho.records.collect import collect_runs
+from adaecho.records.folder import RunFolder
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
@@ -190,3 +194,46 @@ def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
     assert renamed[0] == "config.yaml"
     assert {"environment.json", "last.pt", "summary.json"} <= set(renamed)
     assert "metrics.jsonl" in synced
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_refuses_to_cut_the_metrics_costs_no_checkpoint(
+    go_on: Callable[[], str], undisturbed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    before = LAST.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "truncate", refuses)
+        with pytest.raises(DiskError, match=r"metrics\.jsonl"):
+            go_on()
+    assert LAST.read_bytes() == before
+    assert not list(LAST.parent.glob("*.damaged"))
+    assert go_on() == "budget_spent"
+    assert metrics(FOLDER) == undisturbed
+
+
+@pytest.mark.parametrize("left", [b"", bytes(512)], ids=["empty", "zeros"])
+def test_an_empty_summary_is_no_end(
+    go_on: Callable[[], str], undisturbed: list[dict[str, Any]], left: bytes
+) -> None:
+    (FOLDER / "summary.json").write_bytes(left)
+    assert go_on() == "budget_spent"
+    assert metrics(FOLDER) == undisturbed
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_changed_evaluations_of_a_finished_run_are_not_collected(compose_config: Compose) -> None:
+    folder = RunFolder("undisturbed")
+    digest = (folder.read_summary() or {})["evaluations_sha256"]
+    run_trial(compose_config(*RUN, "max_steps=20"), Path("again"))
+    assert (RunFolder("again").read_summary() or {})["evaluations_sha256"] == digest
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    changed = json.loads(lines[1]) | {"train_time_s": 1e6}
+    (folder.path / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(changed), *lines[2:]]) + "\n")
+    collect_runs([folder.path], Path("results"), "x")  # a clock alone
+    changed["accuracy"] = 0.999
+    (folder.path / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(changed), *lines[2:]]) + "\n")
+    with pytest.raises(FolderError, match=r"metrics\.jsonl: not the evaluations that summary\.json"):
+        collect_runs([folder.path], Path("results"), "x")

@@ -354,7 +354,10 @@ class OrderedMap(Generic[Claim, Result]):
                 self.threads.append(thread)
         except RuntimeError as error:  # no more threads can be had: those there are do the same work
             if not self.at_work:
-                self._fail(error)
+                reason = (
+                    f"{error}: too little memory for one more, or too low a limit of them; lower num_workers"
+                )
+                self._fail(RuntimeError(reason))
 
     @property
     def at_work(self) -> int:

@@ -302,6 +302,6 @@ def test_a_thread_that_can_not_be_had_is_an_error(monkeypatch: pytest.MonkeyPatc
     with EchoLoader(Dataset(100), 4, num_workers=2) as loader:
         with monkeypatch.context() as patch:
             patch.setattr(PoolThread, "start", refused)
-            with pytest.raises(RuntimeError, match="can't start new thread"):
+            with pytest.raises(RuntimeError, match="can't start new thread: too little memory"):
                 next(iter(loader))
         assert len(next(iter(loader))["x"]) == 4

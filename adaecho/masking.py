@@ -1,0 +1,79 @@
+"""What of a url is nobody else's business: user and password, and its query (signatures, tokens).
+
+Nothing that is kept or shown holds them: records, messages, logs and trackers get
+``https://***@host/a.tar?***``. Such a record is read back as what this process knows in full: from its
+command line, from its launcher, or from the variable ``ADAECHO_URLS`` (several, by blanks).
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+VARIABLE = "ADAECHO_URLS"
+_MASK = "***"
+_USER = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
+_QUERY = re.compile(r"(\w+://[^\s?]*\?)(\S+)")
+_MASKED = re.compile(r"://\*{3}@|://\S*\?\*{3}")
+_SHORTEST = 4  # characters of a secret that is looked for by itself
+
+_whole: dict[str, str] = {}  # by what is shown of them
+_secrets: set[str] = set()
+
+
+def masked(value: Any) -> Any:
+    """A text without the secrets of the urls in it, or dicts (their keys too), lists and tuples of such.
+
+    It is the same in every process, so that a run has one identity.
+    """
+    if type(value) is dict:
+        return {masked(key): masked(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(masked(item) for item in value)
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    return _QUERY.sub(rf"\1{_MASK}", _USER.sub(_MASK, value))
+
+
+def masked_message(text: str) -> str:
+    """The same of what is told: libraries may name a secret that is known without its url."""
+    shown: str = masked(text)
+    for secret in _secrets:
+        shown = shown.replace(secret, _MASK)
+    return shown
+
+
+def secret_urls(value: Any) -> list[str]:
+    """The texts in a tree of dicts and lists that hold a secret, each once."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return list(dict.fromkeys(url for item in value for url in secret_urls(item)))
+    return [value] if isinstance(value, str) and masked(value) != value else []
+
+
+def know(urls: Iterable[str]) -> None:
+    """Remember urls in full, for ``whole`` and ``masked_message``."""
+    for url in secret_urls(list(urls)):
+        _whole[masked(url)] = url
+        found = [*_USER.findall(url), *(query for _, query in _QUERY.findall(url))]
+        found += [one.partition(":")[2] for one in found]
+        _secrets.update(one for text in found for one in (text, unquote(text)) if len(one) >= _SHORTEST)
+
+
+def whole(text: str) -> str:
+    """What a masked url stood for; any other text as it is.
+
+    Raises:
+        ValueError: nobody has told this process.
+    """
+    if _MASKED.search(text) is None:
+        return text
+    know(os.environ.get(VARIABLE, "").split())
+    if text not in _whole:
+        raise ValueError(
+            f"{text} is what a record keeps of a url, without its user, password and query; give the whole "
+            f"url, in the command or in the environment as {VARIABLE}"
+        )
+    return _whole[text]

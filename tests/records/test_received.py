@@ -1,0 +1,247 @@
+"""Run folders and sweeps received from others: nothing in them runs code, whatever command reads them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho import show
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.config.tasks import find_task
+from adaecho.errors import ConfigError, DataError, FolderError
+from adaecho.figures import committed
+from adaecho.records import collect
+from adaecho.records.files import read_yaml, yaml_text
+from adaecho.records.folder import RunFolder
+from adaecho.records.outcome import COLUMNS
+from adaecho.search.design import Design
+from adaecho.search.sweep import read_design, record_design
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+PAYLOAD = """
+from pathlib import Path
+from tests.search.stub import Options, build, run_trial
+Path("PWNED").touch()
+"""
+COMMANDS = {
+    "show": ["adaecho.show", "foreign/run"],
+    "evaluate": ["adaecho.evaluate", "foreign/run"],
+    "worker": ["adaecho.search.worker", "foreign/sweep"],
+    "status": ["adaecho.search", "status", "foreign/sweep"],
+    "collect sweep": ["adaecho.search", "collect", "foreign/sweep"],
+    "collect runs": ["adaecho.records.collect", "foreign/run", "--experiment", "theirs"],
+    "collect to tables": ["adaecho.records.collect", "foreign/sweep", "--command", "theirs"],
+    "figures": ["adaecho.figures", "--results", "foreign"],
+    "export": ["adaecho.records.wandb_export"],
+}
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with what was received: a run and a sweep, whose task is a module of theirs."""
+    folder = tmp_path_factory.mktemp("received")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "payload.py").write_text(PAYLOAD)
+    return folder
+
+
+def _with_records(folder: Path, config: dict[str, Any]) -> None:
+    theirs = {**config, "task": {**config["task"], "name": "foreign.payload"}}
+    (folder / "foreign/run/config.yaml").write_text(yaml_text(theirs))
+    sweep = folder / "foreign/sweep"
+    sweep.mkdir(exist_ok=True)
+    from adaecho.search.design import Arm
+
+    record_design(Design((Arm("none", (), theirs),), 0, 1, 1, 0), sweep)
+    row = {"experiment": "x", "task": "foreign.payload", "arm": "none", "repeat": 0, "index": 0}
+    (sweep / "trials.json").write_text(json.dumps([row]))
+    (folder / "foreign/x/foreign.payload").mkdir(parents=True, exist_ok=True)
+    shutil.copy(sweep / "trials.json", folder / "foreign/x/foreign.payload")
+
+
+def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: Compose) -> None:
+    config = compose_config("task=digits", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
+    run_trial(config, foreign / "foreign/run")
+    _with_records(foreign, to_plain(config))
+    script = (
+        "import runpy, sys, traceback\n"
+        "for arguments in {commands!r}:\n"
+        "    sys.argv = arguments\n"
+        "    try:\n"
+        "        runpy.run_module(arguments[0], run_name='__main__', alter_sys=True)\n"
+        "    except (SystemExit, Exception):\n"
+        "        pass\n"
+    )
+    there = [command for command in COMMANDS.values() if _is_there(command[0])]
+    code = script.format(commands=there)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=foreign, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert "foreign.payload: is none of" in done.stderr
+    assert not (foreign / "PWNED").exists()
+    # One that the user has typed is theirs to run.
+    command = [sys.executable, "-m", *COMMANDS["worker"], "--task", "foreign.payload"]
+    runner = ["--runner", "tests.search.stub:run_trial"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([*command, *runner], cwd=foreign, env=_path(root), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (foreign / "PWNED").exists()
+
+
+def _is_there(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+def _path(root: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": f"{root}:."}
+
+
+def test_a_record_names_our_tasks_and_installed_ones_alone() -> None:
+    assert find_task("digits").build
+    with pytest.raises(ConfigError, match=r"task\.name=json: .* a record can name no other"):
+        find_task("json")
+    with pytest.raises(ConfigError, match="has no function build"):
+        find_task("json", ["json"])
+
+
+@pytest.mark.parametrize(
+    "value", ["${oc.env:HOME}", ["${oc.env:HOME}"], {"a": "http://evil/${oc.env:HOME}"}], ids=str
+)
+def test_a_record_sees_no_variable_of_the_environment(value: Any, compose_config: Compose) -> None:
+    plain = to_plain(compose_config("task=digits"))
+    plain["search"]["axes"] = value
+    with pytest.raises(ConfigError, match=r"search\.axes.*: holds an interpolation"):
+        from_plain(plain)
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+HOSTILE = {
+    "aliases": (LAUGHS, "it holds an alias"),
+    "itself": ("task: &a [*a]\n", "it holds an alias"),
+    "object": ("task: !!python/object/apply:os.system [touch PWNED]\n", "python/object"),
+    "module": ("task: !!python/name:foreign.payload.x\n", "python/name"),
+    "depth": ("[" * 100_000, "nested more than"),
+    "depth of blocks": ("- " * 100_000 + "x", "nested more than"),
+    "size": ("# " + "x" * (1 << 20) + "\n", "it has 1,048,579 bytes"),
+    "number": (f"seed: {'9' * 5000}\n", "."),
+    "bytes": ("task: \x01\n", "."),
+    "list": ("- 1\n", "."),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), HOSTILE.values(), ids=list(HOSTILE))
+def test_a_config_that_is_none_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(FolderError, match=rf"(?s)config\.yaml: damaged .*{reason}"):
+        RunFolder(tmp_path).read_config()
+    assert not Path("PWNED").exists()
+
+
+def test_what_we_write_holds_no_alias(tmp_path: Path) -> None:
+    same = ["one list", "in two places"]
+    (tmp_path / "config.yaml").write_text(yaml_text({"a": same, "b": same}))
+    assert read_yaml(tmp_path / "config.yaml") == {"a": same, "b": same}
+
+
+@pytest.mark.parametrize("name", ["summary.json", "environment.json"])
+def test_json_nested_too_deeply_is_damaged(tmp_path: Path, name: str) -> None:
+    from adaecho.records.files import read_json
+
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(FolderError, match="damaged"):
+        read_json(tmp_path / name)
+
+
+def _rows(**changes: Any) -> list[dict[str, Any]]:
+    row = {"experiment": "x", "task": "digits", "arm": "none", "repeat": 0, "index": 0}
+    return [row | changes]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"experiment": "../../elsewhere"},
+        {"experiment": "/tmp/elsewhere"},
+        {"task": ".."},
+        {"arm": "../../../secret"},
+        {"arm": "![](http://evil/x.png)"},
+        {"arm": ["x"]},
+        {"repeat": "../.."},
+        {"index": None},
+        {"experiment": "a\0b"},
+    ],
+    ids=str,
+)
+def test_a_table_of_theirs_leads_to_no_other_folder(
+    tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/trials.json").write_text(json.dumps(_rows(**changes)))
+    results = tmp_path / "a/b/results"
+    with pytest.raises(SystemExit) as end:
+        collect.main([str(tmp_path / "sweep"), "--results", str(results), "--command", "x"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert [one.name for one in tmp_path.iterdir()] == ["sweep"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arms": {"../../x": {}}},
+        {"arms": {"[/x]": {}}},
+        {"arms": [1]},
+        {"search": {"trials": 10**12}},
+        {"search": {"trials": True, "repeats": 1}},
+    ],
+    ids=str,
+)
+def test_a_design_of_theirs_is_one_or_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    record_design(Design((), 0, 1, 1, 0), tmp_path)
+    plain = json.loads((tmp_path / "design.json").read_text())
+    plain["search"] |= changes.pop("search", {})
+    (tmp_path / "design.json").write_text(json.dumps({**plain, **changes}))
+    with pytest.raises(FolderError, match=r"design\.json: is no sweep's design"):
+        read_design(tmp_path)
+
+
+def test_symbolic_links_in_a_run_lead_to_no_file_of_ours(tmp_path: Path, compose_config: Compose) -> None:
+    config = compose_config("task=digits", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
+    run_trial(config, tmp_path / "run")
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("every word of it")
+    (tmp_path / "run/pictures").mkdir()
+    (tmp_path / "run/pictures/digits.png").symlink_to(mine)
+    with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):
+        show.show(tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "run/metrics.jsonl").symlink_to(mine)
+    shutil.rmtree(tmp_path / "run/checkpoint")
+    (tmp_path / "run/summary.json").unlink()
+    with pytest.raises(FolderError, match=r"metrics\.jsonl"):
+        run_trial(config, tmp_path / "run")
+    assert mine.read_text() == "every word of it"
+
+
+def test_a_report_of_their_tables_shows_no_other_file(tmp_path: Path) -> None:
+    table = tmp_path / "x/digits/trials.json"
+    table.parent.mkdir(parents=True)
+    (table.parent / "origin.json").write_text(json.dumps({"commands": ["```\n\n![](/etc/passwd.png)\n"]}))
+    assert "`" not in committed.read_commands(table)[0]
+    template = dict.fromkeys(COLUMNS, 0) | _rows()[0] | {"echo_variant": "none", "target_metric": "accuracy"}
+    for changes in ({"arm": "![](/etc/x.png)"}, {"target_metric": "](/x)"}, {"![](/x)": 1}):
+        table.write_text(json.dumps([template | changes]))
+        with pytest.raises(DataError, match=r"row 0 is none: .* is no name"):
+            committed.read_table(table)

@@ -1,0 +1,178 @@
+"""User, password and query of a url stand in nothing that is kept, shown or sent to a tracker."""
+
+import base64
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho import masking
+from adaecho.config.identity import run_id
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.errors import ConfigError, UserError, fail, with_notes
+from adaecho.records.folder import RunFolder
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
+
+USER, PASSWORD, SIGNATURE = "bob", "s3cretpw", "5ecre7sig/na+ture"
+SECRETS = (PASSWORD, "5ecre7sig", base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
+
+
+class _Guarded(SimpleHTTPRequestHandler):
+    """Gives files to who knows both secrets."""
+
+    def do_GET(self) -> None:
+        basic = base64.b64decode(self.headers.get("Authorization", "Basic ").partition(" ")[2]).decode()
+        if basic != f"{USER}:{PASSWORD}" or not self.path.endswith(f"X-Amz-Signature={SIGNATURE}"):
+            self.send_error(403)
+            return
+        super().do_GET()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:  # noqa: F811
+    """Overrides that name training and validation shards by urls with secrets."""
+    monkeypatch.setenv("no_proxy", "*")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Guarded, directory=str(shards)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    at, query = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}", f"?X-Amz-Signature={SIGNATURE}"
+    yield [
+        f"data.path='{at}/train-{{00..03}}.tar{query}'",
+        f"task.validation_shards='{at}/validation.tar{query}'",
+    ]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _holds_no_secret(*where: Path | str) -> None:
+    texts = {str(one): one.encode() for one in where if isinstance(one, str)}
+    for folder in (one for one in where if isinstance(one, Path)):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert files
+        assert not [path for path in files if any(secret in path.name for secret in SECRETS)]
+        texts |= {str(path): path.read_bytes() for path in files}
+    found = {name: secret for name, text in texts.items() for secret in SECRETS if secret.encode() in text}
+    assert not found
+
+
+def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
+    compose_config: Compose,
+    tmp_path: Path,
+    served: list[str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run, tracked = tmp_path / "run", "tracking=wandb_offline"
+    run_trial(compose_config(*TINY, *served, "max_fresh_examples=12", tracked), run, served)
+    config = RunFolder(run).read_config()
+    assert config is not None
+    assert config["data"]["path"].startswith("http://***@127.0.0.1:")
+    assert config["data"]["path"].endswith("/train-{00..03}.tar?***")
+    renewed = [one.replace("X-Amz", "X-Amz-Date=1&X-Amz") for one in served]
+    assert run_trial(compose_config(*TINY, *renewed, tracked), run, renewed)["fresh_examples"] == 24
+    wrong = [one.replace(PASSWORD, f"{PASSWORD}2") for one in served]
+    with pytest.raises(UserError, match=r"http://\*\*\*@.*403"):
+        run_trial(compose_config(*TINY, *wrong, "max_fresh_examples=36", tracked), run, wrong)
+    from adaecho.records import tracking
+
+    tracking.finish()
+    assert list(run.glob("wandb/offline-run-*/*.wandb"))
+    assert "403" in (run / "traceback.txt").read_text()
+    said = capfd.readouterr()
+    _holds_no_secret(run, said.out, said.err)
+
+
+def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: list[str]) -> None:
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "WANDB_MODE": "offline"}
+    command = [
+        *(sys.executable, "-m", "adaecho.run", "-m", *TINY, *served, "tracking=none", "search.trials=1"),
+        "hydra.sweep.dir=sweep", "search.workers=1", "echo=none,batch",
+    ]  # fmt: skip
+
+    def run(*command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "sweep").glob("*/*/*/summary.json"))) == 2
+    again = run(*command)
+    assert "0 to run" in again.stdout
+    _holds_no_secret(tmp_path / "sweep", done.stdout, done.stderr, again.stdout, again.stderr)
+    collect = (sys.executable, "-m", "adaecho.records.collect", "sweep", "--command", " ".join(served))
+    assert run(*collect).returncode == 0
+    _holds_no_secret(tmp_path / "results")
+    # A worker that is started by hand is told of them by the environment alone.
+    for summary in (tmp_path / "sweep").glob("*/*/*/summary.json"):
+        summary.unlink()
+        (summary.parent / "checkpoint/last.pt").unlink()
+        (summary.parent / "checkpoint/previous.pt").unlink(missing_ok=True)
+    worker = (sys.executable, "-m", "adaecho.search.worker", "sweep")
+    refused = run(*worker)
+    assert refused.returncode == 2
+    assert "give the whole url, in the command or in the environment as ADAECHO_URLS" in refused.stderr
+    environment["ADAECHO_URLS"] = " ".join(one.partition("=")[2].strip("'") for one in served)
+    assert run(*worker).returncode == 0
+    assert len(list((tmp_path / "sweep").glob("*/*/*/summary.json"))) == 2
+
+
+URLS = {
+    "https://h/a.tar": "https://h/a.tar",
+    "https://h/a.tar?X-Amz-Signature=abc&b=1": "https://h/a.tar?***",
+    "https://bob:pw@h:80/a@b.tar": "https://***@h:80/a@b.tar",
+    "s3://key:p@ss@bucket/a.tar": "s3://***@bucket/a.tar",
+    "simplecache::https://u:p@h/a?t=1": "simplecache::https://***@h/a?***",
+    "at https://h/a?t=1: no, https://u@h2/b?c tried": "at https://h/a?*** no, https://***@h2/b?*** tried",
+    "data.path='https://h/{0..9}.tar?t=1'": "data.path='https://h/{0..9}.tar?***",
+    "no url? none@all": "no url? none@all",
+    "/a/path?with=mark": "/a/path?with=mark",
+}
+
+
+@pytest.mark.parametrize(("url", "shown"), URLS.items(), ids=list(URLS))
+def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+    assert masking.masked(url) == shown
+    assert masking.masked(shown) == shown
+    assert masking.masked({url: [(url,), 1, None]}) == {shown: [(shown,), 1, None]}
+
+
+def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:
+    def config(url: str) -> dict[str, Any]:
+        return to_plain(compose_config("task=cifar10", f"data.path='{url}'"))
+
+    assert run_id(config("https://h/a.tar?t=1")) == run_id(
+        config("https://u:p@h/a.tar?t=2".replace("u:p@", ""))
+    )
+    assert run_id(config("https://h/a.tar?t=1")) != run_id(config("https://h/b.tar?t=1"))
+    record = masking.masked(config("https://only-here/a.tar?t=1"))
+    assert from_plain(record).data.path == "https://only-here/a.tar?t=1"  # this process knows it
+    record["data"]["path"] = "https://nobody-knows/a.tar?***"
+    with pytest.raises(
+        ConfigError, match=r"data\.path: https://nobody-knows/a\.tar\?\*\*\* is what a record"
+    ):
+        from_plain(record)
+
+
+def test_a_message_names_no_secret_that_a_library_takes_out_of_its_url(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    masking.know(["https://carol:hunter22@h/a?token=xyzzy%20plugh"])
+    error = UserError("nonnumeric port: 'hunter22@h'; at /a?token=xyzzy%20plugh, decoded token=xyzzy plugh")
+    error.add_note("of https://dave:pw@h/b")
+    for text in (str(error), with_notes(error), repr(str(error))):
+        assert not any(secret in text for secret in ("hunter22", "xyzzy", "dave"))
+    with pytest.raises(SystemExit):
+        fail("can't read https://erin:pw@h/c?sig=1")
+    assert "erin" not in capsys.readouterr().err
