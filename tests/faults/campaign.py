@@ -41,6 +41,7 @@ from tests.shards import hostile
 STEPS = 24
 # Disk touches and steps of one undisturbed run, about: where faults fall.
 PLACES = 420
+TOUCHES = 100  # the same of a run of a workload
 ROUNDS = 40
 HEADERS = 250  # archives of one story
 ARMS = {
@@ -178,7 +179,7 @@ class Campaign:
         """Parquet, pickles, tar shards, photographs, boxes or text: killed until it comes to its end."""
         name = choose.choice(list(WORKLOADS))
         outcome = Counter({"stories": 1, name: 1})
-        while (code := piece.finish(self._plain(name), folder, "kill", choose.randrange(1, PLACES))) < 0:
+        while (code := piece.finish(self._plain(name), folder, "kill", choose.randrange(1, TOUCHES))) < 0:
             outcome["faults"] += 1
         outcome[self._judge(name, folder, code)] += 1
         return outcome
@@ -213,7 +214,7 @@ class Campaign:
     def _stopped(self, name: str, choose: random.Random, folder: Path) -> bool:
         """Kill a run of a workload somewhere; whether that left a checkpoint."""
         self._undisturbed(name)
-        piece.finish(self._plain(name), folder, "kill", choose.randrange(PLACES // 8, PLACES // 2))
+        piece.finish(self._plain(name), folder, "kill", choose.randrange(20, TOUCHES))
         return (folder / "checkpoint/last.pt").exists() and not (folder / "model/final.safetensors").exists()
 
     def figures(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adaecho import run
-from adaecho.config.schema import from_plain, to_plain
+from adaecho.config.schema import from_typed, to_plain
 from adaecho.headroom import command as headroom
 from adaecho.search import axes
 from tests.conftest import Compose
@@ -101,7 +101,7 @@ def test_its_options_have_types_for_a_search(compose_config: Compose) -> None:
     import tumours  # type: ignore[import-not-found]
 
     plain = {**to_plain(compose_config("task=digits")), "task": {"name": "tumours", "hidden": 8}}
-    config = from_plain(plain)
+    config = from_typed(plain)
     assert isinstance(config.task, tumours.Options)
     assert (config.task.hidden, config.task.noise) == (8, 0.0)
     assert axes.parse("task.hidden", "interval(4, 64)", options=tumours.Options).integer
