@@ -1,6 +1,7 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
 import inspect
+import threading
 import time
 import warnings
 import weakref
@@ -200,6 +201,8 @@ class EchoLoader(Gauges):
         # with the new position. Where it was not cleared, the stages are brought back to the last state.
         self._torn = False
         self._last_state: dict[str, Any] | None = None  # where it can't be told from the stages any more
+        self._saving = threading.RLock()  # held while a state is made; never while waiting for a batch
+        self._changed_by: int | None = None  # the thread that changes the stages
         self._resumed = False  # from a state; the next iter() goes on with the iteration in progress
         self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
@@ -221,8 +224,12 @@ class EchoLoader(Gauges):
         iterator = EchoIterator(self, self._iterators_made + 1)
         position = self._position
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):
-            position = self._begin()
-            self._torn, self._last_state = False, None
+            try:
+                self._wait_for_savers()
+                position = self._begin()
+                self._torn, self._last_state = False, None
+            finally:
+                self._changed_by = None
         self._position, self._failed, self._resumed, self._next_iteration = position, None, False, None
         self._iterating, self._iterators_made = True, self._iterators_made + 1
         return iterator
@@ -256,8 +263,9 @@ class EchoLoader(Gauges):
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
-        for stage in self._stages.all:
-            stage.forget(self._position)
+        with self._saving:
+            for stage in self._stages.all:
+                stage.forget(self._position)
         position = self._position.after(batch)
         self._clocks.step()
         if self._auto is not None and self._auto.due():
@@ -270,6 +278,13 @@ class EchoLoader(Gauges):
         if self._ahead is not None:
             return self._ahead
         self._check_can_go_on()
+        try:
+            self._wait_for_savers()
+            return self._made()
+        finally:
+            self._changed_by = None
+
+    def _made(self) -> Batch | None:
         while True:
             start = time.perf_counter()
             try:
@@ -313,7 +328,7 @@ class EchoLoader(Gauges):
             ) from self._failed
         if self._position.in_pass and self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
-            self._pipeline.thread_pool.check_not_paused_by_caller()
+            self._pipeline.thread_pool.resume_for_caller()
 
     def __len__(self) -> int:
         """Batches of one iteration: of the one in progress, else, or once it is given up, of the next.
@@ -358,20 +373,35 @@ class EchoLoader(Gauges):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken, whatever has been read ahead; not while one is taken.
+        """The position just after the last batch taken, whatever has been read ahead.
 
         Returns:
             Numbers, strings, lists and tensors of identities (8 bytes for each buffered example): what
             ``torch.load(weights_only=True)`` accepts.
+
+        Raises:
+            RuntimeError: another thread is taking a batch.
         """
         self._check_process()
         state = self._own_state()
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _own_state(self) -> dict[str, Any]:
-        if self._last_state is not None:
-            return self._last_state
-        return saved.save(self.settings, self._stages, self._position, self._clocks)
+        with self._saving:
+            if self._changed_by not in (None, threading.get_ident()):
+                raise RuntimeError(
+                    "state_dict: another thread is taking a batch of this EchoLoader, so that its position "
+                    "isn't known; ask in the thread that takes them, between two"
+                )
+            if self._last_state is not None:
+                return self._last_state
+            return saved.save(self.settings, self._stages, self._position, self._clocks)
+
+    def _wait_for_savers(self) -> None:
+        """Before the stages change: until ``_changed_by`` is None again no other thread is told a state."""
+        self._changed_by = threading.get_ident()
+        with self._saving:
+            pass
 
     def _check_process(self) -> None:
         if self._made_alone and self.batch_size is not None:
@@ -391,8 +421,12 @@ class EchoLoader(Gauges):
         self._check_process()
         state = saved.of_this_rank(state)
         saved.check(state, self.settings, self._stages)
-        self._last_state, self._torn, self._failed = state, True, None
-        self._repair()
+        try:
+            self._wait_for_savers()
+            self._last_state, self._torn, self._failed = state, True, None
+            self._repair()
+        finally:
+            self._changed_by = None
         self._resumed = True
         if self.settings.epochs is not None and self._position.in_pass:
             # A position after the last batch of an iteration: the next iter() begins a new one.
@@ -447,8 +481,7 @@ class EchoLoader(Gauges):
     def paused(self) -> Iterator[None]:
         """No upstream work while inside, e.g. during an evaluation or a checkpoint; waits for work under way.
 
-        The step it falls into is not clocked. With ``num_workers`` the thread that paused can't take a
-        batch inside: RuntimeError.
+        The step it falls into is not clocked. A batch that the pausing thread takes inside ends the pause.
         """
         thread_pool = self._pipeline.thread_pool
         already = thread_pool is None or thread_pool.paused

@@ -119,7 +119,10 @@ class Pipeline:
         length = (self._work.batch_length or batch_length) if self._whole else None
         preparation = Preparation(decode, augment, stacked=not self._whole, length=length)
         if isinstance(self._source, IterableSource):
-            return SequentialReader(self._source, preparation, rank=self._rank, world=self._world)
+            return SequentialReader(
+                self._source, preparation, rank=self._rank, world=self._world,
+                check_length=self._settings.check_filling,
+            )  # fmt: skip
         assert order is not None
         return RandomReader(
             self._source, order, preparation, rank=self._rank, world=self._world, resident=self._resident,
@@ -278,10 +281,11 @@ class Pipeline:
         if self._settings.factor == "auto":
             raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
         if isinstance(self.stages.reader, RandomReader):
-            serials = self.stages.reader.serials_of(iteration)
+            first_index, end = self.stages.reader.span(iteration)
         else:
-            serials = first_index + np.arange(self._iterated() * self._settings.epochs)
-        return self.stages.echo.num_batches(first_number, self.stages.batches.num_batches(serials))
+            end = first_index + self._iterated() * self._settings.epochs
+        batches = self.stages.batches.num_batches(first_index, end - first_index)
+        return self.stages.echo.num_batches(first_number, batches)
 
     def _iterated(self) -> int:
         """Examples (or whole batches) of a pass of what is iterated."""

@@ -137,8 +137,7 @@ class EchoedBatches:
 
     def num_batches(self, first_number: int, batches: int) -> int:
         """How often consecutive fresh batches leave, together."""
-        numbers = np.arange(first_number, first_number + batches, dtype=np.int64)
-        return int(self.factor.repeats(numbers * self._world + self._rank).sum())
+        return self.factor.total(first_number, batches)
 
     # Delivery
 

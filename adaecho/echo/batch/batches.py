@@ -231,9 +231,9 @@ class ExampleBatches:
         examples = self._pool.lend(reread.select(self.serials_of(recipe)))
         return self.collated(recipe.items, self.augmented(recipe.items, examples))
 
-    def num_batches(self, serials: Serials) -> int:
-        """How many batches so many fresh examples make."""
-        items = int(self.factor.repeats(serials).sum())
+    def num_batches(self, first: int, count: int) -> int:
+        """How many batches so many fresh examples make, from a local number on."""
+        items = self.factor.total(first, count)
         return items // self._batch_size if self._drop_last else math.ceil(items / self._batch_size)
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
@@ -332,9 +332,9 @@ class WholeBatches(HoldsNothing):
         """A batch read a second time."""
         return self._own(reread.select(self.serials_of(recipe))[0])
 
-    def num_batches(self, serials: Serials) -> int:
+    def num_batches(self, first: int, count: int) -> int:  # noqa: ARG002
         """How many batches so many that are read make."""
-        return len(serials)
+        return count
 
     def _own(self, batch: Any) -> Any:
         """A batch of the source as the consumer may have it."""

@@ -12,6 +12,7 @@ from adaecho.echo.order import keyed
 REPEATS = keyed.STAGE_PURPOSES
 
 _EVERY_STEPS = 20
+_COUNTED = 1 << 16  # examples at once, whose arrays stay in the processor's cache
 _LEAST_CHANGE = 0.05  # relative: measurement noise alone should not change the factor
 
 
@@ -57,6 +58,14 @@ class Factor:
         if self.value == math.floor(self.value):
             return int(self.value)
         return int(self.repeats(np.array([serial]))[0])
+
+    def total(self, first: int, count: int) -> int:
+        """How often consecutive fresh examples leave the stage, together: so many from a local number on."""
+        if self.value == math.floor(self.value):
+            return count * int(self.value)
+        end = first + count
+        blocks = (np.arange(start, min(start + _COUNTED, end)) for start in range(first, end, _COUNTED))
+        return sum(int(repeats(self._seed, numbers, self.value).sum()) for numbers in blocks)
 
     def fresh_needed(self, items: int, next_index: int) -> int:
         """The fewest fresh examples from a local number on whose repeats make that many items."""

@@ -66,17 +66,13 @@ class RandomReader:
             self._source.begin(self._num_workers, self._echo)
         self._index, self._limit = 0, sys.maxsize
         if passes is not None:
-            self._index, self._limit = self._span(iteration)
+            self._index, self._limit = self.span(iteration)
         return self._index
 
-    def _span(self, iteration: int) -> tuple[int, int]:
+    def span(self, iteration: int) -> tuple[int, int]:
         """Local numbers between which an iteration lies."""
         of_each = self._permutation.iteration_length // self._world
         return (iteration - 1) * of_each, iteration * of_each
-
-    def serials_of(self, iteration: int) -> Serials:
-        """All serials of this rank in one iteration."""
-        return np.arange(*self._span(iteration), dtype=np.int64) * self._world + self._rank
 
     def claim(self, count: int) -> tuple[Serials, Any, int] | None:
         end = min(self._index + count, self._limit)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from adaecho.echo.read.sources import IterableSource, Position, is_unread
 from adaecho.echo.read.witness import Witnesses, tells_content
 
 _WITNESSED = 16  # of so many examples one is; of batches each
+
+_ENDED = object()
 
 # Serials, examples, and the place of each in its pass.
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
@@ -31,10 +33,21 @@ class SequentialReader:
         source: gives an iterator for each pass.
         preparation: what happens to examples before the echo.
         rank, world: this rank's serials are congruent to ``rank`` modulo ``world``.
+        check_length: told how many examples of all ranks a pass has, once one has ended, where the source
+            has no length of its own.
     """
 
-    def __init__(self, source: IterableSource, preparation: Preparation, *, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        source: IterableSource,
+        preparation: Preparation,
+        *,
+        rank: int,
+        world: int,
+        check_length: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._source, self._preparation = source, preparation
+        self._check_length, self._checked = check_length, source.length is not None
         self._rank, self._world = rank, world
         self._shared = source.set_share(rank, world)
         # Of the examples iterated over, every so many is this rank's, from this one on.
@@ -75,23 +88,31 @@ class SequentialReader:
         """The next example of any rank with its count; None at the end of the iteration."""
         while self._iterator is not None:
             try:
-                example = next(self._iterator)
-            except StopIteration:
-                number, first = self._pass
-                if first == self._count:
-                    raise ValueError(
-                        f"source: pass {number} of {self._source.name} gave no examples; "
-                        "a source that can be iterated once only needs epochs=1, "
-                        "or a function that returns a new iterator"
-                    ) from None
-                self._open(number + 1)
-                continue
+                example = next(self._iterator, _ENDED)
             except Exception as error:
                 error.add_note(f"while reading {self._source.origin(self._serial(self._count))}")
                 raise
+            if example is _ENDED:
+                self._end_pass()
+                continue
             self._count += 1
             return self._count - 1, example
         return None
+
+    def _end_pass(self) -> None:
+        """Go on to the next pass."""
+        number, first = self._pass
+        length = self._count - first
+        if not length:
+            raise ValueError(
+                f"source: pass {number} of {self._source.name} gave no examples; "
+                "a source that can be iterated once only needs epochs=1, "
+                "or a function that returns a new iterator"
+            )
+        if not self._checked:
+            self._check_length(length * self._world // self._every)
+            self._checked = True
+        self._open(number + 1)
 
     def claim(self, count: int) -> SequentialClaim | None:
         claimed: list[tuple[int, int, Any]] = []

@@ -210,14 +210,15 @@ class ThreadPool:
         with self.lock:
             self.paused = False
             self._wake_all()
+            self._paused_by = None  # last: where an interrupt came before, a resume is still to be made
 
-    def check_not_paused_by_caller(self) -> None:
-        """Raises RuntimeError where the thread that has paused the pool would wait for its work."""
-        if self.paused and self._paused_by == threading.get_ident():
-            raise RuntimeError(
-                "inside `with loader.paused()` no thread works that could make the next batch: "
-                "ask for it before or after that block"
-            )
+    def resume_for_caller(self) -> None:
+        """End a pause if the thread that made it asks for a batch: it would wait for ever.
+
+        So an interrupt that falls into the end of a pause leaves nobody paused.
+        """
+        if self._paused_by == threading.get_ident():
+            self.resume()
 
     def _wake_all(self) -> None:
         self.condition.notify_all()

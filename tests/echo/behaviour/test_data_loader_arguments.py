@@ -1,6 +1,7 @@
 """Every argument and attribute of a DataLoader gets an answer."""
 
 import inspect
+import tracemalloc
 import warnings
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import (
 )
 
 from adaecho import EchoLoader
+from adaecho.echo.order import factor as factor_module
 from tests.echo.sources import Dataset as Rows
 from tests.echo.sources import Stream, arrays, labels
 
@@ -359,3 +361,97 @@ def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
         warnings.simplefilter("error")
         EchoLoader(rows, 3, shuffle_buffer=12)
         EchoLoader(rows, 3, shuffle_buffer=1000, epochs=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("arguments", "passes"),
+    [
+        ({"shuffle_buffer": 24}, "2.0"),
+        ({"shuffle_buffer": 24, "rank": 1, "world_size": 2}, "4.0"),
+        ({"shuffle_buffer": 48, "echo": "example_before_augmentation", "factor": 2}, "2.0"),
+        ({"shuffle_buffer": 10**6, "epochs": 3}, "3.0"),
+    ],
+)
+def test_passes_of_what_has_no_length_are_told_once_the_first_has_ended(
+    arguments: dict[str, Any], passes: str, num_workers: int
+) -> None:
+    told = pytest.warns(UserWarning, match=f"takes {passes} passes of the source's 12 examples")
+    with (
+        EchoLoader(lambda: iter(range(12)), 3, num_workers=num_workers, **arguments) as loader,
+        told as caught,
+    ):
+        next(iter(loader))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_many_passes_of_what_has_no_length_are_refused_after_the_first(num_workers: int) -> None:
+    opened: list[int] = []
+
+    def source() -> Any:
+        opened.append(1)
+        return iter(range(12))
+
+    message = r"shuffle_buffer=1000000: to fill .* 83,333.3 passes of the source's 12 examples"
+    with EchoLoader(source, 3, shuffle_buffer=10**6, num_workers=num_workers) as loader:
+        for tries in (1, 2):
+            with pytest.raises(ValueError, match=message):
+                next(iter(loader))
+            assert len(opened) == tries
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with EchoLoader(source, 3, shuffle_buffer=12, num_workers=num_workers) as loader:
+            assert len(list(islice(loader, 20))) == 20
+
+
+def test_passes_of_whole_batches_are_told_too() -> None:
+    def source() -> Any:
+        return iter(torch.arange(12).split(3))
+
+    with pytest.warns(UserWarning, match=r"batch_shuffle_buffer=16: .* 2.0 passes of the source's 4 batches"):
+        next(iter(EchoLoader(source, None, echo="batch", factor=2, batch_shuffle_buffer=16)))
+
+
+class Enormous:
+    """Rows that nobody reads."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+
+@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "batch"])
+def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str) -> None:
+    factor = 1 if echo == "none" else 3
+    loader = EchoLoader(Enormous(), 64, echo=echo, factor=factor, shuffle_buffer=99, epochs=5)
+    tracemalloc.start()
+    try:
+        assert len(loader) == factor * 5 * 10**9 // 64
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
+def test_the_number_of_batches_under_a_factor_that_is_not_whole_is_counted_in_blocks(
+    echo: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factor_module, "_COUNTED", 7)
+    for rank in range(world_size):
+        loader = EchoLoader(
+            arrays(100),
+            3,
+            echo=echo,
+            factor=1.6,
+            shuffle_buffer=9,
+            epochs=2,
+            rank=rank,
+            world_size=world_size,
+        )
+        for _ in range(2):
+            expected = len(loader)
+            assert len(list(loader)) == expected

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -277,18 +278,97 @@ def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str
                 next(iterator)
 
 
-def test_the_next_batch_can_not_be_asked_for_by_who_has_paused_the_threads() -> None:
+def test_to_ask_for_a_batch_ends_the_pause_of_who_asks() -> None:
     with EchoLoader(Dataset(1000), 4, num_workers=1, prefetch=1) as loader:
         iterator, others = iter(loader), []
         next(iterator)
         with loader.paused(), loader.paused():
-            with pytest.raises(RuntimeError, match="ask for it before or after that block"):
-                next(iterator)
             # Another thread only waits for the end of the pause.
             thread = threading.Thread(target=lambda: others.extend(islice(iterator, 8)), daemon=True)
             thread.start()
         thread.join(120)
         assert len(others) == 8
-        next(iterator)
+        with loader.paused(), loader.paused():
+            assert len(list(islice(iterator, 8))) == 8
+        assert len(list(islice(iterator, 8))) == 8
+
+
+@pytest.mark.parametrize("where", ["paused", "resume", "_wake_all"])
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, event: str) -> None:
+    def interrupt(frame: Any, seen: str, _: Any) -> None:
+        if armed and (frame.f_code.co_name, seen) == (where, event):
+            armed.clear()
+            raise KeyboardInterrupt
+
+    armed: list[bool] = []
+    with EchoLoader(Dataset(1000), 4, num_workers=2) as loader:
+        iterator = iter(loader)
+        batches = list(islice(iterator, 2))
+        sys.setprofile(interrupt)
+        try:
+            with suppress(KeyboardInterrupt), loader.paused():
+                armed.append(True)
+        finally:
+            sys.setprofile(None)
+        assert not armed
+        batches += islice(iterator, 60)
+    with EchoLoader(Dataset(1000), 4) as undisturbed:
+        expected = list(islice(undisturbed, 62))
+    assert [batch["label"].tolist() for batch in batches] == [batch["label"].tolist() for batch in expected]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_refused(num_workers: int) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def source() -> Any:
+        yield from ({"x": number} for number in range(8))
+        started.set()
+        go.wait(200)
+        yield from ({"x": number} for number in range(8, 16))
+
+    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as loader:
+        iterator, taken = iter(loader), []
+        taken += islice(iterator, 2)
+        thread = threading.Thread(target=lambda: taken.append(next(iterator)), daemon=True)
+        thread.start()
+        started.wait(200)
+        deadline = time.monotonic() + 200
+        while loader._changed_by is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(RuntimeError, match="another thread is taking a batch"):
+            loader.state_dict()
+        go.set()
+        thread.join(200)
+        state = loader.state_dict()
+        assert [batch["x"].tolist() for batch in iterator] == [[12, 13, 14, 15]]
+    assert state["fresh_examples"] == 12
+
+
+def test_states_that_another_thread_asks_for_are_right_or_refused() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(Dataset(400), 4, echo="batch", factor=2, batch_shuffle_buffer=5)
+
+    def ask() -> None:
+        while not ended.is_set():
+            with suppress(RuntimeError):
+                states.append(loader.state_dict())
+
+    ended, states = threading.Event(), []
+    with make() as loader:
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        while not states:
+            time.sleep(0.01)
+        stream = [batch["label"].tolist() for batch in islice(loader, 300)]
+        ended.set()
+        thread.join(200)
+        stream += [batch["label"].tolist() for batch in islice(loader, 10)]
+    for state in states[:: max(1, len(states) // 20)]:
+        with make() as resumed:
+            resumed.load_state_dict(state)
+            found = [batch["label"].tolist() for batch in islice(resumed, 10)]
+        assert any(found == stream[place : place + 10] for place in range(301))
     with EchoLoader(Dataset(1000), 4) as loader, loader.paused():
         next(iter(loader))  # inline there is no thread to wait for
