@@ -1,0 +1,138 @@
+"""A loader that is not closed is freed once nobody holds it, with its dataset and whatever was raised."""
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import Dataset
+
+from adaecho import EchoLoader
+from adaecho.echo.read import access
+from adaecho.echo.variants import VARIANTS
+
+ROWS = 48
+Kept = list["weakref.ref[Any]"]
+
+
+class TornError(ValueError):
+    """Of an example."""
+
+
+class Rows(Dataset[Any]):
+    def __init__(self) -> None:
+        self.array = np.arange(ROWS * 512, dtype=np.float32).reshape(ROWS, 512)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Any:
+        return self.array[row]
+
+
+class Locked(Rows):
+    """Can't be copied for each thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Raising:
+    """Decodes, and remembers what it raised for every fifth row."""
+
+    def __init__(self, raised: Kept, every: int) -> None:
+        self._raised, self._every = raised, every
+
+    def __call__(self, example: Any) -> Any:
+        if self._every and int(example[0]) // 512 % self._every == self._every - 1:
+            error = TornError("torn")
+            self._raised.append(weakref.ref(error))
+            raise error
+        return example + 1
+
+
+def drop_iterator(loader: EchoLoader) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    del iterator
+    list(islice(loader, 2))
+
+
+def drop_while_iterated(loader: EchoLoader) -> None:
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+
+
+def meet_error(loader: EchoLoader) -> None:
+    with pytest.raises(TornError):
+        list(islice(loader, 200))
+
+
+def meet_bad_examples(loader: EchoLoader) -> None:
+    list(islice(loader, 30))
+    assert loader.bad_examples
+
+
+def resume(loader: EchoLoader) -> None:
+    list(islice(loader, 5))
+    loader.load_state_dict(loader.state_dict())
+    list(islice(loader, 2))
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "rows": Rows,
+    "too large to copy": Rows,
+    "locked": Locked,
+    "stream": lambda: (lambda rows: lambda: (rows[row] for row in range(ROWS)))(Rows()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:source. (Rows|Locked) can't be copied")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("use", "every", "budget"),
+    [
+        (drop_iterator, 0, 0),
+        (drop_while_iterated, 0, 0),
+        (resume, 0, 0),
+        (meet_error, 20, 0),
+        (meet_error, 5, 2),
+        (meet_bad_examples, 20, 100),
+    ],
+)
+def test_a_loader_that_is_not_closed_is_freed(
+    use: Callable[[EchoLoader], None],
+    every: int,
+    budget: int,
+    num_workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(echo: str, source: str) -> Kept:
+        given = SOURCES[source]()
+        loader = EchoLoader(
+            given, 4, echo=echo, factor=1 if echo == "none" else 2, shuffle_buffer=9, num_workers=num_workers,
+            decode=Raising(raised, every), augment=lambda one, _: one, max_bad_examples=budget,
+        )  # fmt: skip
+        use(loader)
+        return [weakref.ref(loader), weakref.ref(given)]
+
+    raised: Kept = []
+    kept: dict[tuple[str, str], Kept] = {}
+    for echo, source in itertools.product(VARIANTS, SOURCES):
+        with monkeypatch.context() as patch:
+            if source == "too large to copy":
+                patch.setattr(access, "_LARGEST_COPY_BYTES", 1 << 10)
+            kept[echo, source] = make(echo, source)
+    gc.collect()  # the loaders
+    gc.collect()  # what their end leaves
+    alive = {made: [one() for one in references] for made, references in kept.items()}
+    assert alive == {made: [None, None] for made in kept}
+    assert [error() for error in raised if error() is not None] == []
+    assert bool(raised) == bool(every)
