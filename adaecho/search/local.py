@@ -206,6 +206,9 @@ class _Process:
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it may never have been told
+            self._process.stdin.close()
 
     def said(self) -> str:
         with self._log.open("rb") as file:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.config.schema import from_plain
+from adaecho.config.schema import from_typed
 from adaecho.records.files import read_json
 from adaecho.records.lock import is_held
 from adaecho.search import sweeper
@@ -294,7 +294,7 @@ def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_pa
         folder = on_two_ranks / arm.name / "0" / str(index)
         assert summary(folder)["ranks"] == 2
         here = tmp_path / str(index)
-        assert run_on(2, from_plain(design.trial_config(arm, 0, index)), here) == [(0, "budget_spent")] * 2
+        assert run_on(2, from_typed(design.trial_config(arm, 0, index)), here) == [(0, "budget_spent")] * 2
         assert metrics(folder) == metrics(here)
 
 

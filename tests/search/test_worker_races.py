@@ -33,7 +33,7 @@ def test_a_damaged_folder_is_set_aside_once_and_never_under_the_worker_that_is_a
 ) -> None:
     sweep = run_sweep("echo=none", "search.trials=1")
     folder = sweep / "none" / "0" / "0"
-    (folder / "summary.json").write_text("")
+    (folder / "summary.json").write_text("{")
     with RunFolder(folder).lock(), pytest.raises(FolderInUseError):
         worker._set_damaged_aside(folder)
     assert folder.exists()
@@ -43,7 +43,7 @@ def test_a_damaged_folder_is_set_aside_once_and_never_under_the_worker_that_is_a
         worker._set_damaged_aside(folder)
     assert not folder.with_name("0.old-1").exists()
     worker._set_damaged_aside(folder)
-    assert (folder.with_name("0.old-1") / "summary.json").read_text() == ""
+    assert (folder.with_name("0.old-1") / "summary.json").read_text() == "{"
 
 
 def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:

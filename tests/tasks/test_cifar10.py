@@ -196,5 +196,6 @@ def test_the_papers_depth_leaves_folders_their_names(compose_config: Compose) ->
         "channels": 16,
         "training_examples": None,
         "validation_shards": None,
+        "label_smoothing": 0.0,
     }
     assert identity(plain)["task"] == {"name": "cifar10"}
