@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.config.schema import Config, from_typed, to_plain
 from adaecho.errors import UserError
 from adaecho.ranks import joined
 from adaecho.training.trial import run_trial
@@ -34,7 +34,7 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
     os.environ |= variables
     if before is not None:
         before(int(variables["RANK"]))
-    config = from_plain(plain)
+    config = from_typed(plain)
     log = Path(f"{folder}.rank{variables['RANK']}")
     try:
         with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
