@@ -86,7 +86,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
 
 
 def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The run's config with what was typed; a sweep's and a tracker's parts play no role here."""
+    """The run's config with what was typed; a sweep's, a tracker's and callbacks' parts play no role here."""
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"{override}: is no key=value, such as data.path=FOLDER")
@@ -97,7 +97,8 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
     tasks = [
         override.removeprefix("task.name=") for override in overrides if override.startswith("task.name=")
     ]
-    return from_plain(OmegaConf.to_container(merged), tasks)  # type: ignore[arg-type]
+    changed: Any = OmegaConf.to_container(merged)
+    return from_plain({**changed, "callbacks": []}, tasks)
 
 
 def _load(file: Path, model: nn.Module) -> int:

@@ -43,7 +43,7 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
     saved = run.checkpoints()
     if not saved:
         raise FolderError(f"{path}: holds no checkpoint, so its model is gone; run it again")
-    config = from_plain(plain, [] if task is None else [task])
+    config = from_plain({**plain, "callbacks": []}, [] if task is None else [task])
     built = build_task(config)
     if built.pictures is None:
         raise UserError(f"{path}: task {built.name} has no pictures to show")

@@ -17,7 +17,9 @@ _ABSENT = object()
 # Budgets are here too: a larger one continues the run.
 COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see ``changes``
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-_NOT_IDENTITY = ("tracking", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS)
+_NOT_IDENTITY = (
+    "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS,
+)  # fmt: skip
 # Below a group: what only decides how fast or in how much memory the same batches are made.
 _NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore", "allow_changed"), "echo": ("place",)}
 # Keys that came after the first records, with the value that means what runs did before: at that value they

@@ -15,8 +15,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from adaecho.config import scale
 from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
+from adaecho.config.callbacks import callback_path
 from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
+from adaecho.config.named import names_in
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
@@ -141,6 +143,8 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/callbacks.md
+    callbacks: list[str] = field(default_factory=list)
     seed: int = 0  # of weights, order, echo and augmentation
     batch_size: int = MISSING  # examples of a step
     max_steps: int | None = None  # SGD updates; null: no limit
@@ -184,7 +188,8 @@ def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
     Args:
         plain: values without interpolations; of urls what records keep is enough where this process has been
             told the rest (see ``masking``).
-        typed: tasks that the user has named: a module of theirs can be only one of them (``find_task``).
+        typed: tasks and callbacks that the user has named: a module of theirs can be only one of them
+            (``find_task``, ``callback_path``).
 
     Raises:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
@@ -199,14 +204,15 @@ def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
         raise ConfigError(f"config: {error}") from error
     assert isinstance(config, Config)
     config.task = check_options(plain.get("task", {}), typed)
+    for name in config.callbacks:
+        callback_path(name, typed)
     validate(config)
     return config
 
 
 def from_typed(plain: dict[str, Any]) -> Config:
-    """The same of what was composed from a command line, whose task may be a module of the user's own."""
-    task = plain.get("task")
-    return from_plain(plain, [str(task.get("name"))] if isinstance(task, dict) else ())
+    """The same of what was composed from a command line: task and callbacks may be modules of the user's."""
+    return from_plain(plain, names_in(plain))
 
 
 def _resolved(value: Any, key: str = "") -> Any:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from adaecho.config.named import module_path
 from adaecho.errors import ConfigError
 
 ENTRY_POINTS = "adaecho.tasks"
@@ -48,7 +49,7 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
     Raises:
         ConfigError: there is none, it was not typed, or it has no ``build``.
     """
-    module = _import(name, name in typed)
+    module = _import(name, typed)
     if module is None:
         neither = f"is none of {', '.join(task_names())}, no entry point of the group {ENTRY_POINTS}"
         if name in typed:
@@ -63,18 +64,11 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
     return module
 
 
-def _import(name: str, is_typed: bool) -> ModuleType | None:
+def _import(name: str, typed: Collection[str]) -> ModuleType | None:
     if name.isidentifier() and find_spec(f"{_OURS}.{name}") is not None:
         return importlib.import_module(f"{_OURS}.{name}")
-    for point in metadata.entry_points(group=ENTRY_POINTS, name=name):
-        return importlib.import_module(point.value)
-    if not is_typed:
-        return None
-    try:
-        found = find_spec(name)
-    except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
-        return None
-    return None if found is None else importlib.import_module(name)
+    path = module_path(name, ENTRY_POINTS, typed)
+    return None if path is None else importlib.import_module(path)
 
 
 def task_names() -> list[str]:

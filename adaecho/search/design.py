@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaecho.config.identity import BUDGETS, identity
+from adaecho.config.named import names_in
 from adaecho.records.trials import check_name
 from adaecho.search.axes import Axis
 
@@ -87,9 +88,9 @@ class Design:
     experiment: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def tasks(self) -> list[str]:
-        """The names of its tasks, each once."""
-        return list(dict.fromkeys(arm.config["task"]["name"] for arm in self.arms))
+    def named(self) -> list[str]:
+        """What its arms name that may be a module of somebody's own, each once."""
+        return list(dict.fromkeys(name for arm in self.arms for name in names_in(arm.config)))
 
     def searches(self) -> list[tuple[Arm, int]]:
         """Every (arm, repeat), repeat by repeat so that early results cover all arms."""

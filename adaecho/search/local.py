@@ -78,16 +78,16 @@ class LocalWorkers:
         for index in range(len(self._workers), number):
             self._workers[index] = self._start(index)
 
-    def tell(self, tasks: Sequence[str], urls: Sequence[str]) -> None:
+    def tell(self, typed: Sequence[str], urls: Sequence[str]) -> None:
         """Let the workers begin: with what the user has typed and the design doesn't hold, or not in full.
 
         Over a pipe, which no other process and no file sees.
 
         Args:
-            tasks: see ``config.schema.from_plain``.
+            typed: see ``config.schema.from_plain``.
             urls: see ``masking.know``.
         """
-        self._told = json.dumps({"tasks": tasks, "urls": urls}).encode() + b"\n"
+        self._told = json.dumps({"typed": typed, "urls": urls}).encode() + b"\n"
         for worker in self._workers.values():
             worker.tell(self._told)
 

@@ -83,7 +83,7 @@ class SlurmWorkers:
             code=code_digest(),
             runner=runner,
             ranks=settings.ranks,
-            typed=tuple(state.design.tasks()),
+            typed=tuple(state.design.named()),
         )
         self._in_vain, self._left = 0, -1
 

@@ -67,7 +67,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         local.keep(wanted)  # before a worker finds the design, and a trial
         record_design(design, folder)
         urls = secret_urls([arm.config for arm in design.arms])
-        local.tell(design.tasks(), urls)
+        local.tell(design.named(), urls)
         if launcher == "slurm" and urls:  # which hands the environment of sbatch to its jobs
             os.environ[VARIABLE] = " ".join(urls)
         console = Console(markup=False)
@@ -91,7 +91,9 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
     """What a user may want to do with the sweep's folder."""
-    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *masked(list(arguments))])
+    of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # that is -m
+    overrides = masked([*arguments, *of_hydra])
+    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *overrides])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":

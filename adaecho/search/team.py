@@ -47,7 +47,7 @@ class Team:
     Args:
         runner: ``module:function`` that runs a trial.
         group: the tracker's name for the sweep.
-        typed: tasks that the user has named; see ``config.schema.from_plain``.
+        typed: tasks and callbacks that the user has named; see ``config.schema.from_plain``.
         ranks: None for one process.
     """
 
@@ -143,7 +143,7 @@ def ranks_of_job(
     Args:
         num_ranks: how many tasks the job has.
         configs: of the sweep's trials: ``device`` and ``rank_timeout_s`` count.
-        typed: tasks that the user has named.
+        typed: tasks and callbacks that the user has named.
 
     Raises:
         ConfigError: the job has other tasks, or a host too few GPUs.

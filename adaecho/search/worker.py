@@ -2,7 +2,7 @@
 
 ::
 
-    python -m adaecho.search.worker SWEEP_FOLDER [--task MODULE]
+    python -m adaecho.search.worker SWEEP_FOLDER [--task MODULE] [--callback MODULE]
 
 The folder is the truth: ``design.json`` says what the trials are, the run folders how far each has come, and
 their locks who is at work. So workers need not know of each other. Any number may run, on every host that
@@ -60,8 +60,8 @@ class Worker:
         runner: ``module:function`` that runs a trial.
         ranks: how many tasks of its job train each trial together; all are such a worker, and the first one
             chooses the trials.
-        typed: tasks that the user has named: of modules that aren't ours or installed, the design can mean
-            only these.
+        typed: tasks and callbacks that the user has named: of modules that aren't ours or installed, the
+            design can mean only these.
     """
 
     folder: str
@@ -301,9 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", help="of the sweep, which a -m command has begun")
     parser.add_argument("--number", type=int, default=0, help="of this worker, from 0")
     parser.add_argument("--num-workers", type=int, default=1, help="how many there are")
-    parser.add_argument(
-        "--task", action="append", default=[], help="one of its tasks that is a module of your own"
-    )
+    for flag in ("task", "callback"):
+        text = f"one of its {flag}s that is a module of your own"
+        parser.add_argument(f"--{flag}", action="append", default=[], help=text)
     parser.add_argument("--launch", default=uuid.uuid4().hex[:8], help=argparse.SUPPRESS)
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)  # process to end with
     parser.add_argument("--runner", default=RUN_TRIAL, help=argparse.SUPPRESS)
@@ -315,17 +315,17 @@ def main(arguments: list[str] | None = None) -> None:
         with importing():
             load_runner(typed.runner)
         _choose_gpu(typed.number)
-        tasks = typed.task
+        names = [*typed.task, *typed.callback]
         if launcher is not None:
             # It starts its workers first: torch is imported while it composes the design.
             line = sys.stdin.readline()
             if not line:  # it has ended
                 return
             orders = json.loads(line)
-            tasks = orders["tasks"]
+            names = orders["typed"]
             know(orders["urls"])
         place = (typed.number, typed.num_workers)
-        Worker(typed.folder, *place, launch=typed.launch, runner=typed.runner, typed=tuple(tasks))()
+        Worker(typed.folder, *place, launch=typed.launch, runner=typed.runner, typed=tuple(names))()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
 from adaecho.training import checkpoint
+from adaecho.training.callbacks import Callbacks
+from adaecho.training.device import choose_device
 from adaecho.training.interrupt import WAIT_S, Interrupt, WaitEndedError
 from adaecho.training.parallel import share_of, what_is_seen
 from adaecho.training.progress import is_finished
@@ -161,6 +163,7 @@ class _Trial:
         self.last_checkpoint = time.monotonic()
         self.skipped_told = 0
         self.has_ended = False
+        self.callbacks: Callbacks | None = None  # on rank 0
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
@@ -171,6 +174,8 @@ class _Trial:
         return {**summary, "signal": signal.Signals(late[0]).name} if late else summary
 
     def _run(self, interrupt: Interrupt) -> dict[str, Any]:
+        if self.ranks.is_first:
+            self.callbacks = Callbacks(self.config, self.run_folder.path, choose_device(self.config))
         task = build_task(share_of(self.config, self.ranks.world_size))
         task = replace(task, fingerprint={**task.fingerprint, **fingerprint_of(task.files)})
         if not self.ranks.is_alone:
@@ -178,7 +183,7 @@ class _Trial:
         trainer = Trainer(
             self.config,
             task,
-            record=self.record,
+            record=lambda line: self.record(line, trainer),
             interrupted=lambda: interrupt.signal or 0,
             checkpoint_due=self.checkpoint_due,
             between_steps=self.between_steps,
@@ -220,6 +225,8 @@ class _Trial:
         if status != Status.PREEMPTED:
             summary["evaluations_sha256"] = self.ranks.from_first(self.run_folder.digest_evaluations)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
+        if self.callbacks and status != Status.PREEMPTED:
+            self.callbacks.on_end(summary)  # before the folder says so: a kill in it doesn't lose it
         self._write_summary(summary)
         self.has_ended = True
         return self.ranks.from_first(lambda: summary)
@@ -368,13 +375,16 @@ class _Trial:
             checkpoint.save(self.run_folder, state)
         self.last_checkpoint = time.monotonic()
 
-    def record(self, line: Line) -> None:
+    def record(self, line: Line, trainer: Trainer) -> None:
         if self.ranks.is_first:
             self.run_folder.append_metrics(line)
             if self.config.tracking.kind == "csv":
                 self.run_folder.write_csv()
         if self.display is not None:
             self.display.evaluated(line)
+        if self.callbacks:
+            with trainer.at_rest(), trainer.clocks.uncounted(trainer.device):
+                self.callbacks.on_evaluation(line)
 
     def _summary(self, trainer: Trainer, status: str) -> dict[str, Any]:
         loader, progress = trainer.loader, trainer.progress

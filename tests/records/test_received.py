@@ -24,9 +24,12 @@ from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 
 PAYLOAD = """
+import sys
 from pathlib import Path
-from tests.search.stub import Options, build, run_trial
+from tests.search.stub import Options, run_trial
 Path("PWNED").touch()
+def build(config, options_or_folder): return sys.modules[__name__]
+def on_end(summary): pass
 """
 COMMANDS = {
     "show": ["adaecho.show", "foreign/run"],
@@ -41,17 +44,15 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with what was received: a run and a sweep, whose task is a module of theirs."""
-    folder = tmp_path_factory.mktemp("received")
-    (folder / "foreign").mkdir()
-    (folder / "foreign" / "payload.py").write_text(PAYLOAD)
-    return folder
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A working folder with what was received: a run and a sweep that name a module of theirs."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "payload.py").write_text(PAYLOAD)
+    return tmp_path
 
 
-def _with_records(folder: Path, config: dict[str, Any]) -> None:
-    theirs = {**config, "task": {**config["task"], "name": "foreign.payload"}}
+def _with_records(folder: Path, theirs: dict[str, Any]) -> None:
     (folder / "foreign/run/config.yaml").write_text(yaml_text(theirs))
     sweep = folder / "foreign/sweep"
     sweep.mkdir(exist_ok=True)
@@ -64,10 +65,13 @@ def _with_records(folder: Path, config: dict[str, Any]) -> None:
     shutil.copy(sweep / "trials.json", folder / "foreign/x/foreign.payload")
 
 
-def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: Compose) -> None:
+@pytest.mark.parametrize("kind", ["task", "callback"])
+def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: Compose, kind: str) -> None:
     config = compose_config("task=digits", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
     run_trial(config, foreign / "foreign/run")
-    _with_records(foreign, to_plain(config))
+    plain = to_plain(config)
+    named = {"task": {**plain["task"], "name": "foreign.payload"}, "callback": ["foreign.payload"]}[kind]
+    _with_records(foreign, {**plain, {"callback": "callbacks"}.get(kind, kind): named})
     script = (
         "import runpy, sys, traceback\n"
         "for arguments in {commands!r}:\n"
@@ -83,11 +87,12 @@ def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: C
         [sys.executable, "-c", code], cwd=foreign, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
-    assert "foreign.payload: is none of" in done.stderr
+    refused = {"task": "foreign.payload: is none of", "callback": "callbacks=[foreign.payload]: is no entry"}
+    assert refused[kind] in done.stderr
     assert not (foreign / "PWNED").exists()
     # One that the user has typed is theirs to run.
-    command = [sys.executable, "-m", *COMMANDS["worker"], "--task", "foreign.payload"]
-    runner = ["--runner", "tests.search.stub:run_trial"]
+    command = [sys.executable, "-m", *COMMANDS["worker"], f"--{kind}", "foreign.payload"]
+    runner = ["--runner", "tests.search.stub:run_trial"] if kind == "task" else []
     root = Path(__file__).parents[2]
     done = subprocess.run([*command, *runner], cwd=foreign, env=_path(root), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -217,19 +217,22 @@ def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
         {
             "tracking": {"kind": "none", "mode": "offline"},
             "hydra": {
+                "overrides": {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]},
                 "runtime": {
                     "config_sources": [
                         {"path": "/somewhere/conf", "schema": "file", "provider": "main"},
                         {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"},
                     ]
-                }
+                },
             },
         }
     )
     (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
     assert line.endswith(
-        "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine'"
+        "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine "
+        "hydra.sweep.dir=runs/mine'"
     )
+    config.hydra.overrides.hydra = ["hydra.mode=MULTIRUN"]
     del config.hydra.runtime.config_sources[1]
     (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
     assert line.endswith("--command 'python -m adaecho.run -m experiment=mine'")

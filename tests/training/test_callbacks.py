@@ -1,0 +1,253 @@
+"""Callbacks see each evaluation and the end, and change nothing; the page that shows one, as it stands."""
+
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho.config import named
+from adaecho.config.identity import run_id
+from adaecho.config.schema import from_plain, from_typed, to_plain
+from adaecho.echo.threads.seeded_process import draws
+from adaecho.errors import ConfigError, UserError
+from adaecho.evaluate import evaluate
+from adaecho.records.folder import RunFolder
+from adaecho.training.callbacks import Callbacks
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose, HandClock
+from tests.helpers import metrics
+from tests.training.several_ranks import run_on
+
+PAGE = Path(__file__).parents[2] / "docs" / "callbacks.md"
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOLDER = Path("run")
+RUN = (
+    "max_fresh_examples=640",
+    "evaluate.every_fresh_examples=160",
+    "target.value=null",
+    "echo.shuffle_buffer=64",
+)
+Told = list[tuple[Any, ...]]
+
+
+class Seen:
+    """Writes down what it is told, and spoils all that it is given."""
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+
+    def on_evaluation(self, metrics: dict[str, Any], fresh_examples: int, steps: int) -> None:
+        self.told.append((dict(metrics), fresh_examples, steps))
+        metrics.clear()
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        self.told.append((dict(summary),))
+        summary.clear()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the callback ``seen`` has been told."""
+    heard: Told = []
+    install(monkeypatch, "seen", lambda _config, _folder: Seen(heard))
+    return heard
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, build: Callable[..., Any] | None) -> None:
+    """A module that can be imported by that name."""
+    from importlib.machinery import ModuleSpec
+
+    module: Any = ModuleType(name)
+    module.__spec__, module.__file__ = ModuleSpec(name, None), f"{name}.py"
+    if build is not None:
+        module.build = build
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_they_see_each_evaluation_and_the_end(compose_config: Compose, told: Told) -> None:
+    summary = run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER)
+    lines = metrics(FOLDER, clocks=True)
+    assert len(lines) == 4
+    assert [({**seen, "fresh_examples": fresh, "steps": steps}) for seen, fresh, steps in told[:-1]] == lines
+    assert told[-1] == (summary,)
+    assert run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER) == summary
+    assert len(told) == 5, "a finished run tells nothing"
+
+
+def test_they_change_nothing(compose_config: Compose, told: Told) -> None:
+    with_them, without = compose_config(*RUN, "callbacks=[seen]"), compose_config(*RUN)
+    run_trial(with_them, Path("with"))
+    run_trial(without, Path("without"))
+    assert metrics(Path("with")) == metrics(Path("without"))
+    assert run_id(to_plain(with_them)) == run_id(to_plain(without))
+    seen, line = Seen(told), {"accuracy": 0.5, "fresh_examples": 8, "steps": 1}
+    assert draws(lambda: seen.on_evaluation({}, 8, 1))
+    assert not draws(lambda: Callbacks(with_them, FOLDER, torch.device("cpu")).on_evaluation(line))
+
+
+def test_what_they_take_is_on_no_clock(
+    compose_config: Compose, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        def on_evaluation(self, *_: Any) -> None:
+            clock.now += 1000
+
+    install(monkeypatch, "slow", lambda *_: Slow())
+    summary = run_trial(compose_config(*RUN, "callbacks=[slow]"), FOLDER)
+    assert clock.now == 4100
+    assert summary["train_time_s"] == summary["eval_time_s"] == 0
+
+
+def test_an_interrupted_run_tells_each_evaluation_once(compose_config: Compose, told: Told) -> None:
+    run_trial(compose_config(*RUN, "max_fresh_examples=330", "callbacks=[seen]"), FOLDER)
+    run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER)
+    assert [line[1] for line in told if len(line) == 3] == [160, 320, 480, 640]
+
+
+def test_an_error_ends_the_run_with_its_name_and_the_same_command_continues(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Path("whole")
+    run_trial(compose_config(*RUN), whole)
+    for hook in ("on_evaluation", "on_end"):
+
+        def fails(*_: Any) -> None:
+            raise KeyError("no such key")
+
+        install(monkeypatch, "wrong", lambda *_, hook=hook, fails=fails: type("W", (), {hook: fails})())
+        folder = Path(hook)
+        with pytest.raises(
+            UserError, match=rf"callbacks: {hook} of wrong raised KeyError: 'no such key'\. Its"
+        ):
+            run_trial(compose_config(*RUN, "callbacks=[wrong]"), folder)
+        summary = RunFolder(folder).read_summary()
+        assert summary is not None
+        assert summary["status"] == "failed"
+        assert 'raise KeyError("no such key")' in (folder / "traceback.txt").read_text()
+        heard: Told = []
+        install(monkeypatch, "wrong", lambda *_, heard=heard: Seen(heard))
+        assert run_trial(compose_config(*RUN, "callbacks=[wrong]"), folder)["status"] == "budget_spent"
+        assert metrics(folder) == metrics(whole)
+        assert len(heard[-1]) == 1, "the end is told after all"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (None, r"callbacks=\[odd\]: odd.py has no function build\(config, folder\)"),
+        (
+            lambda *_: [],
+            r"callbacks=\[odd\]: its build returned list, which has neither of the methods on_ev",
+        ),
+        (lambda: 1, r"callbacks: build of odd raised TypeError: .* takes 0 positional"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_training(
+    build: Any, message: str, compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, "odd", build)
+    with pytest.raises(UserError, match=message):
+        run_trial(compose_config(*RUN, "callbacks=[odd]"), FOLDER)
+    assert not (FOLDER / "metrics.jsonl").exists()
+
+
+def test_a_record_names_none_by_itself(compose_config: Compose, told: Told) -> None:
+    plain = {**to_plain(compose_config(*RUN)), "callbacks": ["seen"]}
+    with pytest.raises(
+        ConfigError, match=r"callbacks=\[seen\]: .* a record can name no other, .*--callback seen"
+    ):
+        from_plain(plain)
+    assert from_plain(plain, ["seen"]).callbacks == ["seen"]
+    with pytest.raises(ConfigError, match=r"callbacks=\[gone\]: .* no module that can be imported from here"):
+        from_typed({**plain, "callbacks": ["gone"]})
+    del plain["callbacks"]
+    assert from_plain(plain).callbacks == []
+    run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER)
+    told.clear()
+    evaluate(FOLDER)
+    assert not told
+
+
+def test_an_installed_entry_point_is_named_by_its_name(
+    compose_config: Compose, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    def entry_points(*, group: str, name: str) -> list[EntryPoint]:
+        return [EntryPoint(name, "seen", group)] if (group, name) == ("adaecho.callbacks", "short") else []
+
+    monkeypatch.setattr(named.metadata, "entry_points", entry_points)
+    run_trial(from_plain({**to_plain(compose_config(*RUN)), "callbacks": ["short"]}), FOLDER)
+    assert len(told) == 5
+
+
+def _writing(rank: int) -> None:
+    """In a rank's process: a callback ``seen`` that writes beside the run's folder what this rank is told."""
+
+    class Writes:
+        def __init__(self, folder: Path) -> None:
+            self.file = folder.parent / f"told.{rank}"
+            self.file.touch()
+
+        def on_evaluation(self, *told: Any) -> None:
+            with self.file.open("a") as file:
+                file.write(f"{told}\n")
+
+    install(pytest.MonkeyPatch(), "seen", lambda _, folder: Writes(folder))
+
+
+def test_the_first_of_several_ranks_alone_has_them(compose_config: Compose, told: Told) -> None:
+    ended = run_on(2, compose_config(*RUN, "callbacks=[seen]"), FOLDER, before=_writing)
+    assert ended == [(0, "budget_spent")] * 2
+    assert len(Path("told.0").read_text().splitlines()) == len(metrics(FOLDER)) > 0
+    assert not Path("told.1").exists()
+    assert not told
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for _, name, text in BLOCK.findall(PAGE.read_text()):
+        if name:
+            (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _commands() -> list[str]:
+    shell = [text for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "shell"]
+    return [line for text in shell for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_every_command_of_the_page_runs(project: Path, line: str) -> None:
+    python, *arguments = shlex.split(line)
+    assert python == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments, *RUN, "tracking=none"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = (project / "progress.txt").read_text().splitlines()
+    summaries = [json.loads(path.read_text()) for path in project.rglob("*/summary.json")]
+    runs = [one for one in summaries if "echo" in one]
+    assert len(runs) == (2 if " -m task" in line else 1)
+    assert len(said) == 5 * len(runs)
+    for run in runs:
+        name = f"{run['echo']['variant']}, seed {run['seed']}"
+        assert f"{name}: budget_spent, best {run['best']['value']:.3f}" in said
+        assert sum(text.startswith(f"{name}: accuracy ") for text in said) == 4
