@@ -158,7 +158,7 @@ def check_source(source: Any, batch_size: int | None) -> None:
             f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches"
             f"{f' of {makes}' if makes else ''}, and these would be batched again; give batch_size=None, "
             "echo='batch' to repeat its batches, or its dataset: "
-            f"EchoLoader(data_loader.dataset, {batch_size})"
+            f"EchoLoader(data_loader.dataset, {makes or batch_size})"
         )
 
 

@@ -21,12 +21,21 @@ class Bad:
         origin: what to call it in a message.
         error: why.
         row: which example of the source it is, the same in every pass; None where that can't be told.
+        where: the text of its traceback, where the error itself has none any more.
     """
 
     index: int
     origin: str
     error: Exception
     row: int | None
+    where: str = ""
+
+    def told(self, note: str) -> Exception:
+        """The error to be raised, with a note, and where it was."""
+        self.error.add_note(note)
+        if self.where:
+            self.error.add_note(f"in a thread of the loader:\n{self.where}")
+        return self.error
 
 
 @dataclass

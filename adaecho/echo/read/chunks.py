@@ -4,6 +4,7 @@ A reader hands out its work in two parts: ``claim`` settles, in order and in one
 be read next; ``work`` may run in many threads at once.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +16,9 @@ from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Bad, Fresh
-from adaecho.echo.read.failures import is_of_machine
+from adaecho.echo.read.failures import is_of_machine, without_frames
 from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.workers import InlineMap, OrderedMap
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread
 
 # So many bad examples, one after another and all met before: there is no good one, or nearly none.
 _HOPELESS = 1000
@@ -114,7 +115,10 @@ class Preparation:
                     error.add_note(f"while reading {origin(position)}")
                     raise
                 row = None if rows is None else int(rows[position])
-                bad.append(Bad(serial // world, origin(position), error, row))
+                # Read ahead it waits for its turn, and would keep all that the frames of its traceback hold.
+                ahead = isinstance(threading.current_thread(), PoolThread)
+                where = without_frames(error) if ahead else ""
+                bad.append(Bad(serial // world, origin(position), error, row, where))
         if bad:
             serials = serials[positions]
         return Fresh(serials, self.finish(serials, good), end, bad, world)
@@ -124,8 +128,7 @@ def all_of(reread: Fresh, needed: Serials) -> Any:
     """What was read again to restore a buffer; raises the exception of what can't be read this time."""
     if len(reread.serials) != len(needed):
         bad = reread.bad[0]
-        bad.error.add_note(f"while reading {bad.origin} again to restore the buffer; it could be read before")
-        raise bad.error
+        raise bad.told(f"while reading {bad.origin} again to restore the buffer; it could be read before")
     return reread.examples
 
 
@@ -177,17 +180,15 @@ class BadExamples:
         if bad.row is not None and any(known.get("row") == bad.row for known in self.found):
             # Two passes hold each known row twice: a good one would have come between.
             if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
-                bad.error.add_note(
+                raise bad.told(
                     f"while reading {bad.origin}; the last {self._in_a_row} examples read were all bad, and "
                     "had been before: the source seems to hold no good one"
                 )
-                raise bad.error
             return
         reason = f"{type(bad.error).__name__}: {bad.error}"
         self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
         if len(self.found) > self._budget:
-            bad.error.add_note(f"while reading {bad.origin}; {self._explanation()}")
-            raise bad.error
+            raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
 
     def met_good(self) -> None:
         """Note that a good example came: the bad ones are no longer in a row."""

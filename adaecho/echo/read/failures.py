@@ -1,7 +1,8 @@
-"""Which errors say nothing about the example at hand."""
+"""Errors of reading: which say nothing about the example at hand, and how one is kept."""
 
 import errno
 import http.client
+import traceback
 import urllib.error
 
 from adaecho.echo.threads.seeded_process import ProcessDiedError
@@ -31,3 +32,14 @@ def is_of_machine(error: Exception) -> bool:
         return True
     of_client = any(f"{kind.__module__}.".startswith(_NETWORK_CLIENTS) for kind in type(error).__mro__)
     return of_client and not isinstance(error, ValueError)
+
+
+def without_frames(error: Exception) -> str:
+    """Let an error, and those that led to it, go of their frames; the text of the traceback that it had."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    chain: list[BaseException] = [error]
+    for link in chain:
+        link.__traceback__ = None
+        before = (link.__cause__, link.__context__)
+        chain += [other for other in before if other is not None and other.__traceback__ is not None]
+    return text

@@ -129,10 +129,11 @@ class SequentialReader:
                     break
                 number, example = following
                 if number % self._every == self._kept:
-                    self.witnesses.add(self._serial(number), example)
+                    place = number - self._pass[1]
+                    self.witnesses.add(self._serial(number), place, example)
                     # Before the source goes on, which may put its next example into the same memory.
                     own = self._preparation.own(example)
-                    claimed.append((self._serial(number), number - self._pass[1], own))
+                    claimed.append((self._serial(number), place, own))
         if not claimed:
             return None
         serials, places, examples = zip(*claimed, strict=True)

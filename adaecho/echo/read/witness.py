@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 _KEPT = 1024  # many more than are read ahead of the consumer
-_FIRST = 32  # of all, each a witness: few have been read when an early state is made
+_FIRST = 32  # of a pass, each a witness: few have been read when an early state is made
 _IN_A_STATE = 32  # buffers that shuffle a little give the same thing at some places
 _WHOLE_BYTES, _ELEMENTS = 1 << 14, 2048  # of an array: what is small, and of what is larger so many
 _PARTS, _DEPTH = 8, 4  # of a list, about; of what holds others
@@ -45,10 +45,9 @@ class Witnesses:
         with self._lock:
             self._seen.clear()
 
-    def add(self, serial: int, thing: Any) -> None:
-        """Remember a thing, if it is to be a witness."""
-        number = serial // self._world
-        if number >= _FIRST and number % self._spacing:
+    def add(self, serial: int, place: int, thing: Any) -> None:
+        """Remember a thing, if it is to be a witness; its place in its pass is counted over all ranks."""
+        if place // self._world >= _FIRST and serial // self._world % self._spacing:
             return
         witness = serial, fingerprint(thing)
         with self._lock:

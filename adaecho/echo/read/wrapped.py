@@ -15,14 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
     Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
     default_collate,
     default_convert,
 )
@@ -73,8 +68,7 @@ class KeyedDataLoader:
     def set_epoch(self, number: int) -> None:
         """Which pass comes next."""
         self._number = number
-        if hasattr(self._loader.dataset, "set_epoch"):
-            self._loader.dataset.set_epoch(number)
+        tell_pass(self._loader.dataset, number)
 
     def __iter__(self) -> "Pass":
         order_seed, seed = seeds_of_pass(self._seed, self._number)
@@ -285,16 +279,31 @@ def _prepare(sampler: Any, generator: torch.Generator, number: int) -> None:
 
 def hears_of_passes(source: Any) -> bool:
     """Whether a source, or a part of it, has ``set_epoch``."""
-    return any(hasattr(part, "set_epoch") for part in _parts(source))
+    return any(hasattr(part, "set_epoch") for part in _parts(source)) or bool(_counting_stages(source))
 
 
 def tell_pass(source: Any, number: int) -> None:
     """Tell a source which pass comes; one that doesn't hear it, its sampler, batch sampler and dataset."""
+    for stage in _counting_stages(source):
+        stage.epoch = number - 1
     for part in _parts(source):
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
             if part is source:
                 return
+
+
+def _counting_stages(part: Any) -> list[Any]:
+    """Stages of a webdataset pipeline that count its passes by themselves: of ``detshuffle`` and the like.
+
+    They count from the beginning of their process on. Their ``epoch`` is the number of the pass before.
+    """
+    if isinstance(part, DataLoader):
+        return _counting_stages(part.dataset)
+    if not type(part).__module__.startswith("webdataset."):
+        return []
+    counts = [part] if type(getattr(part, "epoch", None)) is int else []
+    return counts + [stage for inner in getattr(part, "pipeline", ()) for stage in _counting_stages(inner)]
 
 
 def _parts(source: Any) -> list[Any]:
@@ -304,16 +313,19 @@ def _parts(source: Any) -> list[Any]:
     return [part for place, part in enumerate(parts) if all(part is not other for other in parts[:place])]
 
 
-_SHARE_NOTHING = (RandomSampler, SequentialSampler, WeightedRandomSampler, BatchSampler)
-_SHARE_NOTHING_IF_WHOLE = (SubsetRandomSampler, list, tuple, range)  # else maybe the rows of a rank
+# By name: torchdata's are no subclasses of torch's.
+_SHARE_NOTHING = {"RandomSampler", "SequentialSampler", "WeightedRandomSampler", "BatchSampler"}
+_SHARE_NOTHING_IF_WHOLE = {"SubsetRandomSampler", "list", "tuple", "range"}  # else maybe the rows of a rank
 
 
 def _shares_out(sampler: Any, rows: int) -> bool:
     """Whether a sampler may give each rank a part of its own."""
-    known = type(sampler).__module__.startswith(("torch.", "torchdata.", "builtins"))
-    if known and isinstance(sampler, _SHARE_NOTHING_IF_WHOLE):
+    kind = type(sampler)
+    if not kind.__module__.startswith(("torch.", "torchdata.", "builtins")):
+        return True
+    if kind.__name__ in _SHARE_NOTHING_IF_WHOLE:
         return len(sampler) < rows
-    return not (known and isinstance(sampler, _SHARE_NOTHING))
+    return kind.__name__ not in _SHARE_NOTHING
 
 
 def warn_if_unshared(source: Any, world_size: int) -> bool:

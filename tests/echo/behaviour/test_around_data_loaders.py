@@ -335,6 +335,14 @@ def test_ranks_that_all_read_everything_are_warned(arguments: dict[str, Any]) ->
     EchoLoader(data_loader, None, rank=0, world_size=1)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_are_warned_of_samplers_of_torchdata_too(shuffle: bool) -> None:
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
+    with pytest.warns(UserWarning, match="each of 2 ranks reads all .*DistributedSampler"):
+        EchoLoader(library.StatefulDataLoader(range(ROWS), 4, shuffle=shuffle), None, rank=0, world_size=2)
+
+
 def test_what_may_share_out_is_not_warned_of() -> None:
     samplers: list[Any] = [DistributedSampler(Drawn(), 2, 0), SubsetRandomSampler(range(3)), Heard([])]
     for sampler in samplers:

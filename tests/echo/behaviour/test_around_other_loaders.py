@@ -66,7 +66,7 @@ def hugging_face(_: Path) -> Any:
     return stream.shuffle(seed=1, buffer_size=20).batch(SIZE)
 
 
-def web_dataset(folder: Path, *, shuffled: int) -> Any:
+def web_dataset(folder: Path, *, shuffled: int, by_pass: bool = False) -> Any:
     webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
     shard = folder / "rows.tar"
     if not shard.exists():
@@ -76,6 +76,8 @@ def web_dataset(folder: Path, *, shuffled: int) -> Any:
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     opened = webdataset.WebDataset(str(shard), shardshuffle=False)
+    if by_pass:  # it counts the passes by itself, in each process from the first on
+        opened = opened.compose(webdataset.detshuffle(20))
     return opened.shuffle(shuffled).decode().to_tuple("cls").batched(SIZE)
 
 
@@ -84,6 +86,7 @@ EXACT: dict[str, Callable[[Path], Any]] = {
     "grain": grain,
     "Hugging Face stream": hugging_face,
     "WebDataset": lambda folder: web_dataset(folder, shuffled=0),
+    "WebDataset, shuffled by pass": lambda folder: web_dataset(folder, shuffled=0, by_pass=True),
 }
 REFUSED: dict[str, Callable[[Path], Any]] = {
     "generator": lambda _: lawless,
@@ -173,6 +176,20 @@ def test_examples_are_compared_as_batches_are() -> None:
         EchoLoader(rows, 8, shuffle_buffer=16).load_state_dict(loader.state_dict())
 
 
+def test_the_first_examples_of_each_pass_are_compared() -> None:
+    def rows() -> Any:
+        return iter(random.sample(range(ROWS + 5), ROWS + 5))
+
+    def make() -> EchoLoader:
+        return EchoLoader(rows, 8, epochs=1, echo="batch", factor=2)
+
+    loader = make()
+    uses(loader)
+    uses(loader, 2)
+    with pytest.raises(ValueError, match="is another one than when the state was saved"):
+        make().load_state_dict(loader.state_dict())
+
+
 def test_contents_that_a_thread_draws_for_the_same_rows_are_warned_of() -> None:
     def make() -> EchoLoader:
         data_loader: DataLoader[Any] = DataLoader(Drawn(), 8, shuffle=True)
@@ -194,7 +211,7 @@ def padded(rows: int, columns: int, other: int) -> torch.Tensor:
 def test_a_state_holds_the_last_few_witnesses() -> None:
     witnesses = Witnesses(spacing=4, world=2)
     for serial in range(1, 5000, 2):
-        witnesses.add(serial, serial)
+        witnesses.add(serial, serial, serial)
     kept = witnesses.before(4990)
     assert [serial for serial, _ in kept] == list(range(4985 - 31 * 8, 4990, 8))
     assert [serial for serial, _ in witnesses.before(64)] == list(range(1, 64, 2)), "each of the first"

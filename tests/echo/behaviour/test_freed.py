@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from itertools import islice
@@ -136,3 +137,32 @@ def test_a_loader_that_is_not_closed_is_freed(
     assert alive == {made: [None, None] for made in kept}
     assert [error() for error in raised if error() is not None] == []
     assert bool(raised) == bool(every)
+
+
+def test_a_bad_example_that_was_read_ahead_keeps_no_frame_and_tells_where_it_was() -> None:
+    kept: Kept = []
+
+    def decode(row: int) -> int:
+        held = Rows()
+        if row == 3:
+            kept.append(weakref.ref(held))
+            try:
+                raise KeyError(row)
+            except KeyError as error:
+                raise TornError("torn") from error
+        return row
+
+    with EchoLoader(list(range(8)), 1, shuffle=False, decode=decode, num_workers=1, prefetch=8) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        deadline = time.monotonic() + 60
+        while not (kept and kept[0]() is None) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept
+        assert kept[0]() is None
+        with pytest.raises(TornError) as caught:
+            list(islice(iterator, 7))
+    named, where = caught.value.__notes__
+    assert "while reading example 3" in named
+    assert where.count("in decode") == 2
+    assert "KeyError: 3" in where
