@@ -168,10 +168,11 @@ class _Teller(NamedTuple):
 def _teller_of(owner: Any) -> _Teller | None:
     """How an object tells and takes its own position, if it does.
 
-    A stream of Hugging Face's ``datasets`` is not asked: with ``shuffle`` its state leaves out what its
-    buffer held, and other examples would follow.
+    A stream of Hugging Face's ``datasets`` is not asked, nor a loader of one: with ``shuffle`` its state
+    leaves out what its buffer held, and other examples would follow.
     """
-    if any(kind.__module__.startswith("datasets.") for kind in type(owner).__mro__):
+    streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
+    if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):
         return None
     for tell, take in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, tell) and hasattr(owner, take) and getattr(owner, "use_stateful_dataloader", True):

@@ -81,10 +81,18 @@ def web_dataset(folder: Path, *, shuffled: int, by_pass: bool = False) -> Any:
     return opened.shuffle(shuffled).decode().to_tuple("cls").batched(SIZE)
 
 
+def hugging_face_in_a_stateful_data_loader(_: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
+    stream = datasets.Dataset.from_dict({"row": range(ROWS)}).to_iterable_dataset(num_shards=4)
+    return library.StatefulDataLoader(stream.shuffle(seed=1, buffer_size=20), SIZE)
+
+
 EXACT: dict[str, Callable[[Path], Any]] = {
     "told of passes": lambda _: Lawful(),
     "grain": grain,
     "Hugging Face stream": hugging_face,
+    "Hugging Face stream in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
     "WebDataset": lambda folder: web_dataset(folder, shuffled=0),
     "WebDataset, shuffled by pass": lambda folder: web_dataset(folder, shuffled=0, by_pass=True),
 }
