@@ -130,7 +130,7 @@ def test_a_source_of_bad_examples_alone_ends_within_any_budget(num_workers: int,
     source: Any = (lambda: iter(rows)) if iterated else rows
     with EchoLoader(source, 4, decode=decode_ones, max_bad_examples=100, num_workers=num_workers) as loader:
         error = raised(lambda: next(iter(loader)))
-    assert "were all bad" in error.__notes__[-1]
+    assert "were all bad" in error.__notes__[0]
 
 
 def test_one_good_example_among_many_bad_ones_is_found_in_each_pass() -> None:
