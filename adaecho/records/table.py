@@ -66,9 +66,11 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
 
 def _ends_columns(arms: list[Row]) -> _Columns:
     columns: _Columns = [("arm", _text("arm"), NARROW)]
-    for key in (key for key in (arms[0] if arms else {}) if key.startswith("final_")):
+    metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
+    for number, key in enumerate(metrics):
         columns += [
-            (key.replace("_", " "), _mean(key, ".4f"), NARROW),
+            # Detection has six of them: more than two would leave a terminal no room for the arms' names.
+            (key.replace("_", " "), _mean(key, ".4f"), NARROW if number < 2 else PAGE),
             ("range", _range(key, ".4f"), PAGE),
         ]
     return [

@@ -100,6 +100,26 @@ def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
 
 
+def test_many_metrics_leave_the_arms_their_names() -> None:
+    metrics = ("mAP", "mAP_50", "mAP_75", "mAP_small", "mAP_medium", "mAP_large")
+    row = {
+        "arm": "example_before_augmentation_e2",
+        "echo_variant": "none",
+        "echo_factor": 1,
+        "status": "budget_spent",
+        "target_metric": "mAP_50",
+        "target_value": None,
+        **{"fresh_examples": 3200, "steps": 100, "trained_examples": 6400, "repeat": 0, "index": 0},
+        **{"best_value": 0.5, **{f"final_{name}": 0.5 for name in metrics}},
+    }
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(terminal_table(end_of_sweep([row]), console.width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "example_before" in text
+    assert "mAP_large" not in text.replace(" ", "_")
+
+
 def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
     columns = [Column("arm", ["a"], NARROW), Column("95 % interval", ["0.50 to 0.60"], NARROW)]
     console = Console(file=io.StringIO(), width=80, no_color=True)
