@@ -138,9 +138,9 @@ class Settings:
             return
         if self.factor == 1:
             warn_caller(f"{echo} with factor=1 repeats nothing; give factor=2, say, or leave echo out")
-        elif repeats == "examples" and self.shuffle_buffer < 2:  # one example shuffles nothing
+        elif repeats == "examples" and self.shuffle_buffer == 0:
             warn_caller(
-                f"{echo} with shuffle_buffer={self.shuffle_buffer}: all repeats of an example follow one "
+                f"{echo} with shuffle_buffer=0: all repeats of an example follow one "
                 "another, mostly in one batch; give shuffle_buffer=, many times batch_size, to spread them"
             )
 
