@@ -1,22 +1,25 @@
-"""The sdist and the wheel: built from the project, then used from where no checkout is."""
+"""The sdist and the wheel: built from the project, then installed and used where no checkout is."""
 
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*command: str, folder: Path, path: Path | None = None) -> str:
-    environment = {**os.environ, "PYTHONPATH": "" if path is None else str(path)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+def run(*command: str | Path, folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -25,13 +28,13 @@ def run(*command: str, folder: Path, path: Path | None = None) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("built")
-    run("-m", "hatchling", "build", "-t", "sdist", "-d", str(folder), folder=ROOT)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, folder=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
         opened.extractall(folder / "source")
     (source,) = (folder / "source").iterdir()
-    run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), folder=source)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, folder=source)
     return folder
 
 
@@ -53,14 +56,88 @@ def test_the_wheel_holds_the_package_its_configs_and_its_types(built: Path) -> N
     assert [name.endswith(".dist-info") for name in others] == [True]
 
 
-def test_the_wheel_runs_where_no_checkout_is(built: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def bin_folder(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` of an environment that has the wheel, and of this one what the wheel needs."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    here = {"base": str(folder), "platbase": str(folder)}
+    (site_packages,) = {Path(sysconfig.get_path(kind, "venv", here)) for kind in ("purelib", "platlib")}
+    # Files named *.pth in there, such as that of a checkout in this environment, are not followed.
+    (site_packages / "needs.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
     (wheel,) = built.glob("*.whl")
-    installed = tmp_path / "installed"
-    with zipfile.ZipFile(wheel) as opened:
-        opened.extractall(installed)
-    (scripts,) = installed.glob("*.dist-info/entry_points.txt")
-    assert "adaecho = adaecho.run:cli" in scripts.read_text()
-    code = "import adaecho, adaecho.run as run; print(adaecho.__file__); run.cli()"
-    output = run("-c", code, "task=digits", "--cfg", "job", folder=tmp_path, path=installed)
-    assert output.startswith(str(installed))
-    assert "name: digits" in output
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", "--ignore-installed", wheel, folder=folder)
+    return folder / "bin"
+
+
+def test_the_wheel_runs_the_quickstart_and_draws_it(bin_folder: Path, tmp_path: Path) -> None:
+    less = ("search.repeats=1", "target.value=0.2", "search.workers=1", "tracking=none")
+    run(bin_folder / "adaecho", "-m", "experiment=quickstart", *less, folder=tmp_path)
+    folder = tmp_path / "runs" / "quickstart" / "digits"
+    assert len(list(folder.glob("*/0/*/summary.json"))) == 7
+    assert (folder / "fig3.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_wheel_measures_headroom(bin_folder: Path, tmp_path: Path) -> None:
+    for number in range(8):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((16, 16, 3), number, np.uint8))
+    options = ["images=.", "step_s=0.001", "batch_size=4", "num_workers=0", "size=8"]
+    code = f"from adaecho.headroom.command import main; main({options}, budget_s=0.5)"
+    assert "R = " in run(bin_folder / "python", "-c", code, folder=tmp_path)
+
+
+_DROP_INS = """
+import importlib.util
+import sys
+from importlib.machinery import PathFinder
+
+class TorchAndNumpyAlone(PathFinder):
+    # What torch itself requires counts as torch.
+    names = {"adaecho", "torch", "torchgen", "functorch", "numpy", "typing_extensions", "sympy", "mpmath",
+        "filelock", "networkx", "jinja2", "markupsafe", "fsspec", "triton", "nvidia"}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        found = super().find_spec(name, path, target)
+        if found is None or path is not None or name in cls.names:
+            return found
+        of_others = "site-packages" in f"{found.origin} {found.submodule_search_locations}"
+        return None if of_others else found
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = TorchAndNumpyAlone
+import numpy as np, torch
+import adaecho
+from adaecho import AdaScale, EchoLoader
+
+rows = {"x": np.arange(64, dtype=np.float32)[:, None]}
+for echo in ("none", "batch", "example_before_augmentation", "example_after_augmentation"):
+    factor = 1 if echo == "none" else 2
+    loader = EchoLoader(rows, batch_size=8, epochs=1, echo=echo, factor=factor, shuffle_buffer=16)
+    seen = np.concatenate([batch["x"].ravel() for batch in loader])
+    assert np.array_equal(np.bincount(seen.astype(int), minlength=64), np.full(64, factor)), echo
+
+model = torch.nn.Linear(1, 1)
+optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=1e-4), num_gradients_to_accumulate=2)
+before = model.weight.detach().clone()
+for _ in range(2):
+    for half in torch.randn(2, 8, 1):
+        (model(half).square().mean() / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert not torch.equal(model.weight, before)
+assert importlib.util.find_spec("hydra") is None
+print(adaecho.__file__)
+"""
+
+
+def test_the_drop_ins_of_the_wheel_need_torch_and_numpy_alone(bin_folder: Path, tmp_path: Path) -> None:
+    file = Path(run(bin_folder / "python", "-c", _DROP_INS, folder=tmp_path).strip())
+    assert file.is_relative_to(bin_folder.parent)
+
+
+def test_the_version_is_the_same_everywhere(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    version = wheel.name.split("-")[1]
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
+    assert re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
