@@ -28,6 +28,7 @@ _ADDED_KEYS = {"compile": "off"}
 _ADDED: dict[str, dict[str, Any]] = {
     "adascale": {"rule": "gain"},
     "data": {"order": "permutation"},
+    "echo": {"split": False},
     "optimizer": {
         "name": "sgd",
         "beta1": 0.9,

@@ -56,6 +56,7 @@ class EchoConfig:
     batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # bound of factor=auto
     place: str = "auto"  # auto | decoded | encoded: what the buffer holds; the batches are the same
+    split: bool = False  # echo before augmentation, but for its first part, of tasks that name two
 
 
 @dataclass
@@ -337,6 +338,11 @@ def _validate_factor(echo: EchoConfig) -> None:
         check_factor(VARIANTS[echo.variant], echo.factor, echo.max_factor, echo.batch_shuffle_buffer)
     except ValueError as error:
         raise ConfigError(f"echo.{error}") from None
+    if echo.split and echo.variant != "example_before_augmentation":
+        raise ConfigError(
+            f"echo.split=true: echo={echo.variant} augments in one place; choose "
+            "echo=example_before_augmentation, or drop echo.split"
+        )
 
 
 def _validate_adascale_rule(config: Config) -> None:

@@ -75,7 +75,9 @@ class EchoLoader(Gauges):
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
             generators: seeded for each example, slower, and under ``num_workers`` run in as many processes,
-            for which it must pickle.
+            for which it must pickle. A pair ``(once, each_time)`` of these is split by
+            ``example_before_augmentation``: the first comes before the echo, once for each fresh example,
+            the second after it. Elsewhere one follows the other.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
         sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
             ``order.sampled.SampledOrder``.
@@ -175,14 +177,14 @@ class EchoLoader(Gauges):
         )  # fmt: skip
         self.settings.warn_of_idle_echo()
         check_functions(decode=decode, collate=collate, batch_length=batch_length)
-        check_place(place, decode, self.settings)
+        check_place(place, decode, augment, self.settings)
         check_whole_batches(batch_size, augment, collate, batch_length)
         if batch_size is None:
             warn_if_unshared(source, world_size)
         self._device = ToDevice(device)
         readable = as_source(keyed(source, self.settings.seed))
         self.settings.check_filling(readable.length)
-        place = self._place = choose_place(place, decode, readable, self.settings)
+        place = self._place = choose_place(place, decode, augment, readable, self.settings)
         if isinstance(readable, IterableSource):
             check_iterable(readable.name, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.augment import Augmentation, DecodeThenAugment, Origin
+from adaecho.echo.batch.augment import Augment, DecodeThenAugment, Origin, augmentations, in_turn
 from adaecho.echo.batch.batch_echo import DOWNSTREAM_QUEUE, EchoedBatches, NotEchoed
 from adaecho.echo.batch.batch_length import batch_length
 from adaecho.echo.batch.batches import Batch, ExampleBatches, OneByOne, WholeBatches
@@ -40,8 +40,6 @@ _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 
 Source = ArraySource | MapSource | IterableSource
-AfterBuffer = Augmentation | DecodeThenAugment
-"""What comes after the buffer; or, augmenting first, just before it."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +81,17 @@ class Pipeline:
         _check(source, settings, work.decode)
         order = None if isinstance(source, IterableSource) else _order(source, settings, work.sampler)
         self._origin = _origin_of(source, order)
-        decode, after_buffer = _around_the_buffer(settings, work, self._origin)
-        augment_first = after_buffer if settings.variant.augments_before else None
-        augment_last = None if settings.variant.augments_before else after_buffer
+        decode, augment_first, augment_last = _around_the_buffer(settings, work, self._origin)
         self._whole = settings.batch_size is None
         # Whole batches have been shared out among the ranks by their maker.
         self._rank, self._world = (0, 1) if self._whole else (settings.rank, settings.world_size)
         # Rows that lie in memory are not copied until they leave the buffer.
-        in_memory = isinstance(source, ArraySource) and source.resident
-        self._resident = in_memory and decode is None and not settings.variant.augments_before
+        in_memory = isinstance(source, ArraySource) and source.resident and decode is None
+        self._resident = in_memory and augment_first is None and not settings.variant.augments_before
         as_stored = decode is None and work.place == "decoded"
         self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
 
-        # read > decode [> augment] > [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
+        # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         reader = self._reader(order, decode, augment_first)
         bad = BadExamples(settings.max_bad_examples)
         iterated = isinstance(source, IterableSource)
@@ -113,7 +109,7 @@ class Pipeline:
         )  # fmt: skip
 
     def _reader(
-        self, order: Permutation | None, decode: Callable[[Any], Any] | None, augment: AfterBuffer | None
+        self, order: Permutation | None, decode: Callable[[Any], Any] | None, augment: Augment | None
     ) -> Reader:
         """The first stage: read > decode [> augment]."""
         length = (self._work.batch_length or batch_length) if self._whole else None
@@ -134,7 +130,7 @@ class Pipeline:
         kept = isinstance(self._source, MapSource)
         return WholeBatches(queue, self._work.device.move, self._work.batch_length or batch_length, kept=kept)
 
-    def _example_batches(self, queue: FreshQueue, augment: AfterBuffer | None) -> ExampleBatches:
+    def _example_batches(self, queue: FreshQueue, augment: Augment | None) -> ExampleBatches:
         """The middle stages: [echo >] shuffle > [augment >] batch."""
         settings, work = self._settings, self._work
         assert settings.batch_size is not None
@@ -309,23 +305,30 @@ def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
 
 def _around_the_buffer(
     settings: Settings, work: Work, origin: Origin
-) -> tuple[Callable[[Any], Any] | None, AfterBuffer | None]:
-    """What decodes before the buffer, and what comes after it (or, augmenting first, just before it)."""
-    augmentation = _augmentation(work.augment, settings, origin, work.num_workers)
+) -> tuple[Callable[[Any], Any] | None, Augment | None, Augment | None]:
+    """What decodes before the buffer, what augments there and what after it, decoding too if nothing did."""
+    parts = augmentations(work.augment, settings.seed, origin, threads=bool(work.num_workers))
+    # Of (once, each_time) the first is done with before repeats of examples are made.
+    cut = len(parts) if settings.variant.augments_before else len(parts) - 1
+    cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
+    before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
     if work.decode is None or work.place == "decoded":
-        return work.decode, augmentation
+        return work.decode, before, after
     # What is found bad after the buffer can't be skipped any more.
     tried = Tried(work.decode) if settings.max_bad_examples else None
     for_augment = getattr(work.decode, "for_augment", None)
-    decode = work.decode if for_augment is None else for_augment(work.augment)
-    return tried, DecodeThenAugment(decode, augmentation, origin)
+    first = work.augment[0] if isinstance(work.augment, tuple) else work.augment
+    decode = work.decode if for_augment is None else for_augment(first)
+    return tried, before, DecodeThenAugment(decode, after, origin)
 
 
-def choose_place(place: str, decode: Callable[[Any], Any] | None, source: Any, settings: Settings) -> str:
+def choose_place(
+    place: str, decode: Callable[[Any], Any] | None, augment: Any, source: Any, settings: Settings
+) -> str:
     """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
     if place != "auto":
         return place
-    if decode is None or settings.batch_size is None or settings.variant.augments_before:
+    if decode is None or settings.batch_size is None or settings.augments_before_buffer(augment):
         return "decoded"
     if settings.variant.batches_upstream and not settings.max_bad_examples:
         return "encoded"
@@ -342,15 +345,6 @@ def _fits_decoded(source: Any, decode: Callable[[Any], Any], buffer: int) -> boo
     except Exception:  # a bad one, or a broken transfer: reading will tell
         return True
     return buffer * num_bytes(first) <= free / 2
-
-
-def _augmentation(augment: Any, settings: Settings, origin: Origin, num_workers: int) -> Augmentation | None:
-    if augment is None:
-        return None
-    augmentation = Augmentation(augment, settings.seed, origin)
-    if num_workers:
-        augmentation.check_threads()
-    return augmentation
 
 
 def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | None) -> None:

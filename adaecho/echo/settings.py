@@ -153,6 +153,12 @@ class Settings:
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 
+    def augments_before_buffer(self, augment: Any) -> bool:
+        """Whether what enters the shuffle buffer has been augmented, or is a pair's first part."""
+        return self.variant.augments_before or (
+            self.variant.repeats == "examples" and isinstance(augment, tuple)
+        )
+
     def check_filling(self, length: int | None) -> None:
         """Warn where more than a pass is read before the first batch, or raise ValueError where many are.
 
@@ -239,7 +245,7 @@ def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batc
             )
 
 
-def check_place(place: str, decode: Any, settings: Settings) -> None:
+def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> None:
     """Raises ValueError where the buffer can't hold examples in that form."""
     one_of("place", place, PLACES)
     if place != "encoded":
@@ -248,10 +254,11 @@ def check_place(place: str, decode: Any, settings: Settings) -> None:
         raise ValueError("place='encoded': without decode= examples are buffered as they come; leave it out")
     if settings.batch_size is None:
         raise ValueError("place='encoded' with batch_size=None: whole batches are not decoded here")
-    if settings.variant.augments_before:
+    if settings.augments_before_buffer(augment):
+        pair = " and augment=(once, each_time)" * (not settings.variant.augments_before)
         raise ValueError(
-            f"place='encoded' with echo={settings.echo!r}: what is echoed there is decoded; "
-            "choose place='decoded' or echo='example_before_augmentation'"
+            f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; "
+            "choose place='decoded' or augment after echo='example_before_augmentation'"
         )
 
 

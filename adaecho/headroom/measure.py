@@ -19,7 +19,7 @@ import torch
 
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
-from adaecho.echo.batch.augment import Augmentation
+from adaecho.echo.batch.augment import augmentations, in_turn
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 
@@ -125,10 +125,10 @@ class Upstream:
             encoded = next(iter(loader))
         decoded = self._decoded(encoded)
         times["decode"] = time_call(lambda: self._decoded(encoded), budget_s)
-        if self.augment is not None:
-            augmentation = Augmentation(self.augment, seed=0)
+        augment = in_turn(augmentations(self.augment, 0, "example {}".format, threads=False))
+        if augment is not None:
             items = np.arange(len(decoded), dtype=np.int64)
-            times["augment"] = time_call(lambda: augmentation(items, decoded), budget_s)
+            times["augment"] = time_call(lambda: augment(items, decoded), budget_s)
         return times
 
     def _decoded(self, encoded: list[Any]) -> list[Any]:

@@ -48,6 +48,8 @@ class Task:
         source: training examples for ``EchoLoader``: indexable with a length, or an iterable.
         decode: bytes to arrays, deterministic; None where examples are stored decoded.
         augment: ``augment(example, rng)``, with ``augment.block(examples, keys)`` where it is vectorised.
+        augment_parts: two, (once, each_time), that do as ``augment`` one after the other; ``echo.split=true``
+            puts the echo between them. None where there are none.
         collate: None for ``EchoLoader``'s own.
         build_model: a freshly initialised model; torch's global generator is seeded by the caller.
         loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
@@ -79,6 +81,7 @@ class Task:
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], LossAndWeight]
     evaluate: Callable[..., dict[str, float]]
+    augment_parts: tuple[Callable[..., Any], Callable[..., Any]] | None = None
     has_test_split: bool = False
     weight: Callable[[Batch], torch.Tensor | float] | None = None
     num_examples: int | None = None

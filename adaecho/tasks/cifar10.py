@@ -102,6 +102,7 @@ def build(config: Config, options: Options) -> Task:
         source=data.source,
         decode=data.decode,
         augment=PadCropFlip(padding=4, flip=True),
+        augment_parts=(PadCropFlip(padding=4, flip=False), PadCropFlip(padding=0, flip=True)),
         collate=None,
         build_model=build_model,
         loss=partial(cross_entropy, label_smoothing=options.label_smoothing),

@@ -75,6 +75,10 @@ def build(config: Config, options: Options) -> Task:
         source=source,
         decode=None,
         augment=PadCropFlip(padding=1, flip=False),
+        augment_parts=(
+            PadCropFlip(padding=1, flip=False, horizontal=False),
+            PadCropFlip(padding=1, flip=False, vertical=False),
+        ),
         collate=None,
         build_model=build_model,
         loss=cross_entropy,

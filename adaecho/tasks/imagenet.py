@@ -4,6 +4,7 @@ The paper resizes, crops and flips at random and distorts colours; how strongly 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from adaecho.tasks.base import Picture, Split, Task
 from adaecho.tasks.images import (
     CLASSIFICATION_METRICS,
     DecodeLabelled,
+    PadCropFlip,
     Prediction,
     classification_metrics,
     cross_entropy,
@@ -59,6 +61,15 @@ def build(config: Config, options: Options) -> Task:
             "pretrained": next(iter(fingerprint_of([Path(options.pretrained).expanduser()]).values()))
         }
 
+    augment = RandomResizedCrop(
+        options.image_size,
+        scale=(options.min_crop_area, 1.0),
+        brightness=strength,
+        contrast=strength,
+        saturation=strength,
+        antialias=options.antialias,
+    )
+
     def build_model() -> nn.Module:
         model = timm_model(options.model, num_classes, options.image_size, options.pretrained)
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
@@ -79,14 +90,8 @@ def build(config: Config, options: Options) -> Task:
         metrics=CLASSIFICATION_METRICS,
         source=train,
         decode=decode,
-        augment=RandomResizedCrop(
-            options.image_size,
-            scale=(options.min_crop_area, 1.0),
-            brightness=strength,
-            contrast=strength,
-            saturation=strength,
-            antialias=options.antialias,
-        ),
+        augment=augment,
+        augment_parts=(replace(augment, flip=False), PadCropFlip(padding=0, flip=True)),
         collate=None,
         build_model=build_model,
         loss=partial(cross_entropy, label_smoothing=options.label_smoothing),

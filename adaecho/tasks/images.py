@@ -43,10 +43,13 @@ class PadCropFlip:
     Attributes:
         padding: pixels added on every side; the crop's corner is uniform over (2 * padding + 1)**2 places.
         flip: whether to flip at all.
+        vertical, horizontal: whether the corner is drawn in this direction; else it stays in the middle.
     """
 
     padding: int
     flip: bool
+    vertical: bool = True
+    horizontal: bool = True
 
     def __call__(self, example: Images, rng: np.random.Generator) -> Images:
         """One example, ``image`` uint8 [H, W, C]."""
@@ -72,6 +75,8 @@ class PadCropFlip:
         if images.dtype != np.uint8:
             raise ValueError(f"PadCropFlip: images are uint8 arrays, not {images.dtype}")
         result, flipped = recycle.empty(images.shape, np.uint8), flipped & self.flip
+        top = top if self.vertical else np.full_like(top, self.padding)
+        left = left if self.horizontal else np.full_like(left, self.padding)
         for begin in range(0, len(images), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
             # Those to be mirrored come last, side by side.

@@ -13,12 +13,21 @@ from adaecho.tasks.base import Task
 
 
 def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict[str, Any]:
-    """The arguments of an ``EchoLoader`` that have nothing to do with echoing."""
+    """The arguments of an ``EchoLoader`` that have nothing to do with echoing.
+
+    Raises:
+        ConfigError: ``echo.split`` of a task that doesn't name the parts of its augmentation.
+    """
+    if config.echo.split and task.augment_parts is None:
+        raise ConfigError(
+            f"echo.split=true: task {task.name} doesn't name two parts of its augmentation (digits, cifar10 "
+            "and imagenet do); give its Task augment_parts, or drop echo.split"
+        )
     return {
         "source": task.source,
         "batch_size": config.batch_size,
         "decode": task.decode,
-        "augment": task.augment,
+        "augment": task.augment_parts if config.echo.split else task.augment,
         "collate": task.collate,
         "order": config.data.order,
         "place": config.echo.place,
@@ -39,7 +48,8 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
         ranks: those that share the examples out; under ``echo.factor=auto`` they follow their mean R.
 
     Raises:
-        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory.
+        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory; or see
+            ``upstream_arguments``.
     """
     try:
         loader = EchoLoader(

@@ -13,6 +13,10 @@ def draw(example: dict[str, Any]) -> dict[str, Any]:
     return {"label": example["label"], "drawn": torch.tensor(drawn, dtype=torch.float64), "pid": os.getpid()}
 
 
+def draw_again(example: dict[str, Any]) -> dict[str, Any]:
+    return {**example, "drawn again": draw(example)["drawn"]}
+
+
 def fail(example: dict[str, Any]) -> dict[str, Any]:
     if example["label"] == 5:
         raise KeyError("no five")

@@ -14,6 +14,7 @@ import numpy as np
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 REPEATS, SLOT, DRAIN = (1 << 20), (1 << 20) + 1, (1 << 20) + 2
+ONCE = 0x6F6E63655F666F72
 
 
 def splitmix_hash(value: int) -> int:
@@ -103,6 +104,7 @@ def batches(
     shuffle_buffer: int = 0,
     batch_shuffle_buffer: int = 0,
     augment: Callable[[Any, int], Any],
+    once: Callable[[Any, int], Any] | None = None,
     order: str = "permutation",
     seed: int = 0,
     rank: int = 0,
@@ -110,8 +112,14 @@ def batches(
     passes: int | None = None,
     first_pass: int = 0,
 ) -> Iterator[tuple[list[Any], int]]:
-    """Batches as lists of examples, each with the number of fresh examples read when it was complete."""
-    reads = 0
+    """Batches as lists of examples, each with the number of fresh examples read when it was complete.
+
+    ``once`` comes before ``augment``: before the echo where that is of examples.
+    """
+    reads, once_first = 0, echo.startswith("example")
+
+    def augmented_once(example: Any, serial: int, repeat: int) -> Any:
+        return example if once is None else once(example, key(seed ^ ONCE, serial, repeat))
 
     def read() -> Iterator[tuple[int, Any]]:
         nonlocal reads
@@ -119,6 +127,8 @@ def batches(
         for serial, place in fresh_serials(rank, world, length, first_pass, passes):
             reads += 1
             example = examples[row_of(place, length, seed, order)]
+            if once_first:
+                example = augmented_once(example, serial, 0)
             if echo == "example_after_augmentation":
                 example = augment(example, key(seed, serial, 0))
             yield serial, example
@@ -126,6 +136,8 @@ def batches(
     def batch(items: Iterator[tuple[int, int, Any]]) -> Iterator[list[Any]]:
         made = []
         for serial, repeat, example in items:
+            if not once_first:
+                example = augmented_once(example, serial, repeat)
             if echo != "example_after_augmentation":
                 example = augment(example, key(seed, serial, repeat))
             made.append(example)

@@ -81,6 +81,17 @@ def test_every_place_and_both_directions_are_equally_likely() -> None:
     assert abs(left_column.mean() - 0.5) < 5 * 0.5 / math.sqrt(number)
 
 
+def test_a_direction_can_be_left_alone() -> None:
+    examples, keys = _examples(50, 8, 1), _keys(50)
+    down = PadCropFlip(1, False, horizontal=False)
+    across = PadCropFlip(1, False, vertical=False)
+    crops = {_slow_crop(examples["image"][0], 1, top, 1, False).tobytes() for top in range(3)}
+    first = {"image": examples["image"][[0] * 50]}
+    assert {image.tobytes() for image in down.block(first, keys)["image"]} == crops
+    both = across.block(down.block(examples, keys), keys)["image"]
+    np.testing.assert_array_equal(both, PadCropFlip(1, False).block(examples, keys)["image"])
+
+
 def test_one_example_with_a_generator_is_one_of_the_crops() -> None:
     example = {"image": _examples(1, 8, 3)["image"][0], "label": 7}
     augment = PadCropFlip(1, True)
@@ -142,9 +153,8 @@ def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None
     shares = torch.full((6, 4), 0.1 / 4)
     shares[range(6), labels] += 0.9
     torch.testing.assert_close(total, -(shares * logits.log_softmax(1)).sum())
-    assert torch.equal(
-        cross_entropy(nn.Identity(), batch)[0], nn.functional.cross_entropy(logits, labels) * 6
-    )
+    unsmoothed = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    assert torch.equal(cross_entropy(nn.Identity(), batch)[0], unsmoothed)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "cifar10"])

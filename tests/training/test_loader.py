@@ -34,6 +34,23 @@ def test_they_reach_headroom(compose_config: Compose, monkeypatch: pytest.Monkey
     assert {given["place"] for given in made} == {"decoded"}
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split: bool) -> None:
+    config = compose_config("echo=example_before_augmentation", "echo.factor=3", f"echo.split={split}")
+    task = build_task(config)
+    assert task.augment_parts is not None
+    given = upstream_arguments(config, task, CPU)["augment"]
+    assert given is (task.augment_parts if split else task.augment)
+    with make_loader(config, task, CPU) as loader:
+        assert next(iter(loader))["image"].shape == (config.batch_size, 8, 8, 1)
+
+
+def test_a_task_without_parts_cant_be_split(compose_config: Compose) -> None:
+    config = compose_config("task=small_text", "echo=example_before_augmentation", "echo.split=true")
+    with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text doesn't name two parts"):
+        upstream_arguments(config, build_task(config), CPU)
+
+
 def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> None:
     config = compose_config("data.order=shards")
     with pytest.raises(ConfigError, match="order='shards': this source has no shard_lengths"):

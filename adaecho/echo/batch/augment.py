@@ -3,7 +3,7 @@
 import inspect
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from adaecho.echo.memory.pool import Examples
@@ -13,6 +13,12 @@ from adaecho.echo.threads.seeded_process import SeededProcess, global_generators
 from adaecho.echo.threads.workers import PoolThread
 
 Origin = Callable[[int], str]
+Augment = Callable[[keyed.Items, Examples], Examples]
+"""Examples and which they are, to as many."""
+
+# Draws of the first of two augmentations come from another seed than those of the second, and than any that
+# a user is likely to give another loader.
+_ONCE = 0x6F6E63655F666F72
 
 
 class Augmentation:
@@ -58,9 +64,10 @@ class Augmentation:
             return one_by_one(self._with_generator, singles, drawn, failed)
         thread = threading.current_thread()
         if isinstance(thread, PoolThread):
-            if thread.helper is None:
-                thread.helper = SeededProcess(self._pickled(), "augment", "augment(example, rng)")
-            augmented: list[Any] = thread.helper(singles, drawn.tolist(), failed)
+            if self not in thread.helpers:
+                augmenting = SeededProcess(self._pickled(), "augment", "augment(example, rng)")
+                thread.helpers[self] = augmenting
+            augmented: list[Any] = thread.helpers[self](singles, drawn.tolist(), failed)
             return augmented
         with global_generators_kept():
             return seeded(self._augment, singles, drawn.tolist(), failed)
@@ -102,28 +109,57 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
     return stacked.with_tree(block(stacked.tree(), drawn))
 
 
+def augmentations(augment: Any, seed: int, origin: Origin, *, threads: bool) -> list[Augmentation]:
+    """What ``augment=`` was given, in turn: none, one, or the two of (once, each_time).
+
+    Raises:
+        ValueError: it is another tuple, can't be called so, or can't be run by ``threads``.
+    """
+    if isinstance(augment, tuple) and len(augment) != 2:
+        raise ValueError(f"augment: a tuple is (once, each_time), and this one has {len(augment)} parts")
+    if isinstance(augment, tuple):
+        once, each_time = augment
+        both = [Augmentation(once, seed ^ _ONCE, origin), Augmentation(each_time, seed, origin)]
+    else:
+        both = [] if augment is None else [Augmentation(augment, seed, origin)]
+    for augmentation in both if threads else []:
+        augmentation.check_threads()
+    return both
+
+
+def in_turn(augments: Sequence[Augment]) -> Augment | None:
+    """One after another as a single one; None where there is none."""
+
+    def augmented(items: keyed.Items, examples: Examples) -> Examples:
+        for augment in augments:
+            examples = augment(items, examples)
+        return examples
+
+    return augmented if augments else None
+
+
 class DecodeThenAugment:
     """What comes after the buffer where it holds examples as they are stored.
 
     Args:
         decode: one example, deterministic.
-        augmentation: of decoded examples, if any.
+        augment: decoded examples, if at all.
         origin: what to call the example of a serial in a message.
     """
 
     def __init__(
         self,
         decode: Callable[[Any], Any],
-        augmentation: Augmentation | None,
+        augment: Augment | None,
         origin: Origin,
     ) -> None:
-        self._decode, self._augmentation, self._origin = decode, augmentation, origin
+        self._decode, self._augment, self._origin = decode, augment, origin
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
         """The decoded and augmented examples of these items."""
         singles = examples.examples() if isinstance(examples, Columns) else examples
         decoded = [self._decoded(int(item), single) for item, single in zip(items, singles, strict=True)]
-        return decoded if self._augmentation is None else self._augmentation(items, decoded)
+        return decoded if self._augment is None else self._augment(items, decoded)
 
     def _decoded(self, item: int, example: Any) -> Any:
         try:

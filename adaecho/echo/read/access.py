@@ -178,9 +178,10 @@ class Drawing:
         """One example, with the generators seeded by a key."""
         thread = threading.current_thread()
         if isinstance(thread, PoolThread):
-            if thread.reader is None:
-                thread.reader = SeededProcess(self._pickled, "the dataset", "a dataset that draws nothing")
-            return thread.reader([row], [key], _failed)[0]
+            if self not in thread.helpers:
+                dataset = SeededProcess(self._pickled, "the dataset", "a dataset that draws nothing")
+                thread.helpers[self] = dataset
+            return thread.helpers[self]([row], [key], _failed)[0]
         with global_generators_kept():
             return seeded(self._dataset.__getitem__, [row], [key], _failed)[0]
 

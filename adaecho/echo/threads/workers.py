@@ -66,7 +66,7 @@ class Condition(threading.Condition):
 
 
 class PoolThread(threading.Thread):
-    """A thread of a pool; what ``helper`` holds is closed when it ends.
+    """A thread of a pool; its ``helpers`` are closed when it ends.
 
     It is ``leaving``, under the pool's lock, from when it will do no more work: still alive, but another
     must be hired in its place. It has ``ended`` once nothing is left to do.
@@ -75,16 +75,14 @@ class PoolThread(threading.Thread):
     def __init__(self, thread_pool: "ThreadPool", target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.thread_pool = thread_pool
-        self.helper: Helper | None = None  # of augment
-        self.reader: Helper | None = None  # of the dataset
+        self.helpers: dict[Any, Helper] = {}  # of the dataset and of each augmentation, by whose they are
         self.leaving = self.ended = False
 
     def run(self) -> None:
         try:
             super().run()
-            for helper in (self.helper, self.reader):
-                if helper is not None:
-                    helper.close()
+            for helper in self.helpers.values():
+                helper.close()
         finally:
             self.thread_pool.left(self)
 

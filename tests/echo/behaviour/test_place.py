@@ -85,7 +85,7 @@ def test_a_run_may_go_on_in_another_place():
 def test_auto_weighs_work_against_memory(echo, bad, free, expected, monkeypatch):
     monkeypatch.setattr(pipeline, "free_bytes", lambda: free)
     settings = EchoLoader(Stored(), 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
-    assert pipeline.choose_place("auto", decode, pipeline.MapSource(Stored()), settings) == expected
+    assert pipeline.choose_place("auto", decode, None, pipeline.MapSource(Stored()), settings) == expected
 
 
 def stream():

@@ -157,7 +157,7 @@ def test_a_thread_on_its_way_out_is_replaced() -> None:
             may_close.wait(200)
 
     def augment(example: dict[str, Any], rng: Any) -> dict[str, Any]:  # noqa: ARG001
-        threading.current_thread().helper = SlowToClose()  # type: ignore[attr-defined]
+        threading.current_thread().helpers["slow"] = SlowToClose()  # type: ignore[attr-defined]
         return example
 
     closing, may_close, batches = threading.Event(), threading.Event(), []
