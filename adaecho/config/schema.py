@@ -102,9 +102,9 @@ class EvaluateConfig:
 class TrackingConfig:
     """The mirror of a run outside its folder; it can never stop or slow the run."""
 
-    kind: str = MISSING  # none | csv (metrics.csv beside metrics.jsonl) | wandb
-    mode: str = "offline"  # offline | online
-    project: str = "adaecho"  # of Weights & Biases
+    kind: str = MISSING  # none | csv (metrics.csv beside metrics.jsonl) | wandb | trackio
+    mode: str = "offline"  # of Weights & Biases: offline | online
+    project: str = "adaecho"  # of Weights & Biases or trackio
     entity: str | None = None  # of Weights & Biases; null: your default
 
 
@@ -278,7 +278,7 @@ _ALLOWED = {
     "precision": ("auto", "float32", "bfloat16"),
     "device": DEVICES,
     "compile": ("off", "default", "reduce-overhead"),
-    "tracking.kind": ("none", "csv", "wandb"),
+    "tracking.kind": ("none", "csv", "wandb", "trackio"),
     "tracking.mode": ("offline", "online"),
 }
 _LEAST = {

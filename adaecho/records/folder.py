@@ -53,10 +53,11 @@ _TIMED = ("_s", "_s_per_batch", "_s_per_step")  # ends of the names of fields th
 _ONCE = ("R", "reread_examples")  # and what else isn't the same in each repetition
 _LEFT = (
     "config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "summary.json", "checkpoint",
-    "model", "traceback.txt", "lock", "pictures", "wandb", "wandb.json", "attempts.log",
+    "model", "traceback.txt", "lock", "pictures", "wandb", "wandb.json", "trackio.json",
+    "attempts.log",
 )  # fmt: skip
 # The lock does not guard it: the export of the piece before may be writing it at this moment.
-_UNGUARDED = ".wandb.json."
+_UNGUARDED = (".wandb.json.", ".trackio.json.")
 
 
 class RunFolder:

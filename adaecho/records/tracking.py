@@ -1,8 +1,8 @@
-"""Exporting run folders to W&B, by a process of its own, so that nothing it does reaches a run.
+"""Exporting run folders to W&B or trackio, by a process of its own, so that nothing it does reaches a run.
 
 Importing W&B and opening a first run costs seconds of processor time, its background service is known to
 hang, and a crash of either must not cost a training run. So this side only names folders, over a pipe that
-never blocks; ``wandb_export`` reads the folders (the truth) at a low priority. One such process serves all
+never blocks; ``exporter`` reads the folders (the truth) at a low priority. One such process serves all
 trials of a worker: after the first, one costs it some hundredths of a second.
 """
 
@@ -26,10 +26,10 @@ FINISH_WAIT_S = 60.0
 def export(
     tracking: TrackingConfig, folder: Path, *, group: str | None = None, name: str | None = None
 ) -> None:
-    """Have a folder exported as one W&B run, whose id stays in the folder; never raises and never waits.
+    """Have a folder exported as one run, whose id stays in the folder; never raises and never waits.
 
-    Call it while holding the folder's lock: the export is made when the lock has been released. Online it
-    also follows every evaluation until then.
+    Call it while holding the folder's lock: the export is made when the lock has been released. W&B
+    online also follows every evaluation until then.
 
     Args:
         tracking: where to, online or offline.
@@ -37,10 +37,11 @@ def export(
         group: name shared by the runs of a sweep.
         name: shown for this run; by default a trial's arm/repeat/index in a group, else the folder's name.
     """
-    if tracking.kind != "wandb":
+    if tracking.kind not in ("wandb", "trackio"):
         return
     order = {
         "folder": str(folder.resolve()),
+        "kind": tracking.kind,
         "mode": tracking.mode,
         "project": tracking.project,
         "entity": tracking.entity,
@@ -59,7 +60,7 @@ def finish() -> None:
 
 
 class _Exporter:
-    """The process that talks to W&B, started when first needed and given up for good at the first trouble."""
+    """The process that talks to the tracker, started when first needed, given up at the first trouble."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +89,7 @@ class _Exporter:
         if self._process is None or self._pid != os.getpid():  # a forked child needs one of its own
             path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "adaecho.records.wandb_export"],
+                [sys.executable, "-m", "adaecho.records.exporter"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
@@ -116,14 +117,14 @@ class _Exporter:
             if process.wait(FINISH_WAIT_S) != 0:
                 _warn(f"its export ended with {process.returncode}")
         except subprocess.TimeoutExpired:
-            _warn(f"not finished in {FINISH_WAIT_S:g} s; `wandb sync` can do it later")
+            _warn(f"not finished in {FINISH_WAIT_S:g} s; of W&B, `wandb sync` can do it later")
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def _warn(reason: str) -> None:
-    print(f"warning: W&B: {reason}; the run folders are complete without it", file=sys.stderr)
+    print(f"warning: tracking: {reason}; the run folders are complete without it", file=sys.stderr)
 
 
 _exporter = _Exporter()

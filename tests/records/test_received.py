@@ -40,7 +40,7 @@ COMMANDS = {
     "collect runs": ["adaecho.records.collect", "foreign/run", "--experiment", "theirs"],
     "collect to tables": ["adaecho.records.collect", "foreign/sweep", "--command", "theirs"],
     "figures": ["adaecho.figures", "--results", "foreign"],
-    "export": ["adaecho.records.wandb_export"],
+    "export": ["adaecho.records.exporter"],
 }
 
 

@@ -1,10 +1,12 @@
-"""The process behind ``tracking``: follows the folders that its input names, and shows them to W&B.
+"""The process behind ``tracking``: follows the folders that its input names, for W&B or trackio.
 
 All that it knows of a run is in the run's folder. ``wandb.json`` there keeps the run's id, so that every
 piece of an interrupted run continues the same W&B run, and how far its history was sent, so that nothing is
 sent twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` uploads those of offline runs.
+``trackio.json`` keeps trackio's; its metrics lie in its own folder (``TRACKIO_DIR``), of which it shows them.
 """
 
+import importlib
 import json
 import os
 import select
@@ -28,12 +30,20 @@ LAST_WORDS_S = 55
 class Piece:
     """One opened W&B run on one run folder, from start or resumption to its close."""
 
+    tracker = "wandb"
+
     def __init__(self, order: dict[str, Any]) -> None:
         self._folder = Path(order["folder"])
-        self._state = _state(self._folder / "wandb.json", order["project"], order["entity"])
+        self._file = self._folder / f"{self.tracker}.json"
+        self._state = _state(self._file, order["project"], order["entity"])
         self._lines_read = 0
-        # The id is on disk before W&B hears of it: a kill in between leaves no second run.
+        # The id is on disk before the tracker hears of it: a kill in between leaves no second run.
         self._save()
+        self._run: Any
+        self._sent: int  # fresh examples of the last evaluation that the tracker has
+        self._open(order)
+
+    def _open(self, order: dict[str, Any]) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -50,7 +60,7 @@ class Piece:
         self._sent = max(self._state["fresh_examples"], self._run.starting_step - 1)
 
     def send_history(self) -> None:
-        """Send the evaluations that W&B lacks, each at the step of its number of fresh examples.
+        """Send the evaluations that the tracker lacks, each at the step of its number of fresh examples.
 
         A resumed run repeats the evaluations after its last checkpoint, exactly; they are there already.
         """
@@ -75,11 +85,51 @@ class Piece:
         self._save()
 
     def _save(self) -> None:
-        write_json(self._folder / "wandb.json", self._state, durable=False)
+        write_json(self._file, self._state, durable=False)
+
+
+class TrackioPiece(Piece):
+    """The same in trackio, which keeps no summaries and writes to this machine alone."""
+
+    tracker = "trackio"
+
+    def _open(self, order: dict[str, Any]) -> None:
+        import trackio
+
+        # trackio continues what has the same name.
+        self._name = (order["project"], f"{order['name']} {self._state['id']}")
+        self._run = trackio.init(
+            *self._name,
+            group=order["group"],
+            config=_config(self._folder),
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        self._sent = self._stored()
+
+    def _stored(self) -> int:
+        """Fresh examples of the last evaluation in trackio's own table: all before it are there too."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        step: int | None = SQLiteStorage.get_max_step_for_run(*self._name)
+        return -1 if step is None else step
+
+    def close(self) -> None:
+        """End this piece; what trackio could not write it only warns of."""
+        self._run.finish()
+        if self._stored() != self._sent:
+            raise RuntimeError(f"trackio has evaluations up to {self._stored()}, not {self._sent}")
+        self._state["fresh_examples"] = self._sent
+        self._save()
+
+
+PIECES = {piece.tracker: piece for piece in (Piece, TrackioPiece)}
 
 
 def _state(path: Path, project: str, entity: str | None) -> dict[str, Any]:
-    """What the folder knows of its W&B run; another project has none of it."""
+    """What the folder knows of its run in the tracker; another project has none of it."""
     where = {"project": project, "entity": entity}
     if path.exists():
         state = dict(read_json(path))
@@ -120,10 +170,11 @@ def _settings(wandb: Any) -> Any:
 
 
 class _Followed:
-    """A folder that was named: opened in W&B when it is over, online at its first evaluation."""
+    """A folder that was named: sent when it is over, or to W&B online from its first evaluation on."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order, self._folder = order, Path(order["folder"])
+        self._kind = PIECES[order["kind"]]
         self._piece: Piece | None = None
 
     def is_over(self) -> bool:
@@ -131,15 +182,15 @@ class _Followed:
         over = not is_held(self._folder)  # before the folder is read for the last time
         if self._piece is None and (self._folder / "metrics.jsonl").exists():
             # Not before: its import takes the processor seconds, as do the run's first steps.
-            import wandb  # noqa: F401  # also offline, so that it is ready when the run ends
-
-            self._piece = None if self._order["mode"] == "offline" else Piece(self._order)
+            importlib.import_module(self._kind.tracker)  # also offline, so that it is ready at the run's end
+            follows = self._kind is Piece and self._order["mode"] != "offline"
+            self._piece = self._kind(self._order) if follows else None
         if self._piece is not None:
             self._piece.send_history()
         return over
 
     def close(self) -> None:
-        piece = self._piece or Piece(self._order)
+        piece = self._piece or self._kind(self._order)
         piece.send_history()
         piece.close()
 
@@ -154,7 +205,7 @@ def _follow() -> None:
             *lines, unread = (unread + data).split(b"\n")
             ended = not data or b"" in lines
             for order in map(json.loads, filter(None, lines)):
-                key = tuple(str(order[name]) for name in ("folder", "project", "entity"))
+                key = tuple(str(order[name]) for name in ("folder", "kind", "project", "entity"))
                 if key not in followed:
                     followed[key] = _Followed(order)
         for key, one in list(followed.items()):
@@ -172,7 +223,8 @@ def main() -> None:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         print(
-            f"warning: W&B: {reason}. The run goes on and its folder is complete; tracking=none is silent",
+            f"warning: tracking: {reason}. The run goes on and its folder is complete; "
+            "tracking=none is silent",
             file=sys.stderr,
         )
 
