@@ -7,7 +7,7 @@ for a burst of repeats downstream.
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from adaecho.echo.batch.batch_echo import DOWNSTREAM_QUEUE, EchoedBatches, NotEc
 from adaecho.echo.batch.batch_length import batch_length
 from adaecho.echo.batch.batches import Batch, ExampleBatches, OneByOne, WholeBatches
 from adaecho.echo.batch.device import ToDevice
+from adaecho.echo.batch.patches import CutPatches, take_patches
 from adaecho.echo.memory.budget import check_slots, free_bytes
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.memory.tree import num_bytes
@@ -49,7 +50,7 @@ class Work:
     Attributes:
         decode, augment, collate, batch_length: the functions.
         sampler: an order of rows, or None.
-        place: "decoded" or "encoded", what the buffer holds.
+        place: "decoded", "encoded" or "augmented", what the buffer holds.
         device: where batches go.
         num_workers, prefetch: threads, and batches read ahead of the echo.
         works_ahead: the source does so by itself.
@@ -81,23 +82,25 @@ class Pipeline:
         _check(source, settings, work.decode)
         order = None if isinstance(source, IterableSource) else _order(source, settings, work.sampler)
         self._origin = _origin_of(source, order)
-        decode, augment_first, augment_last = _around_the_buffer(settings, work, self._origin)
+        before, after = _around_the_buffer(settings, work, self._origin)
         self._whole = settings.batch_size is None
         # Whole batches have been shared out among the ranks by their maker.
         self._rank, self._world = (0, 1) if self._whole else (settings.rank, settings.world_size)
         # Rows that lie in memory are not copied until they leave the buffer.
-        in_memory = isinstance(source, ArraySource) and source.resident and decode is None
-        self._resident = in_memory and augment_first is None and not settings.variant.augments_before
-        as_stored = decode is None and work.place == "decoded"
+        in_memory = (
+            isinstance(source, ArraySource) and source.resident and not settings.variant.augments_before
+        )
+        self._resident = in_memory and before == Preparation()
+        as_stored = before.decode is None and work.place == "decoded"
         self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
 
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
-        reader = self._reader(order, decode, augment_first)
+        reader = self._reader(order, before)
         bad = BadExamples(settings.max_bad_examples)
         iterated = isinstance(source, IterableSource)
         self.deliveries = Deliveries(reader.claim) if work.works_ahead and iterated else None
         queue = FreshQueue((self.deliveries or reader).claim, reader.work, bad)
-        batches = self._whole_batches(queue) if self._whole else self._example_batches(queue, augment_last)
+        batches = self._whole_batches(queue) if self._whole else self._example_batches(queue, after)
         self.thread_pool = ThreadPool(reader.release) if work.num_workers else None
         self._batch_map = self._connect(reader, queue, batches)
         self._batches = OneByOne(self._batch_map)
@@ -108,12 +111,11 @@ class Pipeline:
             world=self._world, iterated=iterated, source_length=None if iterated else source.length,
         )  # fmt: skip
 
-    def _reader(
-        self, order: Permutation | None, decode: Callable[[Any], Any] | None, augment: Augment | None
-    ) -> Reader:
+    def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
         """The first stage: read > decode [> augment]."""
-        length = (self._work.batch_length or batch_length) if self._whole else None
-        preparation = Preparation(decode, augment, stacked=not self._whole, length=length)
+        if self._whole:
+            length = self._work.batch_length or batch_length
+            preparation = replace(preparation, stacked=False, length=length)
         if isinstance(self._source, IterableSource):
             return SequentialReader(
                 self._source, preparation, rank=self._rank, world=self._world,
@@ -135,7 +137,9 @@ class Pipeline:
         settings, work = self._settings, self._work
         assert settings.batch_size is not None
         block = max(settings.batch_size, _LEAST_BLOCK)
-        pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
+        # What holds all of its patches takes the memory of as many examples.
+        slots = settings.shuffle_buffer / (settings.first_factor if work.place == "augmented" else 1)
+        pool: ExamplePool | ResidentPool = ExamplePool(math.ceil(slots), block)
         if self._resident and isinstance(self._source, ArraySource):
             pool = ResidentPool(self._source.arrays)
         echoes = settings.variant.repeats == "examples"
@@ -303,23 +307,24 @@ def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
     return claim_s, (claim_s + stage.work_s) / stage.wanted
 
 
-def _around_the_buffer(
-    settings: Settings, work: Work, origin: Origin
-) -> tuple[Callable[[Any], Any] | None, Augment | None, Augment | None]:
-    """What decodes before the buffer, what augments there and what after it, decoding too if nothing did."""
+def _around_the_buffer(settings: Settings, work: Work, origin: Origin) -> tuple[Preparation, Augment | None]:
+    """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""
     parts = augmentations(work.augment, settings.seed, origin, threads=bool(work.num_workers))
     # Of (once, each_time) the first is done with before repeats of examples are made.
     cut = len(parts) if settings.variant.augments_before else len(parts) - 1
     cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
     before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
+    if work.place == "augmented":
+        counts = Factor(settings.seed, settings.first_factor, world=settings.world_size).repeats
+        return Preparation(work.decode, cut=CutPatches(before, after, counts)), take_patches
     if work.decode is None or work.place == "decoded":
-        return work.decode, before, after
+        return Preparation(work.decode, before), after
     # What is found bad after the buffer can't be skipped any more.
     tried = Tried(work.decode) if settings.max_bad_examples else None
     for_augment = getattr(work.decode, "for_augment", None)
     first = work.augment[0] if isinstance(work.augment, tuple) else work.augment
     decode = work.decode if for_augment is None else for_augment(first)
-    return tried, before, DecodeThenAugment(decode, after, origin)
+    return Preparation(tried, before), DecodeThenAugment(decode, after, origin)
 
 
 def choose_place(

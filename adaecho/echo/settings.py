@@ -248,6 +248,8 @@ def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batc
 def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> None:
     """Raises ValueError where the buffer can't hold examples in that form."""
     one_of("place", place, PLACES)
+    if place == "augmented":
+        _check_augmented(augment, settings)
     if place != "encoded":
         return
     if decode is None:
@@ -259,6 +261,23 @@ def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> No
         raise ValueError(
             f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; "
             "choose place='decoded' or augment after echo='example_before_augmentation'"
+        )
+
+
+def _check_augmented(augment: Any, settings: Settings) -> None:
+    if augment is None:
+        raise ValueError(
+            "place='augmented' without augment=: nothing makes examples smaller; leave place out"
+        )
+    if settings.echo != "example_before_augmentation":
+        raise ValueError(
+            f"place='augmented' with echo={settings.echo!r}: it is how repeats before augmentation are held; "
+            "leave place out, or choose echo='example_before_augmentation' (with factor 1 to echo nothing)"
+        )
+    if settings.factor == "auto":
+        raise ValueError(
+            "place='augmented' with factor='auto': all repeats of an example are cut when it is read, so "
+            "their number must be known then; give a number, or place='decoded'"
         )
 
 

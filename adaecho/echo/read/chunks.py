@@ -48,12 +48,14 @@ class Preparation:
     Attributes:
         decode: one example from its stored form, deterministic; None where it is stored decoded.
         augment: applied to many, before the echo; None where it comes after.
+        cut: makes what the buffer is to hold from a serial and its example, one at a time.
         stacked: whether to stack examples of one shape into arrays.
         length: how many examples a whole batch holds; None where examples are read.
     """
 
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[keyed.Items, Examples], Examples] | None = None
+    cut: Callable[[int, Any], Any] | None = None
     stacked: bool = True
     length: Callable[[Any], int] | None = None
 
@@ -108,8 +110,7 @@ class Preparation:
                 example = fetch(position)
                 if self.stacked:
                     example = isolated(example, pictures=self.decode is None)
-                good.append(example if self.decode is None else self.decode(example))
-                positions.append(position)
+                example = example if self.decode is None else self.decode(example)
             except Exception as error:
                 if is_of_machine(error):
                     error.add_note(f"while reading {origin(position)}")
@@ -119,6 +120,9 @@ class Preparation:
                 ahead = isinstance(threading.current_thread(), PoolThread)
                 where = without_frames(error) if ahead else ""
                 bad.append(Bad(serial // world, origin(position), error, row, where))
+            else:
+                positions.append(position)
+                good.append(example if self.cut is None else self.cut(serial, example))
         if bad:
             serials = serials[positions]
         return Fresh(serials, self.finish(serials, good), end, bad, world)

@@ -86,7 +86,8 @@ class RandomReader:
         serials, rows, end = claim
         if self._resident:
             return Fresh(serials, rows, end, world=self._world)
-        if isinstance(self._source, ArraySource) and self._preparation.decode is None:
+        whole = self._preparation.decode is None and self._preparation.cut is None
+        if isinstance(self._source, ArraySource) and whole:
             return Fresh(
                 serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
             )
@@ -105,10 +106,11 @@ class RandomReader:
         self, serials: Serials, rows: NDArray[np.int64]
     ) -> tuple[Callable[[int], Any], Exception | None]:
         """What gives the example at a position, and why they could not be read at once."""
-        if isinstance(self._source, ArraySource):
-            examples = self._source.read(rows).examples()
-            return examples.__getitem__, None
         source = self._source
+        if isinstance(source, ArraySource):
+            if self._preparation.cut is not None:  # one at a time: they are large
+                return lambda position: source.read(rows[position : position + 1]).examples()[0], None
+            return source.read(rows).examples().__getitem__, None
         together, failed = source.read_many(rows)
         if together is not None:
             return together.__getitem__, None
