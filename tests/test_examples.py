@@ -13,6 +13,7 @@ SAYS = {
     "plain_loop": "pass 2: 1536 examples read",
     "resume": "20 batches, the same as without the break",
     "slow_store": "examples read for 60 batches",
+    "grain_pipeline": "150 batches of 1000 examples; resumed after 60: True",
     "detection": "40 images read, 80 trained on",
     "headroom_lightning": "of the time was lost to waiting",
     "headroom_transformers": "of the time was lost to waiting",
@@ -28,9 +29,9 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(tmp_path: Path, name: str) -> None:
-    for trainer in ("lightning", "transformers"):
-        if trainer in name and find_spec(trainer) is None:
-            pytest.skip(f"{trainer} is not installed: pip install {trainer}")
+    for library in ("grain", "lightning", "transformers"):
+        if library in name and find_spec(library) is None:
+            pytest.skip(f"{library} is not installed: pip install {library}")
     done = subprocess.run(
         [sys.executable, *(TORCHRUN if name == "ddp_loop" else []), str(ROOT / "examples" / f"{name}.py")],
         cwd=tmp_path,

@@ -33,7 +33,7 @@ def test_there_is_something_to_try() -> None:
 
 # Of the extra `trainers`. They warn at import and change global settings: each block is a fork
 # of a process that has imported them, which takes longer than all the blocks.
-TRAINERS = ("accelerate", "lightning", "transformers", "webdataset")
+TRAINERS = ("accelerate", "grain", "lightning", "transformers", "webdataset")
 IMPORTED = {
     place: re.findall(rf"^(?:import|from) ({'|'.join(TRAINERS)})\b", code, flags=re.MULTILINE)
     for place, code in PYTHON.items()

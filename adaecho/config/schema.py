@@ -55,9 +55,7 @@ class EchoConfig:
     shuffle_buffer: int = MISSING  # examples
     batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # bound of factor=auto
-    place: str = (
-        "auto"  # auto | decoded | encoded | augmented: what the buffer holds; the batches are the same
-    )
+    place: str = "auto"  # auto | decoded | encoded | augmented: what the buffer holds; same batches
     split: bool = False  # echo before augmentation, but for its first part, of tasks that name two
 
 
