@@ -21,6 +21,7 @@ from torch import nn
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from adaecho.config.schema import Config, from_plain
+from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError, FolderError, told
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
@@ -45,6 +46,7 @@ class Measured(NamedTuple):
     recorded: dict[str, float] | None
 
 
+@storage_errors()
 def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final") -> list[Measured]:
     """Measure a run's saved weights.
 

@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from adaecho.config import scale, schema
 from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
-from adaecho.errors import ConfigError, DataError, UserError, fail, told, with_notes
+from adaecho.errors import ConfigError, UserError, fail, told
 from adaecho.records.status import Status
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -53,7 +53,6 @@ def _run(composed: DictConfig) -> None:
             print(f"warning: {caution}", file=sys.stderr)
     with importing():
         from adaecho.ranks import joined
-        from adaecho.shards.remote import TransferError
         from adaecho.training.device import choose_device
         from adaecho.training.display import Display
         from adaecho.training.trial import run_trial
@@ -62,10 +61,7 @@ def _run(composed: DictConfig) -> None:
             print(f"{folder}: {_headline(config)}{_of(ranks.world_size)}", flush=True)
         display = Display(config) if ranks.is_first else None
         overrides = list(hydra_config.overrides.task)
-        try:
-            summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
-        except TransferError as error:
-            raise DataError(f"{with_notes(error)}; the same command continues") from error
+        summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
     if launched_rank() == 0:
         for name, path in summary.get("model", {}).items():
             print(f"{name} weights: {folder / path}", flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from adaecho.config.schema import from_plain
+from adaecho.datasets.storage import storage_errors
 from adaecho.errors import FolderError, UserError, told
 from adaecho.records.folder import RunFolder
 from adaecho.records.trials import check_name
@@ -21,6 +22,7 @@ from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.optimizer import average_of
 
 
+@storage_errors()
 def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | None = None) -> Path:
     """Draw what a run's last checkpoint predicts; returns the file.
 

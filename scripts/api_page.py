@@ -29,7 +29,7 @@ PUBLIC: dict[str, dict[str, bool]] = {
     },
     "adaecho.adascale": {"AdaScaleWrapper": False},
     "adaecho.headroom": {"watch": False, "Watch": True},
-    "adaecho.shards": {"TransferError": False},
+    "adaecho.shards": {"TransferError": False, "ArchiveError": False},
     "adaecho.transforms.photographs": {
         "DecodeImage": False,
         "RandomResizedCrop": False,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from adaecho.errors import DataError
+from adaecho.datasets.storage import storage_errors
 from adaecho.masking import masked
 from adaecho.shards.remote import Retries, Transfer, is_remote
 
@@ -38,16 +38,13 @@ def fingerprint_of(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     names = sorted({str(file).removeprefix("file://") for file in files})
     step = -(-len(names) // _NAMED) or 1
     looked_at = names[::step]
-    try:
+    with storage_errors():
         sizes = {name: os.stat(name).st_size for name in looked_at if not is_remote(name)}
         samples = 0 if step == 1 and sum(sizes.values()) < _WHOLE else max(2, min(16, _SAMPLES // len(names)))
         with ThreadPoolExecutor(_THREADS) as threads:
             digests = dict(
                 zip(looked_at, threads.map(lambda name: _of_file(name, samples), looked_at), strict=True)
             )
-    except OSError as error:  # a TransferError names its url itself
-        named = f"{error.filename}: can't be read ({error.strerror})" if error.filename else str(error)
-        raise DataError(named) from error
     found: dict[str, str] = {}
     for name, digest in (digests if step == 1 else _by_folder(names, digests)).items():
         shown = masked(name)  # of urls that differ in their query alone, several digests

@@ -15,6 +15,7 @@ from torch import nn
 
 from adaecho.config.schema import DEVICES
 from adaecho.datasets.image_files import find_images
+from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError
 from adaecho.headroom.measure import Headroom, Upstream, report, time_call
 
@@ -59,6 +60,7 @@ def _whole(name: str, value: str) -> int:
     return int(value)
 
 
+@storage_errors()
 def measure_images(arguments: list[str], budget_s: float, step_s: float | None) -> Iterator[str]:
     """Measure, and tell line by line.
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from adaecho.config.schema import Config
+from adaecho.datasets.storage import storage_errors
 from adaecho.echo import EchoLoader
 from adaecho.echo.batch.augment import augmentations, in_turn
 from adaecho.tasks import build_task
@@ -141,6 +142,7 @@ class Upstream:
         return decoded
 
 
+@storage_errors()
 def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = None) -> Headroom:
     """Measure a configured task.
 

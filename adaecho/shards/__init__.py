@@ -4,5 +4,6 @@ from adaecho.shards.indexed import IndexedTarShards as IndexedTarShards
 from adaecho.shards.remote import Retries as Retries
 from adaecho.shards.remote import TransferError as TransferError
 from adaecho.shards.sequential import TarShards as TarShards
+from adaecho.shards.tar import ArchiveError as ArchiveError
 
-__all__ = ["IndexedTarShards", "Retries", "TarShards", "TransferError"]
+__all__ = ["ArchiveError", "IndexedTarShards", "Retries", "TarShards", "TransferError"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaecho.shards.remote import Retries, Transfer, Version, rest
 from adaecho.shards.sequential import shard_urls
-from adaecho.shards.tar import groups
+from adaecho.shards.tar import ArchiveError, groups
 
 _LONGEST_READ = 1 << 26  # bytes: neighbours are read at once up to here
 _INDEXED_AT_ONCE = 8  # shards: their headers are waited for, not worked on
@@ -148,7 +148,7 @@ class IndexedTarShards:
         finally:
             transfer.close()
         if len(found) != count:
-            raise ValueError(
+            raise ArchiveError(
                 f"{self.urls[shard]}: {len(found)} examples from byte {start}, {count} were indexed"
             )
         return found

@@ -43,6 +43,10 @@ _Header = tuple[str, bytes, int]
 """What is needed of a header: name, type, length in bytes."""
 
 
+class ArchiveError(ValueError):
+    """An archive is damaged, or holds what can't be read: its url, the byte, what to do."""
+
+
 @dataclass(slots=True)
 class Group:
     """The members of one example.
@@ -69,7 +73,7 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         read: give contents too; otherwise they are passed over.
 
     Raises:
-        ValueError: it is no tar archive, or a damaged one, or its end is missing; names url and byte.
+        ArchiveError: it is no tar archive, or a damaged one, or its end is missing; names url and byte.
     """
     group: Group | None = None
     for name, start, end, size in _members(transfer):
@@ -83,7 +87,7 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         group.end = end
         extension = extension.lower()
         if extension in group.example:
-            raise ValueError(
+            raise ArchiveError(
                 f"{transfer.url}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
             )
         group.example[extension] = _exactly(transfer, size) if read else b""
@@ -109,7 +113,7 @@ def _members(transfer: Transfer) -> Iterator[Member]:
         found = _plain_header(header)
         if found is None and not any(header):
             if start != offset:
-                raise ValueError(f"{transfer.url}: no file follows the extended header at byte {start}")
+                raise ArchiveError(f"{transfer.url}: no file follows the extended header at byte {start}")
             if header or not transfer.is_part:
                 _check_end(transfer, offset, header)
             return
@@ -117,7 +121,7 @@ def _members(transfer: Transfer) -> Iterator[Member]:
         if kind in _OF_THE_NEXT:
             other_name, other_size = _extended(transfer, kind, size, offset)
             if None not in (named, other_name) or None not in (sized, other_size):
-                raise ValueError(f"{transfer.url}: the header at byte {offset} contradicts that at {start}")
+                raise ArchiveError(f"{transfer.url}: the header at byte {offset} contradicts that at {start}")
             named = other_name if named is None else named
             sized = other_size if sized is None else sized
             continue
@@ -138,7 +142,7 @@ def _members(transfer: Transfer) -> Iterator[Member]:
 def _extended(transfer: Transfer, kind: bytes, size: int, offset: int) -> tuple[str | None, int | None]:
     """Name and size that an extended header tells of the file that follows; None for what it doesn't tell."""
     if size > _LONGEST_EXTENDED:
-        raise ValueError(
+        raise ArchiveError(
             f"{transfer.url}: the extended header at byte {offset} claims {size} bytes, where "
             f"{_LONGEST_EXTENDED} are ample: it is damaged. Write the archive again"
         )
@@ -150,7 +154,7 @@ def _extended(transfer: Transfer, kind: bytes, size: int, offset: int) -> tuple[
         return _text((content + padding).partition(b"\0")[0]), None
     name, told_size = _pax_name_and_size(content, transfer.url, offset)
     if kind == tarfile.XGLTYPE and (name, told_size) != (None, None):
-        raise ValueError(
+        raise ArchiveError(
             f"{transfer.url}: the global header at byte {offset} gives one name or size to all files; write "
             "the archive again without it"
         )
@@ -166,15 +170,15 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
         block: what was read there: zeros, or nothing.
 
     Raises:
-        ValueError: there are no two blocks of zeros, or something else follows them.
+        ArchiveError: there are no two blocks of zeros, or something else follows them.
     """
     if not block and not offset:
-        raise ValueError(
+        raise ArchiveError(
             f"{transfer.url}: the file is empty; not even an empty tar archive is. Write it again"
         )
     second = transfer.read(_BLOCK)
     if len(block) < _BLOCK or (len(second) < _BLOCK and not any(second)):
-        raise ValueError(
+        raise ArchiveError(
             f"{transfer.url}: the archive ends at byte {transfer.offset} without its two blocks of zeros, so "
             "it may have been cut there. Write it again; if it is whole and its writer left them out, append "
             "1024 bytes of zeros"
@@ -182,7 +186,7 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
     after = offset + _BLOCK
     while second:
         if any(second):
-            raise ValueError(
+            raise ArchiveError(
                 f"{transfer.url}: zeros from byte {offset} on, where an archive ends, and something else "
                 f"within the {len(second)} bytes from {after} on: it is damaged, or several archives in one "
                 "file (tar --ignore-zeros reads those). Write it again"
@@ -201,9 +205,9 @@ def _any_header(block: bytes, url: str, offset: int) -> _Header:
         found = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         kind = "it is compressed; shards must be plain tar" if block[:2] == b"\x1f\x8b" else str(error)
-        raise ValueError(f"{url}: no tar header at byte {offset}: {kind}") from error
+        raise ArchiveError(f"{url}: no tar header at byte {offset}: {kind}") from error
     if found.size < 0:  # in base 256, which GNU tar uses for large numbers, and which has a sign
-        raise ValueError(
+        raise ArchiveError(
             f"{url}: the header at byte {offset} claims a file of {found.size} bytes: it is damaged"
         )
     return found.name, found.type, found.size
@@ -249,16 +253,16 @@ def _exactly(transfer: Transfer, size: int) -> bytes:
     return content
 
 
-def _not_read(url: str, start: int, name: str, kind: bytes) -> ValueError:
+def _not_read(url: str, start: int, name: str, kind: bytes) -> ArchiveError:
     what, remedy = _NOT_READ[kind]
-    return ValueError(
+    return ArchiveError(
         f"{url}: {name} (byte {start}) is {what} without its whole content: an example would lack it, or "
         f"hold something else. Write the archive again, {remedy}"
     )
 
 
-def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ValueError:
-    return ValueError(
+def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ArchiveError:
+    return ArchiveError(
         f"{transfer.url}: the archive ends at {end}, within a file of {size} bytes that begins at {start}"
     )
 
@@ -272,7 +276,7 @@ def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str | Non
         found = _PAX_RECORD.match(content, at)
         end = at + int(found[1]) if found else 0
         if not found or not found.end() < end <= len(content) or content[end - 1 : end] != b"\n":
-            raise ValueError(f"{url}: damaged extended header at byte {offset}: no record at its byte {at}")
+            raise ArchiveError(f"{url}: damaged extended header at byte {offset}: no record at its byte {at}")
         records[_text(found[2])] = content[found.end() : end - 1]
         at = end
     name, size = records.get("path"), records.get("size")
@@ -280,7 +284,7 @@ def _pax_name_and_size(content: bytes, url: str, offset: int) -> tuple[str | Non
         sparse = records.get("GNU.sparse.name", name or b"a file")
         raise _not_read(url, offset, _text(sparse), tarfile.GNUTYPE_SPARSE)
     if size is not None and not re.fullmatch(rb"\d{1,18}", size):
-        raise ValueError(f"{url}: damaged extended header at byte {offset}: size={_text(size)}")
+        raise ArchiveError(f"{url}: damaged extended header at byte {offset}: size={_text(size)}")
     return None if name is None else _text(name).rstrip("/"), None if size is None else int(size)
 
 

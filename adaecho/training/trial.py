@@ -16,6 +16,7 @@ from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
+from adaecho.datasets.storage import storage_errors
 from adaecho.errors import DiskError, FolderError, UserError, with_notes
 from adaecho.masking import masked_message
 from adaecho.ranks import ALONE, Ranks
@@ -104,7 +105,8 @@ def _run_locked(
         export(config.tracking, run.path, group=group)
     trial = _Trial(config, run, display, prune, ranks)
     try:
-        return trial.run()
+        with storage_errors():
+            return trial.run()
     except (Exception, KeyboardInterrupt) as error:
         reason = ranks.explain(error)
         if ranks.is_first and not trial.has_ended:

@@ -54,15 +54,22 @@ _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257  # tags, of type 3 (two bytes) or 4 (four)
 
 
 def _tiff_size(content: bytes | memoryview, order: str) -> tuple[int, int] | None:
-    """Width and height of the first of its images."""
-    found = {}
+    """Height and width of the first of its images.
+
+    Of a tag that comes twice the larger: OpenCV and Pillow take the first. None for sizes of other types,
+    which libtiff would read elsewhere in the file.
+    """
+    found: dict[int, int] = {}
     try:
         (at,) = struct.unpack_from(f"{order}I", content, 4)
         (number,) = struct.unpack_from(f"{order}H", content, at)
         for entry in range(at + 2, at + 2 + 12 * number, 12):
-            tag, kind = struct.unpack_from(f"{order}HH", content, entry)
+            tag, kind, count = struct.unpack_from(f"{order}HHI", content, entry)
             if tag in (_TIFF_WIDTH, _TIFF_HEIGHT):
-                (found[tag],) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, entry + 8)
+                if kind not in (3, 4) or count != 1:
+                    return None
+                (side,) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, entry + 8)
+                found[tag] = max(side, found.get(tag, 0))
     except struct.error:  # cut short
         return None
     return (found[_TIFF_HEIGHT], found[_TIFF_WIDTH]) if len(found) == 2 else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.shards.remote import Retries, Transfer
-from adaecho.shards.tar import groups
+from adaecho.shards.tar import ArchiveError, groups
 
 LIMIT_S = 10  # for one small archive, on a machine however busy; what spins takes for ever
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -209,5 +209,5 @@ def verdict(content: bytes, path: Path) -> str:
         return "same" if failure is None and found == expected else f"different: {failure}"
     if found != expected[: len(found)]:
         return "different before the error"
-    named = type(error) is ValueError and str(path) in str(error)
+    named = isinstance(error, ArchiveError) and str(path) in str(error)
     return "refused" if named else f"crashed: {error!r}"

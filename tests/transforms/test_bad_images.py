@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 
 from adaecho import EchoLoader
 from adaecho.transforms.headers import MAX_PIXELS, encoded_size
-from adaecho.transforms.photographs import CentreCrop, DecodeImage, decode_image
+from adaecho.transforms.photographs import CentreCrop, DecodeImage, decode_for_crop, decode_image
 from tests.transforms.pictures import encoded, picture
 
 
@@ -124,6 +125,22 @@ def tiff_bomb(height: int, width: int) -> bytes:
     return bytes(content)
 
 
+def gif_bomb(height: int, width: int) -> bytes:
+    """A large canvas with a small frame on it."""
+    content = bytearray(saved(Image.fromarray(picture(0)), "GIF"))
+    content[6:10] = struct.pack("<HH", width, height)
+    return bytes(content)
+
+
+def tiff_of_tags(*tags: tuple[int, int, int, int]) -> bytes:
+    """Of entries (tag, type, count, value); one row of zeros as its only strip."""
+    others = ((258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8), (279, 4, 1, 8))
+    entries = sorted([*tags, *others], key=lambda entry: entry[0])  # stable: of equal tags as they came
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries) + bytes(4)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + directory + bytes(1 << 12)
+
+
+WIDTH, HEIGHT = 256, 257
 BOMBS = {
     "png": bomb(20000, 20000),
     "jpeg": jpeg_bomb(60000, 60000),
@@ -131,16 +148,33 @@ BOMBS = {
     "bmp": bmp_bomb(14000, 14000),
     "bmp from the top": bmp_bomb(-14000, 14000),
     "tiff": tiff_bomb(20000, 20000),
+    "tiff, width twice": tiff_of_tags((WIDTH, 4, 1, 60000), (WIDTH, 4, 1, 60), (HEIGHT, 4, 1, 60000)),
+    "tiff, height twice": tiff_of_tags((WIDTH, 4, 1, 60000), (HEIGHT, 4, 1, 60), (HEIGHT, 3, 1, 60000)),
+    "gif": gif_bomb(20000, 20000),
 }
 
 
+@pytest.mark.parametrize("decode", [decode_image, decode_for_crop])
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
-def test_a_decompression_bomb_is_refused_before_memory_is_taken(content: bytes) -> None:
+def test_a_decompression_bomb_is_refused_before_memory_is_taken(
+    content: bytes, decode: Callable[[bytes], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cv2, "imdecode", None)
     size = encoded_size(content)
     assert size is not None
     assert size[0] * size[1] > MAX_PIXELS
     with pytest.raises(ValueError, match=r"claim \d+x\d+ pixels, and at most 178,956,970 are decoded"):
-        decode_image(content)
+        decode(content)
+
+
+@pytest.mark.parametrize("tag", [WIDTH, HEIGHT])
+@pytest.mark.parametrize(("kind", "count"), [(16, 1), (4, 2), (3, 3), (1, 1), (13, 1)])
+def test_a_tiff_that_keeps_its_size_elsewhere_is_refused(tag: int, kind: int, count: int) -> None:
+    """libtiff would take 64 bits, and more than one value, from where the entry points to."""
+    content = tiff_of_tags((tag, kind, count, 60), (WIDTH + HEIGHT - tag, 4, 1, 60))
+    for decode in (decode_image, decode_for_crop):
+        with pytest.raises(ValueError, match="no whole image"):
+            decode(content)
 
 
 @pytest.mark.parametrize("ending", [".pbm", ".ppm", ".hdr", ".jp2", ".exr", ".ras", ".pam"])

@@ -1,0 +1,109 @@
+"""Storage that fails under a command: one message with the file and what to do, and exit code 2."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adaecho import evaluate, run, show
+from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.headroom import command as headroom
+from adaecho.headroom import measure
+from adaecho.search import worker
+from adaecho.search.design import Arm, Design
+from adaecho.search.sweep import record_design
+from adaecho.tasks import build_task
+from adaecho.tasks.base import Task
+from adaecho.training import trial
+from tests.conftest import Compose
+from tests.datasets.test_labelled_images import make
+from tests.tasks.test_imagenet import TINY, served  # noqa: F401
+
+
+def _longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(10240))
+
+
+def _damaged(path: Path) -> None:
+    """Another header at the same length and time, as a failing disk leaves it."""
+    about, content = path.stat(), bytearray(path.read_bytes())
+    content[124:136] = b"\xff" * 12  # -1 in base 256
+    path.write_bytes(content)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "changed": ("tar", _longer, "the file has changed: it was"),
+    "damaged": ("tar", _damaged, "at byte 0"),
+    "gone": ("tar", Path.unlink, r"can't be read \(No such file or directory\)"),
+    "given up": ("http", Path.unlink, "HTTP Error 404"),
+    "photograph gone": ("folders", Path.unlink, r"can't be read \(No such file or directory\)"),
+}
+
+
+def _typed(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_command_tells_it_in_one_line_with_the_remedy(
+    compose_config: Compose,
+    tmp_path: Path,
+    served: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+) -> None:
+    layout, spoil, reason = FAULTS[fault]
+    data = tmp_path / "data"
+    at = [f"data.path={data}"]
+    if layout == "http":
+        at = [f"data.path={served}/data/train-0.tar", f"task.validation_path={served}/data/val-0.tar"]
+    overrides = [*TINY, *at, *([] if layout == "folders" else ["task.num_classes=3"])]
+
+    def restore() -> None:
+        make("folders" if layout == "folders" else "tar", data)
+
+    def then_spoiled(config: Config, *more: object) -> Task:
+        """The task, whose files fail as soon as it is built: while the command is at work."""
+        task = build_task(config, *more)
+        for path in [path for path in data.rglob("*") if path.is_file()]:
+            spoil(path)
+        return task
+
+    restore()
+    config = compose_config(*overrides)
+    trial.run_trial(config, tmp_path / "run")
+    longer = from_plain({**to_plain(config), "max_fresh_examples": 24})
+    (tmp_path / "sweep").mkdir()
+    record_design(Design((Arm("none", (), to_plain(longer)),), 0, 1, 1, 0), tmp_path / "sweep")
+    commands: dict[str, Callable[[], object]] = {
+        "run": lambda: run.cli(),
+        "worker": lambda: worker.main([str(tmp_path / "sweep")]),
+        "evaluate": lambda: evaluate.main([str(tmp_path / "run")]),
+        "show": lambda: show.main([str(tmp_path / "run")]),
+        "headroom": lambda: headroom.cli(),
+    }
+    for module in (trial, evaluate, show, measure):
+        monkeypatch.setattr(module, "build_task", then_spoiled)
+    for name, command in commands.items():
+        if fault not in ("changed", "given up") and name not in (
+            "run",
+            "evaluate",
+        ):  # one owner, slow commands
+            continue
+        restore()
+        where = ["hydra.run.dir=another", "tracking=none"] if name == "run" else ["step_s=0.1"]
+        _typed(monkeypatch, "adaecho.run", *overrides, *where)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            command()
+        said = capsys.readouterr().err
+        assert end.value.code == 2, (name, said)
+        assert "Traceback" not in said, name
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert re.search(rf"(train-0.tar|val-0.tar|\.jpg)\b.*{reason}", line), (name, line)
+        assert "run the same command again" in said, name
