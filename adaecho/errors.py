@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn
 
-from adaecho.masking import masked_message
+from adaecho.masking import presentable
 
 
 class UserError(Exception):
@@ -21,7 +21,7 @@ class UserError(Exception):
     told_elsewhere = False
 
     def __str__(self) -> str:
-        return masked_message(super().__str__())
+        return presentable(super().__str__())
 
 
 class ConfigError(UserError):
@@ -54,14 +54,24 @@ def fail(message: object) -> NoReturn:
         sys.exit(2)
     rank = os.environ.get("RANK")
     of = "" if rank is None else f"rank {rank}: "  # under torchrun, which mixes what they print
-    text = with_notes(message) if isinstance(message, BaseException) else masked_message(str(message))
+    text = with_notes(message) if isinstance(message, BaseException) else presentable(message)
     print(f"error: {of}{text}", file=sys.stderr)
     sys.exit(2)
 
 
+def say(text: object) -> None:
+    """Print a line of a command; see ``presentable``."""
+    print(presentable(text), flush=True)
+
+
+def warn(text: object) -> None:
+    """Print a warning that nobody needs to catch, on standard error; see ``presentable``."""
+    print(f"warning: {presentable(text)}", file=sys.stderr, flush=True)
+
+
 def with_notes(error: BaseException) -> str:
     """Its message, and the notes that were added on its way: of which example it is, say."""
-    return masked_message("\n".join([str(error), *getattr(error, "__notes__", [])]))
+    return presentable("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 def how_to_install(extra: str) -> str:
@@ -101,4 +111,4 @@ def told() -> Iterator[None]:
 
 
 def _tell_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    print(masked_message("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+    print(presentable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)

@@ -22,7 +22,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from adaecho.config.schema import Config, from_plain
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import ConfigError, DataError, FolderError, told
+from adaecho.errors import ConfigError, DataError, FolderError, say, told
+from adaecho.records.files import record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
@@ -82,8 +83,9 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     found = []
     for split in splits:
         metrics = measure(task, model, split, device, precision)
-        recorded = _recorded(run, summary, steps, split)
-        found.append(Measured(split, metrics, recorded and {name: recorded[name] for name in metrics}))
+        with record_errors(path):
+            recorded = _recorded(run, summary, steps, split)
+            found.append(Measured(split, metrics, recorded and {name: recorded[name] for name in metrics}))
     return found
 
 
@@ -156,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     typed = parser.parse_args(arguments)
     with told():
         for line in lines(evaluate(typed.run, typed.overrides, weights=typed.weights)):
-            print(line)
+            say(line)
 
 
 if __name__ == "__main__":

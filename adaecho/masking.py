@@ -1,6 +1,7 @@
-"""What of a url is nobody else's business: user and password, and its query (signatures, tokens).
+"""What of a text is not shown: secrets of urls, and what a terminal would obey instead of showing it.
 
-Nothing that is kept or shown holds them: records, messages, logs and trackers get
+Of a url, user and password and its query (signatures, tokens) are nobody else's business. Nothing that is
+kept or shown holds them: records, messages, logs and trackers get
 ``https://***@host/a.tar?***``. Such a record is read back as what this process knows in full: from its
 command line, from its launcher, or from the variable ``ADAECHO_URLS`` (several, by blanks).
 """
@@ -16,6 +17,10 @@ _MASK = "***"
 _USER = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
 _QUERY = re.compile(r"(\w+://[^\s?]*\?)(\S+)")
 _MASKED = re.compile(r"://\*{3}@|://\S*\?\*{3}")
+# C0 and C1 (ISO 6429), separators of lines, marks of direction (Unicode UAX 9), halves of no character.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _SHORTEST = 4  # characters of a secret that is looked for by itself
 
 _whole: dict[str, str] = {}  # by what is shown of them
@@ -36,12 +41,16 @@ def masked(value: Any) -> Any:
     return _QUERY.sub(rf"\1{_MASK}", _USER.sub(_MASK, value))
 
 
-def masked_message(text: str) -> str:
-    """The same of what is told: libraries may name a secret that is known without its url."""
-    shown: str = masked(text)
+def presentable(text: object) -> str:
+    """A text as it may be printed: masked, and control characters, but newline and tab, written out.
+
+    Libraries may name a secret that is known without its url. Text out of records, files' names and data may
+    be anyone's: printed raw it could move the cursor, hide lines or turn the reading direction.
+    """
+    shown: str = masked(str(text))
     for secret in _secrets:
         shown = shown.replace(secret, _MASK)
-    return shown
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
 
 
 def secret_urls(value: Any) -> list[str]:
@@ -54,7 +63,7 @@ def secret_urls(value: Any) -> list[str]:
 
 
 def know(urls: Iterable[str]) -> None:
-    """Remember urls in full, for ``whole`` and ``masked_message``."""
+    """Remember urls in full, for ``whole`` and ``presentable``."""
     for url in secret_urls(list(urls)):
         _whole[masked(url)] = url
         found = [*_USER.findall(url), *(query for _, query in _QUERY.findall(url))]

@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from adaecho.config import scale, schema
 from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
-from adaecho.errors import ConfigError, UserError, fail, told
+from adaecho.errors import ConfigError, UserError, fail, say, told, warn
 from adaecho.records.status import Status
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -48,9 +48,9 @@ def _run(composed: DictConfig) -> None:
         raise
     if launched_rank() == 0:
         if hydra_config.runtime.choices.get("scale"):
-            print(scale.told(composed, schema.to_plain(config)))
+            say(scale.told(composed, schema.to_plain(config)))
         for caution in cautions(config):
-            print(f"warning: {caution}", file=sys.stderr)
+            warn(caution)
     with importing():
         from adaecho.ranks import joined
         from adaecho.training.device import choose_device
@@ -58,14 +58,14 @@ def _run(composed: DictConfig) -> None:
         from adaecho.training.trial import run_trial
     with joined(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
-            print(f"{folder}: {_headline(config)}{_of(ranks.world_size)}", flush=True)
+            say(f"{folder}: {_headline(config)}{_of(ranks.world_size)}")
         display = Display(config) if ranks.is_first else None
         overrides = list(hydra_config.overrides.task)
         summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
     if launched_rank() == 0:
         for name, path in summary.get("model", {}).items():
-            print(f"{name} weights: {folder / path}", flush=True)
-        print(_outcome(summary), flush=True)
+            say(f"{name} weights: {folder / path}")
+        say(_outcome(summary))
     if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
             print("the same command continues", file=sys.stderr)

@@ -13,7 +13,7 @@ import torch
 
 from adaecho.config.schema import from_plain
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import FolderError, UserError, told
+from adaecho.errors import FolderError, UserError, say, told
 from adaecho.records.folder import RunFolder
 from adaecho.records.trials import check_name
 from adaecho.tasks import build_task
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if typed.out is not None and typed.out.suffix not in (".png", ".jpg", ".svg", ".pdf"):
         parser.error(f"--out {typed.out}: must end in .png, .jpg, .svg or .pdf")
     with told():
-        print(show(typed.run, number=typed.number, out=typed.out, task=typed.task))
+        say(show(typed.run, number=typed.number, out=typed.out, task=typed.task))
 
 
 if __name__ == "__main__":

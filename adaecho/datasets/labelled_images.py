@@ -4,7 +4,6 @@ All are map-style sources that give the bytes of an image and its label; task im
 ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from adaecho.datasets import hub
 from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
 from adaecho.datasets.parquet import describe, read_schema
 from adaecho.datasets.split import Rows
-from adaecho.errors import DataError
+from adaecho.errors import DataError, warn
 from adaecho.shards import IndexedTarShards
 
 Part = Literal["train", "validation"]
@@ -188,10 +187,9 @@ def _folders(top: Path) -> LabelledImages:
         kinds = ", ".join(
             f"{count} {ending or 'without an ending'}" for ending, count in sorted(others.items())
         )
-        print(
-            f"warning: {top}: {others.total()} files in its class folders are left out, as images end in "
-            f"{', '.join(IMAGE_ENDINGS)}: {kinds}",
-            file=sys.stderr,
+        warn(
+            f"{top}: {others.total()} files in its class folders are left out, as images end in "
+            f"{', '.join(IMAGE_ENDINGS)}: {kinds}"
         )
     return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
 

@@ -1,9 +1,7 @@
 """Examples of a data set that are skipped as it is read into arrays or a cache."""
 
-import sys
-
-from adaecho.errors import DataError
-from adaecho.masking import masked_message
+from adaecho.errors import DataError, warn
+from adaecho.masking import presentable
 
 
 class SkippedExamples:
@@ -28,7 +26,7 @@ class SkippedExamples:
         Raises:
             DataError: it exceeds the budget.
         """
-        self._found.append(masked_message(f"{origin}: {reason}"))
+        self._found.append(presentable(f"{origin}: {reason}"))
         if len(self._found) > self._budget:
             listed = "\n  ".join(self._found)
             raise DataError(
@@ -36,7 +34,7 @@ class SkippedExamples:
                 "Mend the files, or allow more to be skipped"
             )
         if self._at_once:
-            _say(self._found[-1])
+            warn(f"bad example skipped: {self._found[-1]}")
 
     @property
     def count(self) -> int:
@@ -46,8 +44,4 @@ class SkippedExamples:
     def report(self) -> None:
         """Say on stderr which were skipped."""
         for found in self._found:
-            _say(found)
-
-
-def _say(found: str) -> None:
-    print(f"warning: bad example skipped: {found}", file=sys.stderr)
+            warn(f"bad example skipped: {found}")

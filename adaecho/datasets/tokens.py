@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from adaecho.datasets.documents import Files
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
-from adaecho.errors import ConfigError, DataError, FolderError
+from adaecho.errors import ConfigError, DataError, FolderError, warn
 from adaecho.records.files import write_text
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
@@ -105,7 +104,7 @@ def _open(folder: Path, block: int) -> Tokens | None:
     try:
         meta = _read_meta(folder)
     except ValueError as error:
-        print(f"warning: {folder}: the cache of tokens {error} and is made anew", file=sys.stderr)
+        warn(f"{folder}: the cache of tokens {error} and is made anew")
         return None
     if meta is None:
         return None
@@ -233,7 +232,7 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     except FileNotFoundError:
         pass
     except (ValueError, OSError) as error:
-        print(f"warning: {path}: the tokenizer is damaged ({error}) and trained anew", file=sys.stderr)
+        warn(f"{path}: the tokenizer is damaged ({error}) and trained anew")
     tokenizer = train_tokenizer(texts, vocabulary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaecho.errors import DataError, told
+from adaecho.errors import DataError, say, told
 from adaecho.figures.claims_page import claims_page
 from adaecho.figures.committed import read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors
+from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.outcome import Row
 
 
@@ -35,10 +35,12 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
     written: list[Path] = []
     sections = []
     for table in tables:
-        figures, about = _draw(table, into)
+        with record_errors(table, DataError):
+            figures, about = _draw(table, into)
         written += figures
         sections.append(about)
-    claims = decisions(tables)
+    with record_errors(results, DataError):
+        claims = decisions(tables)
     report = markdown_report(sections, claims)
     for name, text in (("report.md", report), ("report.html", html_report(report, into))):
         (into / name).write_text(text)
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
             into.mkdir(parents=True, exist_ok=True)
             written = draw_all(options.results, into, options.claims)
         for path in written:
-            print(path)
+            say(path)
 
 
 if __name__ == "__main__":

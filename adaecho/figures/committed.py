@@ -7,6 +7,7 @@ from typing import Any
 from adaecho.errors import DataError
 from adaecho.figures.style import VARIANTS
 from adaecho.figures.tables import LINES
+from adaecho.masking import presentable
 from adaecho.records.outcome import COLUMNS, Row
 from adaecho.records.trials import TABLES, check_name, digest, rows_of
 
@@ -90,7 +91,9 @@ def read_commands(table: Path) -> list[str]:
     """The commands that made a table; none where it doesn't say."""
     origin = _read(table.with_name("origin.json"), {})
     commands = origin.get("commands", []) if isinstance(origin, dict) else []
-    return [str(command).replace("`", "'") for command in commands]  # a report shows them between such marks
+    return [
+        presentable(command).replace("`", "'") for command in commands
+    ]  # a report shows them between such marks
 
 
 def _read(path: Path, default: Any = None) -> Any:

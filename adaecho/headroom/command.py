@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import ConfigError, UserError, fail
+from adaecho.errors import ConfigError, UserError, fail, say
 from adaecho.headroom.images import measure_images
 from adaecho.headroom.measure import BUDGET_S, measure, report
 from adaecho.run import CONF, explain
@@ -47,7 +47,7 @@ def main(arguments: list[str], budget_s: float = BUDGET_S) -> None:
         found = measure(config, budget_s, step_s)
         lines = report(config.task.name, config.batch_size, config.data.num_workers, found)
     for line in lines:
-        print(line, flush=True)
+        say(line)
 
 
 def cli() -> None:

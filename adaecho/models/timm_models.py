@@ -1,6 +1,5 @@
 """Image classifiers of timm by name, such as ResNet-50 (R. Wightman, "PyTorch Image Models")."""
 
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from timm.models import load_state_dict
 from torch import nn
 
-from adaecho.errors import ConfigError, DataError
+from adaecho.errors import ConfigError, DataError, warn
 
 
 def timm_model(name: str, num_classes: int, image_size: int, pretrained: str | None = None) -> nn.Module:
@@ -99,7 +98,7 @@ def _renew_last_layer(weights: dict[str, torch.Tensor], model: nn.Module, num_cl
     theirs = [len(weights[name]) for name in fresh if name in weights]
     has = f"{theirs[0]:,} classes" if theirs else "no last layer"
     weights.update(fresh)
-    print(f"{key}: has {has}, the data {num_classes:,}; {', '.join(heads)} begins anew", file=sys.stderr)
+    warn(f"{key}: has {has}, the data {num_classes:,}; {', '.join(heads)} begins anew")
 
 
 def _of_size(name: str, image_size: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.errors import FolderError, told
-from adaecho.records.files import dumps, folder_errors, read_json, write_json, write_text
+from adaecho.errors import FolderError, say, told
+from adaecho.records.files import dumps, folder_errors, read_json, record_errors, write_json, write_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COSTS, Row, best_trials
 from adaecho.records.status import FINISHED, Status
@@ -212,16 +212,12 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--command for a sweep's folder, or --experiment for single runs")
     if options.command is not None and len(options.folders) > 1:
         parser.error("--command goes with the folder of one sweep")
-    with told():
-        try:
-            if options.command is not None:
-                into = collect_sweep(options.folders[0], options.results, options.command)
-            else:
-                into = collect_runs(options.folders, options.results, options.experiment)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            what = ", ".join(map(str, options.folders))
-            raise FolderError(f"{what}: no records that tables can be made of ({error!r})") from error
-        print(into)
+    with told(), record_errors(", ".join(map(str, options.folders))):
+        if options.command is not None:
+            into = collect_sweep(options.folders[0], options.results, options.command)
+        else:
+            into = collect_runs(options.folders, options.results, options.experiment)
+        say(into)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import json
 import os
 import select
 import signal
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
+from adaecho.errors import warn
 from adaecho.records.files import read_json, read_yaml, whole_lines, write_json
 from adaecho.records.lock import is_held
 from adaecho.records.status import Status
@@ -222,11 +222,7 @@ def main() -> None:
         _follow()
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        print(
-            f"warning: tracking: {reason}. The run goes on and its folder is complete; "
-            "tracking=none is silent",
-            file=sys.stderr,
-        )
+        warn(f"tracking: {reason}. The run goes on and its folder is complete; tracking=none is silent")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import yaml  # type: ignore[import-untyped]
 
-from adaecho.errors import DiskError, FolderError
+from adaecho.errors import DiskError, FolderError, UserError
 from adaecho.masking import masked
 
 # The parser and emitter in C where PyYAML has them: a trial may last a second.
@@ -38,6 +38,15 @@ def folder_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError(_explain(path, error)) from error
+
+
+@contextmanager
+def record_errors(what: object, kind: type[UserError] = FolderError) -> Iterator[None]:
+    """Tell of records that can't be used inside, whoever wrote them, by an error that names ``what``."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise kind(f"{what}: holds records of another form than adaecho writes ({error!r})") from error
 
 
 def _explain(path: Path, error: OSError) -> str:

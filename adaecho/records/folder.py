@@ -21,7 +21,6 @@ import hashlib
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.identity import changes, identity, run_id
-from adaecho.errors import FolderError
-from adaecho.masking import masked_message
+from adaecho.errors import FolderError, warn
+from adaecho.masking import presentable
 from adaecho.records import checkpoints
 from adaecho.records.files import (
     append,
@@ -124,7 +123,7 @@ class RunFolder:
             self._move_aside()
         elif self._has_lost_its_config():
             self._move_aside()
-            self._say(
+            warn(
                 f"{self._config} is empty, and nothing says which run the folder's records belong to: they "
                 f"were moved to {self.moved_to}, and the run begins anew"
             )
@@ -327,7 +326,7 @@ class RunFolder:
         """Add a crash to ``traceback.txt``; those of earlier attempts stay."""
         self._check_writer()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        text = f"--- {stamp} ---\n{masked_message(traceback).rstrip()}\n"
+        text = f"--- {stamp} ---\n{presentable(traceback).rstrip()}\n"
         append(self.path / "traceback.txt", text, ready=self._check_writer)
 
     @property
@@ -379,9 +378,6 @@ class RunFolder:
         with folder_errors(path):
             return path.exists() and not path.read_bytes().strip(b"\0 \n")
 
-    def _say(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
-
     def _move_aside(self) -> None:
         """Rename the whole folder, which no kill can leave half done, and take a new one in its place.
 
@@ -420,7 +416,7 @@ class RunFolder:
         try:
             last = dict(read_json(path)) if path.exists() else None
         except (FolderError, TypeError, ValueError):
-            self._say(f"{path} is damaged: where earlier pieces of the run were made is lost")
+            warn(f"{path} is damaged: where earlier pieces of the run were made is lost")
             last = None
         if last is not None:
             earlier = last.pop("earlier", [])

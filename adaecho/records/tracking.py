@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from adaecho.config.schema import TrackingConfig
+from adaecho.errors import warn
 
 # How long the end of this process may wait for the export; W&B gives up an upload before, and `wandb sync`
 # can do it later.
@@ -124,7 +125,7 @@ class _Exporter:
 
 
 def _warn(reason: str) -> None:
-    print(f"warning: tracking: {reason}; the run folders are complete without it", file=sys.stderr)
+    warn(f"tracking: {reason}; the run folders are complete without it")
 
 
 _exporter = _Exporter()

@@ -6,7 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from adaecho.errors import told
+from adaecho.records.files import record_errors
 from adaecho.records.lock import is_held
+from adaecho.records.terminal import Terminal
 from adaecho.search.optuna_export import export
 from adaecho.search.progress import arm_table
 from adaecho.search.report import remarks, write_outcome
@@ -35,8 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("command", choices=("status", "collect"))
     parser.add_argument("folder", type=Path, help="of the sweep, e.g. runs/quickstart/digits")
     typed = parser.parse_args(arguments)
-    with told():
-        {"status": status, "collect": collect}[typed.command](typed.folder, Console(markup=False))
+    with told(), record_errors(typed.folder):
+        {"status": status, "collect": collect}[typed.command](typed.folder, Terminal(markup=False))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from adaecho.echo.memory.budget import free_bytes
-from adaecho.errors import UserError
+from adaecho.errors import UserError, warn
 from adaecho.records.files import folder_errors
 from adaecho.search.progress import SweepProgress
 from adaecho.search.sweep import read_refusal
@@ -134,7 +134,7 @@ class LocalWorkers:
         )
         if not self._workers:
             raise WorkerError(reason)
-        print(f"warning: {reason}\nthe others go on without it", file=sys.stderr)
+        warn(f"{reason}\nthe others go on without it")
         return False
 
     def _start(self, index: int) -> "_Process":

@@ -5,11 +5,11 @@ damaged, or of other trials, is deleted and written anew.
 """
 
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from adaecho.errors import warn
 from adaecho.records.files import atomic_file
 from adaecho.records.status import ENDED, Status
 from adaecho.search.axes import Axis
@@ -50,7 +50,7 @@ def export(state: SweepState) -> None:
                 private.write_bytes(b"")
                 _add_trials(state, private)
     except Exception as error:  # of Optuna, of its file, of the disk: none of them matters to the sweep
-        print(f"warning: {path}: the Optuna study is not up to date: {error}", file=sys.stderr)
+        warn(f"{path}: the Optuna study is not up to date: {error}")
 
 
 def _extend_copy(state: SweepState, path: Path, private: Path) -> bool:

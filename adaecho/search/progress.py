@@ -14,6 +14,7 @@ from rich.text import Text
 
 from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.records.table import as_clock
+from adaecho.records.terminal import Terminal
 from adaecho.search.design import TrialId
 from adaecho.search.optuna_export import OptunaExporter
 from adaecho.search.state import Search, SweepState
@@ -32,7 +33,7 @@ class SweepProgress:
     def __init__(self, state: SweepState, console: Console | None = None) -> None:
         self._state = state
         self._running: list[TrialId] = []
-        self._console = console or Console()
+        self._console = console or Terminal(markup=False)
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
         self._exporter = OptunaExporter(state)

@@ -20,6 +20,7 @@ from adaecho.masking import VARIABLE, masked, secret_urls
 from adaecho.records import tracking
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
+from adaecho.records.terminal import Terminal
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
 from adaecho.search.design import MAX_TRIALS, Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
@@ -70,7 +71,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         local.tell(design.named(), urls)
         if launcher == "slurm" and urls:  # which hands the environment of sbatch to its jobs
             os.environ[VARIABLE] = " ".join(urls)
-        console = Console(markup=False)
+        console = Terminal(markup=False)
         console.print(headline(state), highlight=False, soft_wrap=True)
         if state.missing() and launcher == "slurm":
             if not run_on_slurm(state, config, console):

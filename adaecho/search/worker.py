@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.launched import importing
-from adaecho.errors import ConfigError, FolderError, RankError, UserError, told
-from adaecho.masking import know, masked_message
+from adaecho.errors import ConfigError, FolderError, RankError, UserError, say, told, warn
+from adaecho.masking import know, presentable
 from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder, move_aside
@@ -93,9 +93,9 @@ class Worker:
             raise
         except Exception:  # submitit keeps what it says
             text = traceback.format_exc()
-            if masked_message(text) == text:
+            if presentable(text) == text:
                 raise
-            raise RuntimeError(masked_message(text)) from None
+            raise RuntimeError(presentable(text)) from None
         if preempted is not None:
             _leave(preempted.signal)
 
@@ -188,12 +188,12 @@ class Worker:
         if attempts.count() > MAX_ATTEMPTS:  # another worker has begun its last one at the same moment
             attempts.take_back()
             return
-        print(f"{trial}{BEGUN}", flush=True)
+        say(f"{trial}{BEGUN}")
         try:
             summary = team.train(Order(str(trial), config, folder, overrides))
         except FolderInUseError:
             attempts.take_back()
-            print(f"{trial}: another worker was faster", flush=True)
+            say(f"{trial}: another worker was faster")
             raise
         except WaitEndedError as error:  # its last checkpoint holds: the rest is no failure of the trial's
             attempts.take_back()
@@ -206,10 +206,10 @@ class Worker:
                 record_failure(state, trial, f"{type(error).__name__}: {error}")
             if team.ends_at_failure:
                 raise
-            print(masked_message(traceback.format_exc()), file=sys.stderr)
+            print(presentable(traceback.format_exc()), file=sys.stderr)
             return
         attempts.forget()
-        print(f"{trial}: {summary['status']}", flush=True)
+        say(f"{trial}: {summary['status']}")
         check_signal(summary)
 
 
@@ -255,7 +255,7 @@ def _set_damaged_aside(folder: Path) -> None:
     with run.lock():
         error = _damage(run)  # another worker may have seen to it meanwhile
         if error is not None:
-            print(f"warning: {error}\nkept as {move_aside(folder)}; the trial starts anew", flush=True)
+            warn(f"{error}\nkept as {move_aside(folder)}; the trial starts anew")
 
 
 def _damage(run: RunFolder) -> FolderError | None:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from adaecho.config.schema import Config
 from adaecho.records.table import as_clock
+from adaecho.records.terminal import Terminal
 from adaecho.training.trainer import Trainer
 
 _REDRAW_S = 0.5
@@ -29,7 +30,7 @@ class Display:
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self._config = config
-        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._console = console or Terminal(soft_wrap=True, highlight=False)
         self._bar: Progress | None = None
         self._measured = ""
         self._begin_s = self._redraw_at = self._line_at = 0.0

@@ -1,7 +1,6 @@
 """One run from config to summary, in one folder, from wherever the folder stands."""
 
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import DiskError, FolderError, UserError, with_notes
-from adaecho.masking import masked_message
+from adaecho.errors import DiskError, FolderError, UserError, warn, with_notes
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
@@ -279,7 +277,7 @@ class _Trial:
                 refused[path] = error
                 continue
             for bad, reason in refused.items():
-                print(f"warning: {reason}; continuing from {path.name}", file=sys.stderr, flush=True)
+                warn(f"{reason}; continuing from {path.name}")
                 if bad.exists():
                     self.run_folder.set_aside(bad)
             return path
@@ -339,7 +337,7 @@ class _Trial:
                     f"{changed}; put back what was there, or start anew with fresh=true, or go on with "
                     "what is here by data.allow_changed=true"
                 )
-            print(f"warning: {changed}; data.allow_changed=true goes on", file=sys.stderr, flush=True)
+            warn(f"{changed}; data.allow_changed=true goes on")
 
     def checkpoint_due(self) -> bool:
         return time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
@@ -355,8 +353,7 @@ class _Trial:
         """Say on stderr which examples the loader has skipped since it was last asked."""
         skipped = trainer.loader.bad_examples
         for bad in skipped[self.skipped_told :]:
-            told = f"bad example skipped: {bad['origin']}: {bad['error']}"
-            print(f"warning: {masked_message(told)}", file=sys.stderr)
+            warn(f"bad example skipped: {bad['origin']}: {bad['error']}")
         self.skipped_told = len(skipped)
 
     def _checkpoint_at_rest(self, trainer: Trainer) -> None:

@@ -1,0 +1,190 @@
+"""Texts out of records that are anyone's: no command hands a terminal a character that it would obey."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaecho import evaluate, run, show
+from adaecho.config.schema import from_plain, to_plain
+from adaecho.errors import UserError, fail, say, warn
+from adaecho.figures import __main__ as drawing
+from adaecho.masking import presentable
+from adaecho.records import collect
+from adaecho.records.files import read_json, read_yaml, yaml_text
+from adaecho.records.terminal import Terminal
+from adaecho.search import __main__ as search
+from adaecho.search.design import Arm, Design
+from adaecho.search.sweep import record_design
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+
+Told = Callable[[str, Callable[[], None]], str]
+EVIL = "\x1b[2J\x1b[1;1H\x1b]0;owned\x07\r\x08\x9b31m\u202edetaerc\u2028"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+RUN = (
+    "task=digits_mlp", "max_steps=4", "evaluate.every_fresh_examples=128", "target.value=0.99",
+    "echo.shuffle_buffer=1",
+)  # fmt: skip
+
+
+def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a text stands in plain values, keys of dicts among them (as ``("key", name)`` at the end)."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield (*at, ("key", name))
+            yield from leaves(item, (*at, name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value[:2]):
+            yield from leaves(item, (*at, number))
+    else:
+        yield at
+
+
+def spoiled(value: Any, at: tuple[Any, ...]) -> Any:
+    """The same with control characters in one place, whatever stood there."""
+    value = deepcopy(value)
+    holder, last = value, at[-1]
+    for part in at[:-1]:
+        holder = holder[part]
+    if isinstance(last, tuple):
+        holder[f"{last[1]}{EVIL}"] = holder.pop(last[1])
+    else:
+        holder[last] = f"{holder[last]}{EVIL}"
+    return value
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """What a command prints, which ends with 0, 1 or 2 and is no crash."""
+
+    def call(about: str, command: Callable[[], None]) -> str:
+        capsys.readouterr()
+        code: object = 0
+        try:
+            command()
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:
+            raise AssertionError(f"{about}: a crash") from error
+        assert code in (None, 0, 1, 2), about
+        said = capsys.readouterr()
+        text = said.out + said.err
+        assert not OBEYED.search(text), (about, text)
+        return text
+
+    return call
+
+
+@pytest.fixture
+def received(compose_config: Compose, tmp_path: Path) -> Path:
+    """A run, a sweep of it, and its tables."""
+    config = compose_config(*RUN)
+    run_trial(config, tmp_path / "run")
+    design = Design((Arm("none", (), to_plain(config)),), 0, 1, 1, 0)
+    record = from_plain(design.trial_config(design.arms[0], 0, 0))
+    run_trial(record, tmp_path / "sweep/none/0/0")
+    record_design(design, tmp_path / "sweep")
+    search.main(["collect", str(tmp_path / "sweep")])
+    collect.main([str(tmp_path / "sweep"), "--results", str(tmp_path / "results"), "--command", "typed"])
+    return tmp_path
+
+
+def test_of_a_run(received: Path, told: Told) -> None:
+    path = received / "run"
+    files = {"config.yaml": read_yaml(path / "config.yaml"), "summary.json": read_json(path / "summary.json")}
+    files["metrics.jsonl"] = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    commands: dict[str, Callable[[], None]] = {
+        "collect": lambda: collect.main([str(path), "--experiment", "x", "--results", str(received / "out")]),
+        "evaluate": lambda: evaluate.main([str(path)]),
+        "show": lambda: show.main([str(path), "--number", "1"]),
+    }
+    for name, value in files.items():
+        original = (path / name).read_bytes()
+        for number, at in enumerate(leaves(value)):
+            text = yaml_text(spoiled(value, at)) if name == "config.yaml" else json.dumps(spoiled(value, at))
+            (path / name).write_text(text + "\n")
+            for command, call in commands.items():
+                if command == "collect" or (
+                    number % 5 == 0 and name != "metrics.jsonl"
+                ):  # the others take longer
+                    told(f"{command}: {name} {at}", call)
+        (path / name).write_bytes(original)
+
+
+def test_of_a_sweep(received: Path, told: Told) -> None:
+    sweep = received / "sweep"
+    for path in (sweep / "design.json", sweep / "none/0/0/summary.json"):
+        value = read_json(path)
+        original = path.read_bytes()
+        for number, at in enumerate(leaves(value)):
+            path.write_text(json.dumps(spoiled(value, at)))
+            told(f"status: {path.name} {at}", lambda: search.main(["status", str(sweep)]))
+            if number % 5 == 0:
+                told(f"collect: {path.name} {at}", lambda: search.main(["collect", str(sweep)]))
+        path.write_bytes(original)
+
+
+def test_of_tables(received: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "draw_table", lambda *_: [])  # which takes seconds, and prints nothing
+    table = received / "results/sweep/digits"
+    for name in ("trials.json", "curves.json", "origin.json"):
+        path = table / name
+        if not path.exists():
+            continue
+        value, original, origin = read_json(path), path.read_bytes(), (table / "origin.json").read_bytes()
+        for at in leaves(value):
+            path.write_text(json.dumps(spoiled(value, at)))
+            if name != "origin.json":  # whoever sends a table sends its digest
+                (table / "origin.json").write_text("{}")
+            told(f"figures: {name} {at}", lambda: drawing.main(["--results", str(received / "results")]))
+            report = received / "results/figures/report.md"
+            assert not report.exists() or not OBEYED.search(report.read_text()), at
+        path.write_bytes(original)
+        (table / "origin.json").write_bytes(origin)
+
+
+def test_of_what_a_finished_run_says_again(
+    received: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = received / "run/summary.json"
+    summary = read_json(path)
+    monkeypatch.setattr(sys, "argv", ["adaecho", *RUN, "tracking=none", f"hydra.run.dir={received / 'run'}"])
+    assert "4 steps" in told("run", run.cli)
+    for at in (("best", "metric"), ("model", ("key", "final")), ("model", "final"), ("status",)):
+        path.write_text(json.dumps(spoiled(summary, at)))
+        told(f"run: {at}", run.cli)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\r\x7f\x9b", "\\r\\x7f\\x9b"),
+        ("\u202egnp.exe\u2069", "\\u202egnp.exe\\u2069"),
+        ("na\udcefve.jpg", "na\\udcefve.jpg"),
+        (
+            "naïve \N{CJK UNIFIED IDEOGRAPH-56FE} \U0001f600 \\x1b",
+            "naïve \N{CJK UNIFIED IDEOGRAPH-56FE} \U0001f600 \\x1b",
+        ),
+    ],
+)
+def test_what_becomes_of_a_text(text: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert presentable(text) == presentable(presentable(text)) == printed
+    assert str(UserError(text)) == printed
+    say(text)
+    warn(text)
+    with pytest.raises(SystemExit):
+        fail(text)
+    said = capsys.readouterr()
+    assert said.out == f"{printed}\n"
+    assert said.err == f"warning: {printed}\nerror: {printed}\n"
+    Terminal(markup=False, width=80).print(text)
+    assert capsys.readouterr().out.replace("        ", "\t").startswith(printed.partition("\t")[0])
