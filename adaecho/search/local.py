@@ -123,6 +123,8 @@ class LocalWorkers:
         if code > 128:
             raise KeyboardInterrupt
         if BEGUN in said:
+            how = f"ended in mid-trial ({_how(code)})"
+            warn(f"search.workers: a worker {how}; another goes on; see {worker.log}")
             self._starts[index] = 0
             return True
         self._starts[index] += 1
@@ -172,12 +174,12 @@ def _how(code: int) -> str:
 
 
 class _Process:
-    """A worker and its log."""
+    """A worker and its ``log``."""
 
     def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
         with folder_errors(log.parent):
             log.parent.mkdir(parents=True, exist_ok=True)
-            self._log, self._begins = log, log.stat().st_size if log.exists() else 0
+            self.log, self._begins = log, log.stat().st_size if log.exists() else 0
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command,
@@ -211,6 +213,6 @@ class _Process:
             self._process.stdin.close()
 
     def said(self) -> str:
-        with self._log.open("rb") as file:
+        with self.log.open("rb") as file:
             file.seek(self._begins)
             return file.read().decode(errors="replace")

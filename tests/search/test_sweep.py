@@ -174,7 +174,9 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
         "none/0/2": 2,
         "none/0/3": 3,
     }
-    shown = capsys.readouterr().out
+    shown, warned = capsys.readouterr()
+    killed = "a worker ended in mid-trial (killed by signal 9, often for want of memory); another goes on"
+    assert warned.count(killed) == 4  # once of one trial, three times of another
     assert "search none/0 is incomplete: 2 of its trials failed" in shown
     assert (
         "its process died (often for want of memory)"
