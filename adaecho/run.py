@@ -126,6 +126,11 @@ def cli() -> None:
         if not _undecodable_configs():
             raise
         fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
+    except ValueError as error:
+        told = _number_for_group(str(error))
+        if told is None:
+            raise
+        fail(told)
     except OSError as error:
         if error.filename is None:
             raise
@@ -156,7 +161,43 @@ def explain(error: BaseException, *more_keys: str) -> str:
         if message and message not in messages:
             messages.append(message)
         cause = cause.__cause__ or cause.__context__
-    return "\n".join(messages + _to_quote(messages) + _did_you_mean(messages, more_keys))
+    return _of_another_form(messages) or "\n".join(
+        messages + _to_quote(messages) + _did_you_mean(messages, more_keys)
+    )
+
+
+def _of_another_form(messages: list[str]) -> str | None:
+    """What to write for a key that holds a list, names with values, or other keys, and was given a value."""
+    first = messages[0].splitlines()[0] if messages else ""
+    typed = first.removeprefix("Error merging override ").lstrip("+")
+    key, _, value = typed.partition("=")
+    try:
+        held = OmegaConf.select(OmegaConf.structured(schema.Config), key)
+    except OmegaConfBaseException:
+        return None
+    if first.startswith("Could not override") or held is None:
+        return None
+    if OmegaConf.is_list(held):
+        one = "" if value in ("", "null") or value.startswith("{") else f"{key}=[{value}], "
+        return f"{typed}: {key} holds a list; write {one}{key}=[one,two], or {key}=[] for none"
+    if OmegaConf.get_type(held) is dict:
+        return f"{typed}: {key} holds names with a value each; write '+{key}={{name: value}}'"
+    if OmegaConf.is_dict(held):
+        return f"{typed}: {key} holds other keys; set one of them, {key}.{next(iter(held))}= say"
+    return None
+
+
+def _number_for_group(message: str) -> str | None:
+    """The same where Hydra looks for a group's choice, finds a number and says not of which key."""
+    if not message.startswith("Config group override must be"):
+        return None
+    for typed in sys.argv[1:]:
+        key, _, value = typed.partition("=")
+        choices = sorted(path.stem for path in (CONF / key).glob("*.yaml")) if key and "/" not in key else []
+        if choices and not value.strip("0123456789.-"):
+            factor = f" (the factor is {key}.factor={value})" if key == "echo" else ""
+            return f"{typed}: {key} is one of {', '.join(choices)}{factor}"
+    return message
 
 
 def _to_quote(messages: list[str]) -> list[str]:
