@@ -71,7 +71,7 @@ def _alike(arms: list[Arm], key: str) -> str:
 
 
 def _caption(arms: list[Arm]) -> str:
-    runs = sorted({arm["runs"] for arm in arms})
+    runs = sorted({arm["runs"] for arm in arms if arm["runs"]})  # an arm without any says so in its name
     of = (
         "searches per arm, of each its best trial"
         if any(arm.get("searched") for arm in arms)

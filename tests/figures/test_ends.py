@@ -69,6 +69,8 @@ def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, monkeypatch):
 def test_the_caption_counts_runs(table):
     assert caption(ends(table[:4])).startswith("Mean, minimum and maximum over 2 runs per arm.")
     assert caption(ends(table[:1])) == "One run per arm. Dashed: s1."
+    lost = [{**table[0], "arm": "s2", "counted": False, "status": "diverged"}]
+    assert caption(ends([*table[:1], *lost])) == "One run per arm. Dashed: s1."
     assert caption(ends(table[:2]), ["steps"]).endswith("s1.\nAlike in all arms: steps (1,000).")
 
 

@@ -1,0 +1,91 @@
+"""W&B's own client against a server on this machine: what it is sent, and that no run minds how it fails."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from adaecho.records import tracking
+from adaecho.training.trial import run_trial
+from tests.conftest import Compose
+from tests.faults.campaign import fingerprint
+from tests.records.wandb_server import FAULTS, Server, serving
+from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
+from tests.test_secrets import SECRETS, served  # noqa: F401
+
+ONLINE = ("tracking=wandb", "tracking.mode=online")
+RUN = (
+    "task=digits_mlp", "max_steps=8", "target.value=null", "evaluate.every_fresh_examples=128",
+    "echo.shuffle_buffer=1", "device=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tracking._Exporter:
+    """The process that talks to W&B, with an account of its own."""
+    one = tracking._Exporter()
+    monkeypatch.setattr(tracking, "_exporter", one)
+    for name in ("WANDB_MODE", "WANDB_SERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "no_proxy": "*"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    return one
+
+
+def _wait_until_asked(server: Server) -> None:
+    """W&B's import takes a slow machine long, and the process that does it is a nice one."""
+    deadline = time.monotonic() + 240
+    while not server.sent and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.sent
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_run_is_the_same_whatever_the_server_does(
+    compose_config: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    exporter: tracking._Exporter,
+    kind: str,
+) -> None:
+    run_trial(compose_config(*RUN), tmp_path / "untracked")
+    capfd.readouterr()
+    with serving(kind) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        summary = run_trial(compose_config(*RUN, *ONLINE), tmp_path / "run")
+        assert summary["status"] == "budget_spent"
+        assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "untracked")
+        _wait_until_asked(server)
+        process = exporter._process
+        assert process is not None
+        monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240 if kind == "answers" else 2)
+        tracking.finish()
+        assert process.returncode is not None
+        warned = capfd.readouterr().err.count("warning: W&B: ")
+        if kind == "answers":
+            assert warned == 0
+            assert sum(b'\\"fresh_examples\\":' in one and b"accuracy" in one for one in server.sent)
+        else:
+            assert 1 <= warned <= 2, "by the process that exports, and by the one that has waited for it"
+
+
+def test_nothing_that_is_sent_holds_a_secret(
+    compose_config: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exporter: tracking._Exporter,
+    served: list[str],  # noqa: F811
+) -> None:
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
+    with serving("answers") as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        config = compose_config(*TINY, *served, *ONLINE)
+        assert run_trial(config, tmp_path / "run", served)["status"] == "budget_spent"
+        tracking.finish()
+        assert exporter._process is None
+        sent = b"\n".join(server.sent)
+    assert b"http://***@127.0.0.1:" in sent.replace(b"\\u002a", b"*")  # the config has come, masked
+    assert b"test_accuracy" in sent or b"accuracy" in sent
+    assert [secret for secret in SECRETS if secret.encode() in sent] == []
