@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +157,7 @@ class Campaign:
     def cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """The device is copied in mid-run, the copy mounted, and the run continued there."""
         image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
-        with image.open("wb") as file:
-            file.truncate(24 << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+        _make_device(image, 24 << 20)
         try:
             with _mounted(image, folder):
                 process = piece.start(plain(arm), folder / "run", "stop", choose.randrange(1, PLACES))
@@ -249,39 +247,34 @@ class Campaign:
     def sweep(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A sweep of which a worker, the launcher or the whole group is killed, until it comes to its end."""
         outcome = Counter(stories=1)
-        reference = self.root / "undisturbed-sweep"
-        if not reference.exists():
-            assert _launch(reference).wait() == 0
         for _ in range(choose.randrange(1, 4)):
             launcher = _launch(folder)
-            with_trials = time.monotonic() + 120
-            while not list(folder.glob("*/*/*/metrics.jsonl")) and time.monotonic() < with_trials:
-                if launcher.poll() is not None:
-                    break
-                time.sleep(0.05)
+            _wait_for(launcher, folder, "*/*/*/metrics.jsonl")
             time.sleep(choose.uniform(0, 2))
             whom = choose.choice(("worker", "launcher", "group"))
             killed = _kill_some(launcher, whom)
             outcome["faults"] += killed
             outcome[f"{whom}_killed"] += killed
             launcher.wait()
+        outcome[self._judge_sweep(folder)] += 1
+        return outcome
+
+    def _judge_sweep(self, folder: Path) -> str:
+        """Let a sweep come to its end; how it compares with the undisturbed one."""
+        reference = self.root / "undisturbed-sweep"
+        if not reference.exists():
+            assert _launch(reference).wait() == 0
         code = _launch(folder).wait()
         trials = [path.parent.relative_to(reference) for path in sorted(reference.glob("*/*/*/summary.json"))]
         same = code == 0 and all(fingerprint(reference / x) == fingerprint(folder / x) for x in trials)
-        outcome["same" if same and trials else "different" if code == 0 else "crashed"] += 1
-        return outcome
+        return "same" if same and trials else "different" if code == 0 else "crashed"
 
     def ranks(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """Two ranks under torchrun: one, both or the launcher is killed, until they come to an end."""
         outcome = Counter(stories=1)
-        reference = self.root / f"undisturbed-ranks-{arm}"
-        if not reference.exists():
-            assert _launch_ranks(arm, reference).wait() == 0
         for _ in range(choose.randrange(1, 4)):
             launcher = _launch_ranks(arm, folder)
-            with_checkpoint = time.monotonic() + 120
-            while not (folder / "checkpoint/last.pt").exists() and time.monotonic() < with_checkpoint:
-                time.sleep(0.05)
+            _wait_for(launcher, folder, "checkpoint/last.pt")
             time.sleep(choose.uniform(0, 8))
             ranks = _children(launcher.pid) if launcher.poll() is None else []
             whom = choose.choice(("one_rank", "all_ranks", "launcher"))
@@ -296,15 +289,80 @@ class Campaign:
             launcher.wait()
             while any(_state(pid) not in "XZ" for pid in ranks):
                 time.sleep(0.1)
+        outcome[self._judge_ranks(arm, folder)] += 1
+        return outcome
+
+    def _judge_ranks(self, arm: str, folder: Path) -> str:
+        reference = self.root / f"undisturbed-ranks-{arm}"
+        if not reference.exists():
+            assert _launch_ranks(arm, reference).wait() == 0
         code = _launch_ranks(arm, folder).wait()
         same = code == 0 and fingerprint(reference) == fingerprint(folder)
-        outcome["same" if same else "different" if code == 0 else "crashed"] += 1
-        return outcome
+        return "same" if same else "different" if code == 0 else "crashed"
+
+    def sweep_cut(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
+        """A power cut while a sweep's launcher and workers are at it, and the sweep continued."""
+        with _cut_off(folder, _launch, "*/*/*/metrics.jsonl", choose.uniform(0, 2)) as run:
+            return Counter({"stories": 1, "faults": 1, self._judge_sweep(run): 1})
+
+    def ranks_cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
+        """The same of two ranks under torchrun."""
+        begin = partial(_launch_ranks, arm)
+        with _cut_off(folder, begin, "checkpoint/last.pt", choose.uniform(0, 8)) as run:
+            return Counter({"stories": 1, "faults": 1, self._judge_ranks(arm, run): 1})
 
 
 def _draw(results: Path, into: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "adaecho.figures", "--results", str(results), "--into", str(into)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def _wait_for(launcher: "subprocess.Popen[bytes]", folder: Path, pattern: str) -> None:
+    """Wait until a launcher's processes have written such a file, or it has ended."""
+    deadline = time.monotonic() + 240
+    while not list(folder.glob(pattern)) and launcher.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@contextmanager
+def _cut_off(
+    folder: Path, begin: Callable[[Path], "subprocess.Popen[bytes]"], pattern: str, after_s: float
+) -> Iterator[Path]:
+    """What a power cut leaves of what ``begin`` starts, some time after the first such file, while mounted.
+
+    The processes stand still while their device is copied, as all do at once in a power cut.
+    """
+    image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
+    _make_device(image, 64 << 20)
+    try:
+        with _mounted(image, folder):
+            launcher = begin(folder / "run")
+            _wait_for(launcher, folder / "run", pattern)
+            time.sleep(after_s)
+            stopped: list[int] = []
+            while new := [pid for pid in _tree(launcher.pid) if pid not in stopped]:
+                for pid in new:
+                    _signal(pid, signal.SIGSTOP)
+                stopped += new
+            while any(_state(pid) not in "TXZ" for pid in stopped):
+                time.sleep(0.005)
+            shutil.copyfile(image, copy)
+            for pid in stopped:
+                _signal(pid)
+            launcher.wait()
+            while any(_state(pid) not in "XZ" for pid in stopped):
+                time.sleep(0.05)
+        with _mounted(copy, folder):
+            yield folder / "run"
+    finally:
+        image.unlink()
+        copy.unlink(missing_ok=True)
+
+
+def _make_device(image: Path, size: int) -> None:
+    with image.open("wb") as file:
+        file.truncate(size)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
 
 
 def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -340,14 +398,23 @@ def _kill_some(launcher: "subprocess.Popen[bytes]", whom: str) -> int:
     return 1
 
 
-def _signal(pid: int) -> None:
+def _signal(pid: int, number: int = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def _children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all below it; a thread may have started a child, too."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [one for child in path.read_text().split() for one in _tree(int(child))]
+    return [pid, *found]
 
 
 def _state(pid: int) -> str:
@@ -383,6 +450,8 @@ def main() -> None:
         ("changes", 200),
         ("caches", 100),
         ("figures", 40),
+        ("sweep-cuts", 20),
+        ("rank-cuts", 20),
     ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
@@ -397,6 +466,7 @@ def main() -> None:
             "power_cuts": campaign.cut, "sweeps": campaign.sweep, "rank_kills": campaign.ranks,
             "headers": campaign.headers, "workloads": campaign.workload, "changes": campaign.changed,
             "caches": campaign.cached, "figures": campaign.figures,
+            "sweep_cuts": campaign.sweep_cut, "rank_cuts": campaign.ranks_cut,
         }  # fmt: skip
         begun = time.monotonic()
         for round_ in range(1, ROUNDS + 1):

@@ -1,27 +1,37 @@
 """Run folders and sweeps received from others: nothing in them runs code, whatever command reads them."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
-from adaecho import show
-from adaecho.config.schema import from_plain, to_plain
+from adaecho import IndexedTarShards, show
+from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.config.tasks import find_task
-from adaecho.errors import ConfigError, DataError, FolderError
+from adaecho.errors import ConfigError, DataError, FolderError, UserError
 from adaecho.figures import committed
+from adaecho.models.timm_models import read_weights
 from adaecho.records import collect
 from adaecho.records.files import read_yaml, yaml_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COLUMNS
 from adaecho.search.design import Design
 from adaecho.search.sweep import read_design, record_design
+from adaecho.tasks import build_task
+from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.datasets.test_labelled_images import make
 
 PAYLOAD = """
 import sys
@@ -250,3 +260,56 @@ def test_a_report_of_their_tables_shows_no_other_file(tmp_path: Path) -> None:
         table.write_text(json.dumps([template | changes]))
         with pytest.raises(DataError, match=r"row 0 is none: .* is no name"):
             committed.read_table(table)
+
+
+class _Payload:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("PWNED"),)
+
+
+def _as_checkpoint(folder: Path, config: Config) -> None:
+    """A whole checkpoint of the run, with its seal, whose state is theirs."""
+    run = RunFolder(folder)
+    with run.lock():
+        run.start(to_plain(config), [], {})
+        checkpoint.save(run, {"progress": _Payload(), "model": _Payload()})
+
+
+def _as_extension(path: Path) -> None:
+    """A parquet file whose schema names a pickled type (CVE-2023-47248 of Apache Arrow before 14.0.1)."""
+    carried = {b"ARROW:extension:name": b"arrow.py_extension_type",
+               b"ARROW:extension:metadata": pickle.dumps(_Payload())}  # fmt: skip
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema(
+        [pa.field("img", image, metadata=carried), pa.field("label", pa.int64(), metadata=carried)]
+    )
+    table = pa.table([[{"bytes": b"x", "path": ""}], [1]], schema=schema)
+    pq.write_table(table, path)
+
+
+def test_no_file_of_theirs_brings_code_along(
+    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose_config("task=digits_mlp", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
+    _as_checkpoint(tmp_path / "run", config)
+    with pytest.raises(SystemExit):
+        show.main([str(tmp_path / "run")])
+    assert "UnpicklingError" in capsys.readouterr().err
+    with suppress(FolderError):  # refused, or begun anew with a warning
+        run_trial(config, tmp_path / "run")
+    make("tar", tmp_path / "shards")
+    urls = sorted(map(str, (tmp_path / "shards").glob("train-*.tar")))
+    theirs = np.array([_Payload()], object)
+    np.savez(tmp_path / "index.npz", urls=theirs, shard_lengths=theirs, spans=theirs, versions=theirs)
+    with pytest.raises(ValueError, match=r"index\.npz.*: it is damaged.*delete it"):
+        IndexedTarShards(urls, index=tmp_path / "index.npz")
+    torch.save({"weight": _Payload()}, tmp_path / "weights.pth")
+    with pytest.raises(DataError, match="holds no weights that can be read without executing code"):
+        read_weights(str(tmp_path / "weights.pth"))
+    (tmp_path / "data").mkdir()
+    _as_extension(tmp_path / "data/train-0.parquet")
+    with pytest.raises(UserError):
+        build_task(compose_config("task=cifar10", f"data.path={tmp_path / 'data'}"))
+    assert not Path("PWNED").exists()
+    pickle.loads(pickle.dumps(_Payload()))
+    assert Path("PWNED").exists(), "the payload works where pickles are trusted"
