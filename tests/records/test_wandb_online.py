@@ -63,7 +63,7 @@ def test_a_run_is_the_same_whatever_the_server_does(
         monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240 if kind == "answers" else 2)
         tracking.finish()
         assert process.returncode is not None
-        warned = capfd.readouterr().err.count("warning: W&B: ")
+        warned = capfd.readouterr().err.count("warning: tracking: ")
         if kind == "answers":
             assert warned == 0
             assert sum(b'\\"fresh_examples\\":' in one and b"accuracy" in one for one in server.sent)
