@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test figures reproduce bench constraints dist clean
+.PHONY: help quickstart install dev lint format test figures reproduce bench constraints dist docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ constraints: $(VENV)/installed-dev ## constraints.txt anew, of the newest versio
 dist: $(VENV)/installed-dev ## sdist and wheel in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+
+docs: $(VENV)/installed-dev ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/site.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,0 +1,108 @@
+"""The site as a browser shows it: no error, no dead link, every picture, and text that fits a telephone."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Queue
+
+from tests.needs import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+needs_chromium = needs("chromium", present=bool(CHROMIUM), remedy="apt-get install chromium")
+needs_mkdocs = needs(
+    "mkdocs",
+    present=None not in map(find_spec, ("mkdocs", "material", "mkdocstrings")),
+    remedy="make dev installs it",
+)
+
+# Opens every page that can be reached in a frame, at two widths, and posts what is wrong with it.
+_WALK = """<!doctype html><title>walk</title><script>
+const wrong = [], seen = new Map(), here = location.origin + "/";
+async function open_(url, width) {
+  const frame = document.createElement("iframe");
+  frame.style.cssText = `width: ${width}px; height: 800px; border: 0`;
+  frame.src = url;
+  document.body.append(frame);
+  await new Promise(done => { frame.onload = done; });
+  const page = frame.contentDocument, root = page.documentElement;
+  if (root.scrollWidth > width) wrong.push(`${url} is ${root.scrollWidth} pixels wide at ${width}`);
+  for (const image of page.images) {
+    image.loading = "eager";
+    await image.decode().catch(() => {});
+    if (!image.naturalWidth) wrong.push(`${url}: no picture ${image.src}`);
+  }
+  const links = [...page.querySelectorAll("a[href]")].map(a => a.href);
+  frame.remove();
+  return links;
+}
+async function walk() {
+  const pages = [here + "index.html"];
+  for (const url of pages) {
+    await open_(url, 1280);
+    for (const link of await open_(url, 400)) {
+      const target = link.split("#")[0];
+      if (!target.startsWith(here) || seen.has(target)) continue;
+      const answer = await fetch(target);
+      seen.set(target, answer.status);
+      if (!answer.ok) wrong.push(`${url}: ${target} is ${answer.status}`);
+      if (target.endsWith(".html") && !pages.includes(target)) pages.push(target);
+    }
+  }
+  const index = await (await fetch(here + "search/search_index.json")).json();
+  return {pages: pages.map(url => url.slice(here.length)), wrong, indexed: index.docs.length};
+}
+window.onload = () => walk().then(found => found, error => ({wrong: [String(error)]}))
+  .then(found => fetch("/found", {method: "POST", body: JSON.stringify(found)}));
+</script><body></body>"""
+
+
+class _Site(SimpleHTTPRequestHandler):
+    found: Queue[dict[str, list[str]]]
+
+    def do_POST(self) -> None:
+        self.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_every_page_of_the_docs_can_be_chosen() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f"- {page}\n" not in listed] == []
+
+
+@needs_chromium
+@needs_mkdocs
+def test_every_page_opens_without_errors_with_its_pictures_and_fits_400_pixels(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "site.py"], check=True)
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "build" / "site", site)
+    (site / "walk.html").write_text(_WALK)
+    _Site.found = Queue()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--log-level=0",
+            "--remote-debugging-port=0", f"http://127.0.0.1:{server.server_port}/walk.html",
+        ]  # fmt: skip
+        with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stderr=log) as browser:
+            try:
+                found = _Site.found.get(timeout=240)
+            finally:
+                browser.terminate()
+        server.shutdown()
+    assert found["wrong"] == []
+    assert [line for line in (tmp_path / "log").read_text().splitlines() if "CONSOLE" in line] == []
+    written = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {*found["pages"]} == written - {"404.html", "walk.html"}
+    assert found["indexed"] > len(written)
