@@ -24,10 +24,12 @@ from adaecho.echo.data_loader import (
     source_of,
 )
 from adaecho.echo.gauges import Gauges
+from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
+from adaecho.echo.read.ranks import warn_if_shared_twice, warn_if_unshared
 from adaecho.echo.read.sources import IterableSource, as_source
-from adaecho.echo.read.wrapped import keyed, warn_if_unshared
+from adaecho.echo.read.wrapped import keyed
 from adaecho.echo.settings import (
     Settings,
     check_functions,
@@ -41,8 +43,6 @@ from adaecho.echo.settings import (
 )
 from adaecho.echo.threads.timers import Timers, works_ahead
 from adaecho.echo.threads.workers import GivenUp, Interrupted
-
-_EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 
 
 class EchoLoader(Gauges):
@@ -190,6 +190,8 @@ class EchoLoader(Gauges):
         place = self._place = choose_place(place, decode, augment, readable, self.settings)
         if isinstance(readable, IterableSource):
             check_iterable(readable.name, shuffle=shuffle, sampler=sampler)
+            if batch_size is not None:
+                warn_if_shared_twice(source, world_size)
         self._pipeline = Pipeline(
             readable,
             self.settings,
@@ -202,6 +204,7 @@ class EchoLoader(Gauges):
         self._stages = self._pipeline.stages
         self._ahead: Batch | None = None
         self._position = Position()
+        self._before: tuple[Position, int] | None = None  # the last batch taken, and its id
         # One rule for interruptions: what changes the stages sets this before, and clears it in one statement
         # with the new position. Where it was not cleared, the stages are brought back to the last state.
         self._torn = False
@@ -217,8 +220,8 @@ class EchoLoader(Gauges):
         self._iterators_made = 0
         self._iterating = False
         self._next_iteration: int | None = None  # that set_epoch asked for
-        # Also at the interpreter's exit, before daemon threads would be cut off in the middle.
-        self._finalizer = weakref.finalize(self, self._pipeline.close, _EXIT_WAIT_S)
+        self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
+        self._finalizer.atexit = False  # the pipelines see to that themselves
         if epochs is None:
             self._position = self._stages.begin(self._position, self._upcoming, None)
 
@@ -235,7 +238,8 @@ class EchoLoader(Gauges):
                 self._torn, self._last_state = False, None
             finally:
                 self._changed_by = None
-        self._position, self._failed, self._resumed, self._next_iteration = position, None, False, None
+        self._position, self._before, self._failed = position, None, None
+        self._resumed, self._next_iteration = False, None
         self._iterating, self._iterators_made = True, self._iterators_made + 1
         return iterator
 
@@ -388,10 +392,14 @@ class EchoLoader(Gauges):
             RuntimeError: another thread is taking a batch.
         """
         self._check_process()
-        state = self._own_state()
+        if self._before is not None and holds_last_batch(self._before[1]):
+            state = self._own_state(self._before[0])
+        else:
+            state = self._own_state()
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self, position: Position | None = None) -> dict[str, Any]:
+        """The state at the position, or at that of a batch before, which the stages still know."""
         with self._saving:
             if self._changed_by not in (None, threading.get_ident()):
                 raise RuntimeError(
@@ -400,7 +408,7 @@ class EchoLoader(Gauges):
                 )
             if self._last_state is not None:
                 return self._last_state
-            return saved.save(self.settings, self._stages, self._position, self._clocks)
+            return saved.save(self.settings, self._stages, position or self._position, self._clocks)
 
     def _wait_for_savers(self) -> None:
         """Before the stages change: until ``_changed_by`` is None again no other thread is told a state."""
@@ -428,7 +436,7 @@ class EchoLoader(Gauges):
         saved.check(state, self.settings, self._stages)
         try:
             self._wait_for_savers()
-            self._last_state, self._torn, self._failed = state, True, None
+            self._last_state, self._torn, self._failed, self._before = state, True, None, None
             self._repair()
         finally:
             self._changed_by = None
@@ -552,8 +560,9 @@ class EchoIterator:
             )
         loader = self._loader
         batch, position = loader._next()
+        before = loader._position, id(batch.content)
         # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
-        loader._position, loader._ahead = position, None
+        loader._before, loader._position, loader._ahead = before, position, None
         return batch.content
 
     def __del__(self) -> None:

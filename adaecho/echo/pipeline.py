@@ -4,7 +4,10 @@ With worker threads the queue that reads ahead lies before the echo: a bottlenec
 for a burst of repeats downstream.
 """
 
+import _thread
+import atexit
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +42,8 @@ from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap, ThreadPo
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
+_EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
+_OPEN: dict["Pipeline", None] = {}  # what the process's exit has to close, in the order of its making
 
 Source = ArraySource | MapSource | IterableSource
 
@@ -110,6 +115,8 @@ class Pipeline:
             factor=echo.factor if settings.variant.repeats == "batches" else batches.factor,
             world=self._world, iterated=iterated, source_length=None if iterated else source.length,
         )  # fmt: skip
+        self._closing, self._closed = threading.Lock(), False
+        _OPEN[self] = None
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
         """The first stage: read > decode [> augment]."""
@@ -261,14 +268,36 @@ class Pipeline:
         if self.thread_pool is not None:
             self.thread_pool.stop()
             if not self.thread_pool.join(wait_s):
+                _OPEN.pop(self, None)
                 warnings.warn(
                     f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
                     RuntimeWarning,
                     stacklevel=3,
                 )
                 return
-        self.halt()
-        self.stages.reader.close()
+        with self._closing:  # the thread of `forgotten` may be at it when the process ends
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self.halt()
+                self.stages.reader.close()
+            finally:
+                _OPEN.pop(self, None)
+
+    def forgotten(self) -> None:
+        """The garbage collector has come to the loader: close, and wait for no thread here.
+
+        The collector may run anywhere: in one of these threads, or in one that holds a lock which they, or
+        ``threading`` for them, have to take before they can end.
+        """
+        if self.thread_pool is None or not self.thread_pool.may_have_threads:
+            self.close()
+            return
+        try:
+            _thread.start_new_thread(self.close, ())
+        except RuntimeError:  # none can be had
+            self.close(_EXIT_WAIT_S)
 
     def num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
         """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
@@ -294,6 +323,13 @@ class Pipeline:
         if source.length is None:
             raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
         return source.length
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close every pipeline, before daemon threads would be cut off in the middle."""
+    for pipeline in reversed(list(_OPEN)):
+        pipeline.close(_EXIT_WAIT_S)
 
 
 def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:

@@ -1,6 +1,9 @@
 """Small sources for the tests, and what the reference must make of them."""
 
+import gc
 import tempfile
+import time
+import weakref
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -122,3 +125,14 @@ def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
 def assert_same(batch: dict[str, torch.Tensor], expected: list[dict[str, Any]]) -> None:
     assert batch["label"].tolist() == [one["label"] for one in expected]
     assert batch["x"].numpy().tobytes() == np.stack([one["x"] for one in expected]).tobytes()
+
+
+def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
+    """Whether nothing of these is left, once the threads of loaders that were dropped have ended."""
+    references, deadline = list(references), time.monotonic() + 120
+    while time.monotonic() < deadline:
+        gc.collect()  # a loader, and then what its end leaves
+        if all(reference() is None for reference in references):
+            return True
+        time.sleep(0.01)
+    return False

@@ -30,6 +30,8 @@ class ToDevice:
         self._cuda = self._device is not None and self._device.type == "cuda"
         if self._cuda and not torch.cuda.is_available():
             raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; give None, or 'cpu'")
+        if self._device is not None and self._device.type == "mps" and not torch.backends.mps.is_available():
+            raise ValueError(f"device={str(device)!r}: torch finds no MPS device here; give None, or 'cpu'")
         if self._device == torch.device("cuda") and torch.cuda.is_available():
             # The current one of this thread: that of the loader's threads would be the first.
             self._device = torch.device("cuda", torch.cuda.current_device())

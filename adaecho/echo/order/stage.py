@@ -242,6 +242,7 @@ class EchoStage(Echo):
     def begin(self, at: StageState, reread: Callable[[Serials], Any] | None = None) -> None:
         super().begin(at, reread)
         self._marks: deque[tuple[int, StageState]] = deque([(0, at)])  # after how many outputs
+        self._played = self._marks[0]  # what was asked for last
         self._last_mark = 0
         self._bad: list[int] = []  # local numbers, rising
         self._pass_end = sys.maxsize
@@ -295,13 +296,20 @@ class EchoStage(Echo):
         return self._marks[0][1]
 
     def state_at(self, output: int) -> StageState:
-        """The state after so many outputs, no fewer than were last asked for or forgotten."""
-        self.forget(output)
-        marked, at = self._marks[0]
+        """The state after so many outputs, no fewer than were last forgotten."""
+        marked, at = self._last_known(output)
         if output > marked:
             self._follower.begin(at)
             while self._follower.emitted < output - marked:
                 self._follower.take(min(output - marked - self._follower.emitted, _PLAYED))
             at = self._follower.state()
-            self._marks[0] = output, at
+            self._played = output, at
         return at
+
+    def _last_known(self, output: int) -> tuple[int, StageState]:
+        """The last mark up to an output, or the state asked for last, if that lies between."""
+        place = 0  # few lie before it; another thread appends
+        while place + 1 < len(self._marks) and self._marks[place + 1][0] <= output:
+            place += 1
+        mark = self._marks[place]
+        return self._played if mark[0] < self._played[0] <= output else mark

@@ -55,11 +55,12 @@ class Marks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._marks: list[Mark] = []
+        self._needed = 0, 0  # of the farthest state so far: its next example, and the oldest mark for it
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._marks = []
+            self._marks, self._needed = [], (0, 0)
 
     def add(self, mark: Mark) -> None:
         """Remember where the source is."""
@@ -76,7 +77,8 @@ class Marks:
     def since(self, oldest: int, next_count: int, after: int) -> list[Mark]:
         """The last mark before an example, and the passes opened from there to the next one to be read.
 
-        Forgets what came before: no later state needs it.
+        Forgets what a state of before did without: a later one needs it no more, nor does one of a batch less
+        than the farthest.
 
         Args:
             oldest: count of the example; ``after`` where that comes first.
@@ -92,8 +94,11 @@ class Marks:
                 return []
             oldest = min(oldest, max(after, opened[-1].first))
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
-            del self._marks[:unneeded]
-        first, *later = opened[unneeded:]
+            first, *later = opened[unneeded:]
+            farthest, needed = self._needed
+            if next_count > farthest:
+                self._marks = [mark for mark in self._marks if mark.count >= needed]
+                self._needed = next_count, first.count
         return [first, *(mark for mark in later if mark.count == mark.first)]
 
 

@@ -140,9 +140,22 @@ class IterableSource:
         raise ValueError(
             f"load_state_dict: {self.origin(serial)} is another one than when the state was saved: "
             f"{self.name} gives other examples, or in another order, when it is iterated again, so that some "
-            "would be used too often and others never. Let all that it draws follow a seed and the pass, "
-            "which a method set_epoch(pass) of it is told (webdataset: detshuffle in place of shuffle), or "
-            "let it give examples in their stored order, and shuffle here: shuffle_buffer="
+            f"would be used too often and others never. {self._remedy}"
+        )
+
+    @property
+    def _remedy(self) -> str:
+        """What to do where it gives other examples, or in another order, the second time."""
+        if type(self._source).__module__.startswith("torchdata.stateful_dataloader"):
+            return (
+                "Give a DataLoader of torch with the same arguments in its place: what that draws follows "
+                "seed= and the pass, and it needs no state of its own"
+            )
+        return (
+            "Let all that it draws follow a seed and the pass, which a method set_epoch(pass) of it is told "
+            "(webdataset: detshuffle in place of shuffle; WebDataset(..., detshuffle=True, seed=0), since "
+            "without seed= each process draws one), or let it give examples in their stored order, and "
+            "shuffle here: shuffle_buffer="
         )
 
     def _begins_once(self) -> ValueError:

@@ -1,4 +1,4 @@
-"""A DataLoader inside an EchoLoader: its passes as functions of (seed, pass), and whether ranks share it out.
+"""A DataLoader inside an EchoLoader: its passes as functions of (seed, pass).
 
 What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here it is
 iterated through a copy, whose samplers draw from a generator of their own: the given one stays as it was.
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from adaecho.echo.order.sampled import seeds_of_pass
-from adaecho.echo.read.access import may_be_shared, warn_caller
+from adaecho.echo.read.access import may_be_shared
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
@@ -279,14 +279,14 @@ def _prepare(sampler: Any, generator: torch.Generator, number: int) -> None:
 
 def hears_of_passes(source: Any) -> bool:
     """Whether a source, or a part of it, has ``set_epoch``."""
-    return any(hasattr(part, "set_epoch") for part in _parts(source)) or bool(_counting_stages(source))
+    return any(hasattr(part, "set_epoch") for part in parts_of(source)) or bool(_counting_stages(source))
 
 
 def tell_pass(source: Any, number: int) -> None:
     """Tell a source which pass comes; one that doesn't hear it, its sampler, batch sampler and dataset."""
     for stage in _counting_stages(source):
         stage.epoch = number - 1
-    for part in _parts(source):
+    for part in parts_of(source):
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
             if part is source:
@@ -306,40 +306,8 @@ def _counting_stages(part: Any) -> list[Any]:
     return counts + [stage for inner in getattr(part, "pipeline", ()) for stage in _counting_stages(inner)]
 
 
-def _parts(source: Any) -> list[Any]:
+def parts_of(source: Any) -> list[Any]:
     batch_sampler = getattr(source, "batch_sampler", None)
     named = [getattr(source, name, None) for name in ("dataset", "sampler")]
     parts = [source, *named, batch_sampler, getattr(batch_sampler, "sampler", None)]
     return [part for place, part in enumerate(parts) if all(part is not other for other in parts[:place])]
-
-
-# By name: torchdata's are no subclasses of torch's.
-_SHARE_NOTHING = {"RandomSampler", "SequentialSampler", "WeightedRandomSampler", "BatchSampler"}
-_SHARE_NOTHING_IF_WHOLE = {"SubsetRandomSampler", "list", "tuple", "range"}  # else maybe the rows of a rank
-
-
-def _shares_out(sampler: Any, rows: int) -> bool:
-    """Whether a sampler may give each rank a part of its own."""
-    kind = type(sampler)
-    if not kind.__module__.startswith(("torch.", "torchdata.", "builtins")):
-        return True
-    if kind.__name__ in _SHARE_NOTHING_IF_WHOLE:
-        return len(sampler) < rows
-    return kind.__name__ not in _SHARE_NOTHING
-
-
-def warn_if_unshared(source: Any, world_size: int) -> bool:
-    """Warn where each of several ranks reads everything of a DataLoader; whether it did."""
-    if world_size == 1 or not isinstance(source, DataLoader) or isinstance(source.dataset, IterableDataset):
-        return False
-    rows = len(source.dataset)  # type: ignore[arg-type]
-    if any(_shares_out(sampler, rows) for sampler in _parts(source)[2:] if sampler is not None):
-        return False
-    warn_caller(
-        f"source: each of {world_size} ranks reads all examples of this {type(source).__name__}, in the same "
-        f"order: its {type(source.sampler).__name__} shares out nothing. Give it "
-        "sampler=DistributedSampler(dataset), which is told each pass; or give its dataset itself, "
-        "EchoLoader(dataset, batch_size), which shares out; where the dataset is one rank's part already, "
-        "rank=0, world_size=1 says so"
-    )
-    return True

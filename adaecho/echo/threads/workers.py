@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 Claim = TypeVar("Claim")
@@ -60,7 +61,7 @@ class Condition(threading.Condition):
     def notify_all(self) -> None:
         super().notify_all()
         for bell in self._bells:
-            if bell.locked():  # not, where an interrupt came in here
+            with suppress(RuntimeError):  # rung, where an interrupt or the garbage collector came in here
                 bell.release()
         self._bells.clear()
 
@@ -180,6 +181,11 @@ class ThreadPool:
     def _stayed_behind(self) -> bool:
         """Whether this process was forked from the one with the threads, which may have held any lock."""
         return self._process is not None and self._process != os.getpid()
+
+    @property
+    def may_have_threads(self) -> bool:
+        """Whether some have been started, and not been waited for."""
+        return self._process is not None
 
     def check_process(self) -> None:
         """Raises RuntimeError in a process that was forked from the one with the threads."""

@@ -69,6 +69,12 @@ def test_an_unknown_device_is_named() -> None:
         EchoLoader(arrays(4), 2, device="gpu")
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="needs a machine without MPS")
+def test_mps_is_refused_where_torch_finds_none() -> None:
+    with pytest.raises(ValueError, match="device='mps': torch finds no MPS device here; give None, or 'cpu'"):
+        EchoLoader(arrays(4), 2, device="mps")
+
+
 @needs_cuda
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -314,37 +314,3 @@ def test_samplers_within_others_are_keyed_and_told_the_pass(inner: Any) -> None:
     taken(stopped, len(first))
     resumed.load_state_dict(through_torch_save(stopped.state_dict()))
     assert [batch.tolist() for batch in resumed] == second
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"shuffle": True},
-        {"batch_sampler": None},
-        {},
-        {"sampler": SubsetRandomSampler(range(ROWS))},
-        {"sampler": list(range(ROWS))},
-    ],
-)
-def test_ranks_that_all_read_everything_are_warned(arguments: dict[str, Any]) -> None:
-    if "batch_sampler" in arguments:
-        arguments = {"batch_sampler": BatchSampler(RandomSampler(range(ROWS)), 4, False)}
-    data_loader: Loader = DataLoader(range(ROWS), **arguments)  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="each of 2 ranks reads all .*DistributedSampler"):
-        EchoLoader(data_loader, None, rank=0, world_size=2)
-    EchoLoader(data_loader, None, rank=0, world_size=1)
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital'")
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_are_warned_of_samplers_of_torchdata_too(shuffle: bool) -> None:
-    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
-    with pytest.warns(UserWarning, match="each of 2 ranks reads all .*DistributedSampler"):
-        EchoLoader(library.StatefulDataLoader(range(ROWS), 4, shuffle=shuffle), None, rank=0, world_size=2)
-
-
-def test_what_may_share_out_is_not_warned_of() -> None:
-    samplers: list[Any] = [DistributedSampler(Drawn(), 2, 0), SubsetRandomSampler(range(3)), Heard([])]
-    for sampler in samplers:
-        EchoLoader(DataLoader(Drawn(), sampler=sampler), None, rank=0, world_size=2)
-    EchoLoader(DataLoader(DrawnStream()), None, rank=0, world_size=2)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from adaecho import EchoLoader
 from adaecho.echo.read.witness import Witnesses, fingerprint
@@ -66,19 +66,34 @@ def hugging_face(_: Path) -> Any:
     return stream.shuffle(seed=1, buffer_size=20).batch(SIZE)
 
 
+def write_shard(shard: Path, rows: range) -> None:
+    if shard.exists():
+        return
+    with tarfile.open(shard, "w") as archive:
+        for row in rows:
+            member, content = tarfile.TarInfo(f"{row:04d}.cls"), str(row).encode()
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
 def web_dataset(folder: Path, *, shuffled: int, by_pass: bool = False) -> Any:
     webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
     shard = folder / "rows.tar"
-    if not shard.exists():
-        with tarfile.open(shard, "w") as archive:
-            for row in range(ROWS):
-                member, content = tarfile.TarInfo(f"{row:04d}.cls"), str(row).encode()
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+    write_shard(shard, range(ROWS))
     opened = webdataset.WebDataset(str(shard), shardshuffle=False)
     if by_pass:  # it counts the passes by itself, in each process from the first on
         opened = opened.compose(webdataset.detshuffle(20))
     return opened.shuffle(shuffled).decode().to_tuple("cls").batched(SIZE)
+
+
+def web_dataset_of_shards(folder: Path, **seed: int) -> Any:
+    """In another order of its shards each pass; without a seed of its own it draws one as it is made."""
+    webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
+    shards = [folder / f"rows-{number}.tar" for number in range(8)]
+    for number, shard in enumerate(shards):
+        write_shard(shard, range(number, ROWS, len(shards)))
+    opened = webdataset.WebDataset(list(map(str, shards)), shardshuffle=8, detshuffle=True, **seed)
+    return opened.decode().to_tuple("cls").batched(SIZE)
 
 
 def hugging_face_in_a_stateful_data_loader(_: Path) -> Any:
@@ -95,11 +110,13 @@ EXACT: dict[str, Callable[[Path], Any]] = {
     "Hugging Face stream in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
     "WebDataset": lambda folder: web_dataset(folder, shuffled=0),
     "WebDataset, shuffled by pass": lambda folder: web_dataset(folder, shuffled=0, by_pass=True),
+    "WebDataset, shards shuffled by pass": lambda folder: web_dataset_of_shards(folder, seed=3),
 }
 REFUSED: dict[str, Callable[[Path], Any]] = {
     "generator": lambda _: lawless,
     "nodes, with a sampler that draws anew": lambda folder: nodes(folder, RandomSampler(range(ROWS))),
     "WebDataset, shuffled": lambda folder: web_dataset(folder, shuffled=10),
+    "WebDataset, shards shuffled from a seed of its own": web_dataset_of_shards,
 }
 
 
@@ -172,6 +189,27 @@ def test_what_tells_its_own_position_is_exact(kind: Callable[[Path], Any], tmp_p
             restored.load_state_dict(through_torch_save(loader.state_dict()))
             assert restored.reread_examples <= (16 + 2) * SIZE  # from one answer to the next
             assert Counter(Counter(before + uses(restored)).values()) == {2: ROWS}
+
+
+class LawlessStream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(random.sample(range(ROWS), ROWS))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:'set_vital'")
+def test_where_a_stateful_data_loader_cannot_go_back_a_data_loader_can() -> None:
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
+    answers = []
+    for kind in (library.StatefulDataLoader, DataLoader):
+        made = [EchoLoader(kind(LawlessStream(), SIZE), None, epochs=1, echo="batch", factor=2) for _ in "ab"]
+        before = uses(made[0], 9)
+        try:
+            made[1].load_state_dict(through_torch_save(made[0].state_dict()))
+            answers.append(str(Counter(Counter(before + uses(made[1])).values())))
+        except ValueError as error:
+            answers.append(str(error))
+    assert "Give a DataLoader of torch with the same arguments in its place" in answers[0]
+    assert answers[1] == str(Counter({2: ROWS}))
 
 
 def test_examples_are_compared_as_batches_are() -> None:

@@ -1,6 +1,5 @@
 """Datasets of others: never shared by threads unless they say so, and what they draw depends on no thread."""
 
-import gc
 import multiprocessing
 import os
 import pickle
@@ -20,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 
 from adaecho import EchoLoader
 from adaecho.echo.read import access
-from tests.echo.sources import IDS, VARIANTS
+from tests.echo.sources import IDS, VARIANTS, freed_soon
 
 RECORD = 64
 
@@ -362,10 +361,7 @@ def test_a_loader_that_is_not_closed_is_freed_with_a_dataset_that_cannot_be_copi
         list(islice(loader, taken))
         return [weakref.ref(dataset), weakref.ref(loader)]
 
-    kept = use()
-    gc.collect()  # the loader
-    gc.collect()  # what its end leaves
-    assert [reference() for reference in kept] == [None, None]
+    assert freed_soon(use())
 
 
 def refuse_twelve(example: Any) -> Any:
@@ -388,7 +384,4 @@ def test_a_loader_that_an_error_stopped_is_freed(
             list(islice(loader, 7))
         return [weakref.ref(loader), weakref.ref(rows)]
 
-    kept = use()
-    gc.collect()  # the loader
-    gc.collect()  # what its end leaves
-    assert [reference() for reference in kept] == [None, None]
+    assert freed_soon(use())

@@ -96,13 +96,15 @@ def test_states_are_those_of_a_slow_stage(number: int, monkeypatch: pytest.Monke
     factor.set_changes(sorted((at, value) for at, value in factors.items() if 0 < at <= begun.next_index))
     stage = EchoStage(upstream, NoPool(), factor, apart=5, block=rng.choice([1, 9]), **common)
     stage.begin(begun)
-    asked = 0
+    forgotten = 0
     while len(stage.take(rng.randint(1, 9))):
         assert stage.state().draining or same(stage.state(), expected[first + stage.emitted])
-        asked = rng.randint(asked, stage.emitted)
-        assert same(stage.state_at(asked), expected[first + asked])
+        for asked in (rng.randint(forgotten, stage.emitted) for _ in range(3)):  # also one before another
+            assert same(stage.state_at(asked), expected[first + asked])
+        forgotten = rng.randint(forgotten, stage.emitted)
+        stage.forget(forgotten)
     assert first + stage.emitted == len(expected) - 1
-    for output in range(asked, stage.emitted + 1):
+    for output in range(forgotten, stage.emitted + 1):
         assert same(stage.state_at(output), expected[first + output])
 
 

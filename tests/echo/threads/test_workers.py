@@ -1,8 +1,11 @@
 """Threads: errors, bad examples, pausing, stopping; nothing is left behind and nothing is lost."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from itertools import islice
 from typing import Any
 
@@ -189,6 +192,78 @@ def test_a_forgotten_loader_leaves_nothing() -> None:
     gc.collect()
     assert_no_threads_soon()
     assert closed == [True]
+
+
+def test_the_collector_waits_for_no_thread_where_it_holds_what_that_thread_needs() -> None:
+    """It comes to a loader in a thread of that loader's, in the middle of what the pool's lock guards."""
+    forgotten, collected = threading.Event(), threading.Event()
+
+    def decode(example: dict[str, Any]) -> dict[str, Any]:
+        if forgotten.wait(120) and not collected.is_set():
+            thread = threading.current_thread()
+            assert isinstance(thread, PoolThread)
+            with thread.thread_pool.lock:
+                gc.collect()
+                collected.set()
+        return example
+
+    loader = EchoLoader(Dataset(30), 4, num_workers=2, decode=decode)
+    loader._pipeline.thread_pool.go()  # type: ignore[union-attr]
+    while len(threads()) < 4:
+        time.sleep(0.001)
+    gone = weakref.ref(loader)
+    cycle: list[Any] = [loader]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del loader, cycle
+        forgotten.set()
+        assert collected.wait(120)
+    finally:
+        gc.enable()
+    assert gone() is None
+    assert_no_threads_soon()  # and no warning of a wait that came to nothing
+
+
+def test_the_collector_may_come_while_threading_holds_its_own_lock() -> None:
+    """As of any thread that is being started: a thread of the loader's can't begin, and so not end."""
+    loader = EchoLoader(Dataset(30), 4, num_workers=2)
+    gone = weakref.ref(loader)
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        loader._pipeline.thread_pool.go()  # type: ignore[union-attr]
+        while not loader._pipeline.thread_pool._staffed:  # type: ignore[union-attr]
+            time.sleep(0.001)
+        del loader
+        assert gone() is None
+    assert_no_threads_soon()
+
+
+def test_the_end_of_the_process_waits_for_what_a_forgotten_loader_still_reads() -> None:
+    code = """
+import gc, threading, time
+from adaecho import EchoLoader
+
+reading = threading.Event()
+
+def source():
+    try:
+        reading.set()
+        time.sleep(0.5)
+        while True:
+            yield 0
+    finally:
+        print("closed")
+
+loader = EchoLoader(source, 4, num_workers=1)
+loader._pipeline.thread_pool.go()
+reading.wait()
+del loader
+gc.collect()
+kept = EchoLoader(source, 4, num_workers=1)
+next(iter(kept))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["closed"] * 2, "")
 
 
 def test_with_and_close() -> None:

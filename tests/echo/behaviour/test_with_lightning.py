@@ -1,0 +1,127 @@
+"""Lightning around what tells no length: its fetcher takes a batch ahead of the step, also when it saves."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from tests.echo.sources import Stream
+
+lightning = pytest.importorskip("lightning", reason="trains the loop: pip install '.[trainers]'")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+# Of its own use of torch, and of what it would rather have.
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*treespec:FutureWarning")
+ROWS = 40
+Make = Callable[[], Any]
+
+
+def batches() -> Iterator[torch.Tensor]:
+    yield from torch.arange(ROWS).split(4)
+
+
+def rows() -> dict[str, Any]:
+    return {"row": np.arange(ROWS)}
+
+
+LOADERS: dict[str, Make] = {
+    "whole batches, factor 1.5": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=1.5),
+    "whole batches shuffled": lambda: EchoLoader(
+        batches, None, epochs=1, echo="batch", factor=2, batch_shuffle_buffer=4, num_workers=1
+    ),
+    "examples": lambda: EchoLoader(
+        Stream(ROWS),
+        4,
+        epochs=1,
+        echo="example_before_augmentation",
+        factor=2,
+        shuffle_buffer=9,
+        num_workers=2,
+    ),
+    "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
+    # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
+    "several": lambda: lightning.pytorch.utilities.CombinedLoader(
+        {
+            "first": EchoLoader(batches, None, epochs=1, echo="batch", factor=2),
+            "second": EchoLoader(rows(), 4, epochs=1, echo="batch", factor=2),
+        },
+        "min_size",
+    ),
+}
+
+
+def plain(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: plain(part) for name, part in batch.items()}
+    return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch.tolist()
+
+
+def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) -> list[Any]:
+    """What the steps saw. Checkpoints of every step are left in a folder, one just after a step's."""
+    seen: list[Any] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            seen.append(plain(batch))
+            return self.linear(torch.ones(1, 1)).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def train_dataloader(self) -> Any:
+            return make()
+
+    class Save(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if folder is not None:
+                trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=2 if make is not LOADERS["endless"] else -1, logger=False,
+        max_steps=25 if make is LOADERS["endless"] else -1, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[Save()],
+    )  # fmt: skip
+    trainer.fit(Model(), ckpt_path=checkpoint, weights_only=False)
+    return seen
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_resume_goes_on_with_the_batch_that_was_taken_ahead(name: str, tmp_path: Path) -> None:
+    make = LOADERS[name]
+    seen = fit(make, tmp_path)
+    each_epoch = len(seen) // 2
+    for step in (1, 6, each_epoch - 1, each_epoch, len(seen) - 1):
+        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+
+
+def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
+    """A state of the position itself forgets nothing that Lightning's, of a batch before, still needs."""
+    made: list[EchoLoader] = []
+
+    def make() -> EchoLoader:
+        made.append(LOADERS["examples"]())
+        return made[-1]
+
+    asked = []
+    save_of_lightning = EchoLoader.state_dict
+
+    def twice(loader: EchoLoader) -> Any:
+        asked.append(loader._own_state()["next_index"])
+        asked.append(loader.fresh_examples_in_buffer)
+        return save_of_lightning(loader)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EchoLoader, "state_dict", twice)
+        seen = fit(make, tmp_path)
+    assert asked
+    for step in (3, 14):
+        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
