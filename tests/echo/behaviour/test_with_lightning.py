@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
+from tests.echo import others
+from tests.echo.others import plain
 from tests.echo.sources import Stream
 
 lightning = pytest.importorskip("lightning", reason="trains the loop: pip install '.[trainers]'")
@@ -53,12 +55,6 @@ LOADERS: dict[str, Make] = {
         "min_size",
     ),
 }
-
-
-def plain(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: plain(part) for name, part in batch.items()}
-    return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch.tolist()
 
 
 def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) -> list[Any]:
@@ -124,4 +120,22 @@ def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
         seen = fit(make, tmp_path)
     assert asked
     for step in (3, 14):
+        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
+@pytest.mark.parametrize("name", others.LOADERS)
+def test_lightning_around_another_loader(name: str, tmp_path: Path) -> None:
+    def make() -> EchoLoader:
+        source = others.LOADERS[name](tmp_path, others.SIZE)
+        return EchoLoader(source, None, epochs=1, echo="batch", factor=1.5)
+
+    torch.manual_seed(1)
+    seen = fit(make, tmp_path)
+    torch.manual_seed(2)
+    if name == "WebDataset, shuffled":
+        with pytest.raises(ValueError, match="detshuffle in place of shuffle"):
+            fit(make, checkpoint=tmp_path / "3.ckpt")
+        return
+    for step in (3, len(seen) - 3):
         assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step

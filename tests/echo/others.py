@@ -1,0 +1,92 @@
+"""Loaders of other libraries as people have them: whole batches, or examples one by one, of the same rows."""
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+
+ROWS, SIZE = 44, 8
+Make = Callable[[Path, int | None], Any]
+"""Of a folder for files, and the size of a batch; None gives examples."""
+
+
+def data_loader(size: int | None, **more: Any) -> Any:
+    return DataLoader(
+        TensorDataset(torch.arange(ROWS)), **more if "batch_sampler" in more else {"batch_size": size, **more}
+    )
+
+
+def of_batches(size: int | None) -> Any:
+    if size is None:  # batches of one row, taken apart
+        return data_loader(None, sampler=RandomSampler(range(ROWS)), num_workers=1)
+    sampler = BatchSampler(RandomSampler(range(ROWS)), size, drop_last=False)
+    return data_loader(size, batch_sampler=sampler, num_workers=2)
+
+
+def stateful_data_loader(_: Path, size: int | None) -> Any:
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
+    return library.StatefulDataLoader(TensorDataset(torch.arange(ROWS)), size, shuffle=True)
+
+
+def grain(_: Path, size: int | None) -> Any:
+    library = pytest.importorskip("grain", reason="pip install grain")
+    rows = library.MapDataset.range(ROWS).seed(3).shuffle()
+    return (rows.batch(size) if size else rows).to_iter_dataset()
+
+
+def hugging_face(_: Path, size: int | None) -> Any:
+    datasets = pytest.importorskip("datasets", reason="pip install '.[trainers]'")
+    stream = datasets.Dataset.from_dict({"row": range(ROWS)}).to_iterable_dataset(num_shards=4)
+    stream = stream.shuffle(seed=1, buffer_size=20)
+    return stream.batch(size) if size else stream
+
+
+def web_dataset(folder: Path, size: int | None, stage: Callable[[Any], Any]) -> Any:
+    webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
+    shard = folder / "rows.tar"
+    if not shard.exists():
+        with tarfile.open(shard, "w") as archive:
+            for row in range(ROWS):
+                member, content = tarfile.TarInfo(f"{row:04d}.cls"), str(row).encode()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    opened = stage(webdataset.WebDataset(str(shard), shardshuffle=False)).decode().to_tuple("cls")
+    return opened.batched(size) if size else opened
+
+
+def det_shuffled(pipeline: Any) -> Any:
+    return pipeline.compose(pytest.importorskip("webdataset").detshuffle(20))
+
+
+LOADERS: dict[str, Make] = {
+    "DataLoader": lambda _, size: data_loader(size, shuffle=True),
+    "DataLoader, seeded": lambda _, size: data_loader(
+        size, shuffle=True, generator=torch.Generator().manual_seed(7)
+    ),
+    "DataLoader, weighted": lambda _, size: data_loader(
+        size, sampler=WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
+    ),
+    "DataLoader, batch_sampler and workers": lambda _, size: of_batches(size),
+    "DataLoader, persistent workers": lambda _, size: data_loader(
+        size, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "StatefulDataLoader": stateful_data_loader,
+    "WebDataset": lambda folder, size: web_dataset(folder, size, det_shuffled),
+    "WebDataset, shuffled": lambda folder, size: web_dataset(folder, size, lambda one: one.shuffle(20)),
+    "Grain": grain,
+    "Hugging Face": hugging_face,
+}
+
+
+def plain(batch: Any) -> Any:
+    """A batch as numbers in lists."""
+    if isinstance(batch, dict):
+        return {name: plain(part) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [plain(part) for part in batch]
+    return batch.tolist() if hasattr(batch, "tolist") else batch
