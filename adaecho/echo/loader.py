@@ -29,7 +29,7 @@ from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline, Work, choose_place
 from adaecho.echo.read.ranks import warn_if_shared_twice, warn_if_unshared
 from adaecho.echo.read.sources import IterableSource, as_source
-from adaecho.echo.read.wrapped import keyed
+from adaecho.echo.read.wrapped import key_web_datasets, keyed
 from adaecho.echo.settings import (
     Settings,
     check_functions,
@@ -185,6 +185,7 @@ class EchoLoader(Gauges):
         if batch_size is None:
             warn_if_unshared(source, world_size)
         self._device = ToDevice(device)
+        key_web_datasets(source, self.settings.seed, rank)
         readable = as_source(keyed(source, self.settings.seed))
         self.settings.check_filling(readable.length)
         place = self._place = choose_place(place, decode, augment, readable, self.settings)

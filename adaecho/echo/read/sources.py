@@ -153,9 +153,8 @@ class IterableSource:
             )
         return (
             "Let all that it draws follow a seed and the pass, which a method set_epoch(pass) of it is told "
-            "(webdataset: detshuffle in place of shuffle; WebDataset(..., detshuffle=True, seed=0), since "
-            "without seed= each process draws one), or let it give examples in their stored order, and "
-            "shuffle here: shuffle_buffer="
+            "(webdataset: detshuffle in place of shuffle), or let it give examples in their stored order, "
+            "and shuffle here: shuffle_buffer="
         )
 
     def _begins_once(self) -> ValueError:

@@ -293,17 +293,39 @@ def tell_pass(source: Any, number: int) -> None:
                 return
 
 
-def _counting_stages(part: Any) -> list[Any]:
+def key_web_datasets(source: Any, seed: int, rank: int) -> None:
+    """Let the shuffles of a webdataset pipeline that follow its ``seed`` follow (seed, rank) instead.
+
+    One that was given none has drawn one as it was made, another in each process.
+    """
+    key = int(np.random.SeedSequence((abs(seed), rank)).generate_state(1)[0])
+    for pipeline in _web_datasets(source):
+        drawn = getattr(pipeline, "seed", None)
+        for stage in getattr(pipeline, "pipeline", ()) if drawn is not None else ():
+            arguments = getattr(stage, "kw", None) or {}
+            if getattr(stage, "seed", None) == drawn:  # detshuffle
+                stage.seed = key
+            elif arguments.get("seed") == drawn:  # shuffle, with its arguments yet to be given
+                stage.kw = {**arguments, "seed": key}
+        if drawn is not None:
+            pipeline.seed = key
+
+
+def _counting_stages(source: Any) -> list[Any]:
     """Stages of a webdataset pipeline that count its passes by themselves: of ``detshuffle`` and the like.
 
     They count from the beginning of their process on. Their ``epoch`` is the number of the pass before.
     """
+    return [part for part in _web_datasets(source) if type(getattr(part, "epoch", None)) is int]
+
+
+def _web_datasets(part: Any) -> list[Any]:
+    """A webdataset pipeline, its stages and those within them; nothing of what is of another library."""
     if isinstance(part, DataLoader):
-        return _counting_stages(part.dataset)
+        return _web_datasets(part.dataset)
     if not type(part).__module__.startswith("webdataset."):
         return []
-    counts = [part] if type(getattr(part, "epoch", None)) is int else []
-    return counts + [stage for inner in getattr(part, "pipeline", ()) for stage in _counting_stages(inner)]
+    return [part, *(stage for inner in getattr(part, "pipeline", ()) for stage in _web_datasets(inner))]
 
 
 def parts_of(source: Any) -> list[Any]:

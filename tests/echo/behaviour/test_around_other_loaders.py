@@ -86,13 +86,13 @@ def web_dataset(folder: Path, *, shuffled: int, by_pass: bool = False) -> Any:
     return opened.shuffle(shuffled).decode().to_tuple("cls").batched(SIZE)
 
 
-def web_dataset_of_shards(folder: Path, **seed: int) -> Any:
-    """In another order of its shards each pass; without a seed of its own it draws one as it is made."""
+def web_dataset_of_shards(folder: Path, **arguments: Any) -> Any:
+    """Without a seed it draws one as it is made, for the order of its shards."""
     webdataset = pytest.importorskip("webdataset", reason="pip install '.[trainers]'")
     shards = [folder / f"rows-{number}.tar" for number in range(8)]
     for number, shard in enumerate(shards):
         write_shard(shard, range(number, ROWS, len(shards)))
-    opened = webdataset.WebDataset(list(map(str, shards)), shardshuffle=8, detshuffle=True, **seed)
+    opened = webdataset.WebDataset(list(map(str, shards)), shardshuffle=8, **arguments)
     return opened.decode().to_tuple("cls").batched(SIZE)
 
 
@@ -110,13 +110,13 @@ EXACT: dict[str, Callable[[Path], Any]] = {
     "Hugging Face stream in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
     "WebDataset": lambda folder: web_dataset(folder, shuffled=0),
     "WebDataset, shuffled by pass": lambda folder: web_dataset(folder, shuffled=0, by_pass=True),
-    "WebDataset, shards shuffled by pass": lambda folder: web_dataset_of_shards(folder, seed=3),
+    "WebDataset, shards shuffled": web_dataset_of_shards,
+    "WebDataset, shards shuffled by pass": lambda folder: web_dataset_of_shards(folder, detshuffle=True),
 }
 REFUSED: dict[str, Callable[[Path], Any]] = {
     "generator": lambda _: lawless,
     "nodes, with a sampler that draws anew": lambda folder: nodes(folder, RandomSampler(range(ROWS))),
     "WebDataset, shuffled": lambda folder: web_dataset(folder, shuffled=10),
-    "WebDataset, shards shuffled from a seed of its own": web_dataset_of_shards,
 }
 
 
@@ -189,6 +189,19 @@ def test_what_tells_its_own_position_is_exact(kind: Callable[[Path], Any], tmp_p
             restored.load_state_dict(through_torch_save(loader.state_dict()))
             assert restored.reread_examples <= (16 + 2) * SIZE  # from one answer to the next
             assert Counter(Counter(before + uses(restored)).values()) == {2: ROWS}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_shards_of_a_web_dataset_are_shuffled_by_the_loaders_seed_and_rank(tmp_path: Path) -> None:
+    def first_rows(**seeds: int) -> list[int]:
+        source = web_dataset_of_shards(tmp_path, detshuffle=True, seed=3)
+        seeds = {"rank": 0, **seeds}
+        with EchoLoader(source, None, epochs=1, world_size=8, **seeds) as loader:
+            return uses(loader)[:: ROWS // 8]
+
+    orders = [first_rows(), first_rows(), first_rows(seed=1), first_rows(rank=1)]
+    assert orders[0] == orders[1]
+    assert len(set(map(tuple, orders))) == 3
 
 
 class LawlessStream(IterableDataset[Any]):
