@@ -14,6 +14,7 @@ SAYS = {
     "resume": "20 batches, the same as without the break",
     "slow_store": "examples read for 60 batches",
     "grain_pipeline": "150 batches of 1000 examples; resumed after 60: True",
+    "ray_data": "rank 1: 40 steps from 640 fresh examples in 2 epochs",
     "detection": "40 images read, 80 trained on",
     "headroom_lightning": "of the time was lost to waiting",
     "headroom_transformers": "of the time was lost to waiting",
@@ -29,7 +30,7 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(tmp_path: Path, name: str) -> None:
-    for library in ("grain", "lightning", "transformers"):
+    for library in ("grain", "lightning", "ray", "transformers"):
         if library in name and find_spec(library) is None:
             pytest.skip(f"{library} is not installed: pip install {library}")
     done = subprocess.run(

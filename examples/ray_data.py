@@ -1,0 +1,64 @@
+"""Preprocessing scaled out with Ray Data, echoed on each trainer: ``python examples/ray_data.py``.
+
+Ray's workers read and decode, wherever they run; each rank's share comes to it once, and its repeats are
+made in its own process, so that they never cross the network. Needs ``pip install 'ray[data]'``.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+
+from adaecho import EchoLoader
+
+RANKS, ROWS, BATCH, EPOCHS = 2, 640, 32, 2
+
+
+def decode(rows: dict[str, Any]) -> dict[str, Any]:
+    """On Ray's workers: what is slow."""
+    return {"row": rows["id"], "x": rows["id"] / ROWS}
+
+
+def fresh_batches(share: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """One pass over a rank's share. All ranks begin a pass together: Ray waits for them."""
+    yield from share.iter_torch_batches(batch_size=BATCH)
+
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    """One rank; with several machines each has its own."""
+
+    def __init__(self, share: Any) -> None:
+        self._share = share
+
+    def train(self) -> tuple[int, int, list[int]]:
+        """Steps, fresh examples, and the rows seen in the last pass."""
+        loader = EchoLoader(
+            partial(fresh_batches, self._share), batch_size=None, epochs=1, echo="batch", factor=2,
+            rank=0, world_size=1,
+        )  # fmt: skip
+        steps, rows = 0, []
+        with loader:
+            for _ in range(EPOCHS):
+                rows = []
+                for batch in loader:
+                    steps, rows = steps + 1, rows + batch["row"].tolist()
+            return steps, loader.fresh_examples, rows
+
+
+def main() -> None:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    dataset = ray.data.range(ROWS).map_batches(decode)
+    shares = dataset.streaming_split(RANKS, equal=True)
+    results = ray.get([trainer.train.remote() for trainer in map(Trainer.remote, shares)])
+    for rank, (steps, fresh, _) in enumerate(results):
+        print(f"rank {rank}: {steps} steps from {fresh} fresh examples in {EPOCHS} epochs")
+    seen = sorted(row for _, _, rows in results for row in rows)
+    assert seen == sorted([*range(ROWS), *range(ROWS)]), "each row twice in a pass, on one rank"
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
