@@ -60,11 +60,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing torch and the rest into $(VENV) (about 5 GB, some minutes) ..."
+	@echo "Installing torch and the rest into $(VENV) (about 7 GB, some minutes) ..."
 	$(PIP) install -c constraints.txt -e '.[run,figures]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing torch, the rest and the developers' tools into $(VENV) (about 5 GB, some minutes) ..."
+	@echo "Installing torch, the rest and the developers' tools into $(VENV) (about 7 GB, some minutes) ..."
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
