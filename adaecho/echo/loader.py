@@ -85,9 +85,8 @@ class EchoLoader(Gauges):
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
             each fresh example once on its way in, and drops the result, so that a bad one is still skipped.
-            ``augmented`` (with ``example_before_augmentation`` and a factor that is a number) augments each
-            repeat when its example is read: for patches of examples too large to be buffered. R then counts
-            that as upstream.
+            ``augmented`` augments each repeat when its example is read: for patches of examples too large to
+            be buffered. R then counts that as upstream, and ``factor="auto"`` of examples is refused.
             ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
             bad examples allowed), or where a buffer of decoded examples as large as the source's first would
             take more than half of the free memory.

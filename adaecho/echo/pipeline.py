@@ -145,12 +145,11 @@ class Pipeline:
         assert settings.batch_size is not None
         block = max(settings.batch_size, _LEAST_BLOCK)
         # What holds all of its patches takes the memory of as many examples.
-        slots = settings.shuffle_buffer / (settings.first_factor if work.place == "augmented" else 1)
+        slots = settings.shuffle_buffer / (settings.example_factor if work.place == "augmented" else 1)
         pool: ExamplePool | ResidentPool = ExamplePool(math.ceil(slots), block)
         if self._resident and isinstance(self._source, ArraySource):
             pool = ResidentPool(self._source.arrays)
-        echoes = settings.variant.repeats == "examples"
-        factor = Factor(settings.seed, settings.first_factor if echoes else 1.0, world=self._world)
+        factor = Factor(settings.seed, settings.example_factor, world=self._world)
         stage = EchoStage(
             queue.take, pool, factor, seed=settings.seed, size=settings.shuffle_buffer, rank=self._rank,
             world=self._world, rows=pool.rows, block=block,
@@ -351,7 +350,7 @@ def _around_the_buffer(settings: Settings, work: Work, origin: Origin) -> tuple[
     cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
     before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
     if work.place == "augmented":
-        counts = Factor(settings.seed, settings.first_factor, world=settings.world_size).repeats
+        counts = Factor(settings.seed, settings.example_factor, world=settings.world_size).repeats
         return Preparation(work.decode, cut=CutPatches(before, after, counts)), take_patches
     if work.decode is None or work.place == "decoded":
         return Preparation(work.decode, before), after
@@ -367,6 +366,8 @@ def choose_place(
     place: str, decode: Callable[[Any], Any] | None, augment: Any, source: Any, settings: Settings
 ) -> str:
     """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+    if place == "augmented" and (augment is None or settings.variant.augments_before):
+        return "decoded"  # which is what it is there
     if place != "auto":
         return place
     if decode is None or settings.batch_size is None or settings.augments_before_buffer(augment):

@@ -120,6 +120,11 @@ class Settings:
         """The factor before anything has been measured."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
+    @property
+    def example_factor(self) -> float:
+        """How often each example enters the shuffle buffer, before anything has been measured."""
+        return self.first_factor if self.variant.repeats == "examples" else 1.0
+
     def plain(self) -> dict[str, Any]:
         """The settings as numbers and strings."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -147,9 +152,8 @@ class Settings:
     @property
     def to_fill(self) -> dict[str, float]:
         """About how many fresh examples (or whole batches) of this rank fill each buffer."""
-        before_batches = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
-            "shuffle_buffer": self.shuffle_buffer / before_batches,
+            "shuffle_buffer": self.shuffle_buffer / self.example_factor,
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 
@@ -248,8 +252,11 @@ def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batc
 def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> None:
     """Raises ValueError where the buffer can't hold examples in that form."""
     one_of("place", place, PLACES)
-    if place == "augmented":
-        _check_augmented(augment, settings)
+    if place == "augmented" and settings.variant.repeats == "examples" and settings.factor == "auto":
+        raise ValueError(
+            "place='augmented' with factor='auto': all repeats of an example are augmented when it is read, "
+            "so their number must be known then; give a number, or place='decoded'"
+        )
     if place != "encoded":
         return
     if decode is None:
@@ -261,23 +268,6 @@ def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> No
         raise ValueError(
             f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; "
             "choose place='decoded' or augment after echo='example_before_augmentation'"
-        )
-
-
-def _check_augmented(augment: Any, settings: Settings) -> None:
-    if augment is None:
-        raise ValueError(
-            "place='augmented' without augment=: nothing makes examples smaller; leave place out"
-        )
-    if settings.echo != "example_before_augmentation":
-        raise ValueError(
-            f"place='augmented' with echo={settings.echo!r}: it is how repeats before augmentation are held; "
-            "leave place out, or choose echo='example_before_augmentation' (with factor 1 to echo nothing)"
-        )
-    if settings.factor == "auto":
-        raise ValueError(
-            "place='augmented' with factor='auto': all repeats of an example are cut when it is read, so "
-            "their number must be known then; give a number, or place='decoded'"
         )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from adaecho import EchoLoader
 from tests.echo.global_augments import draw
-from tests.echo.sources import SOURCES, Dataset, Stream
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream
 from tests.helpers import through_torch_save
 
 ECHO: dict[str, Any] = {"echo": "example_before_augmentation", "shuffle_buffer": 9, "seed": 4}
@@ -110,19 +110,33 @@ def test_patches_leave_with_their_repeats() -> None:
     assert pool._examples.count(None) == len(pool._examples) > 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"augment": None}, "place='augmented' without augment=: nothing makes examples smaller"),
-        ({"echo": "none", "factor": 1}, "place='augmented' with echo='none'"),
-        ({"echo": "batch"}, "place='augmented' with echo='batch'"),
-        ({"echo": "example_after_augmentation"}, "place='augmented' with echo='example_after"),
-        ({"factor": "auto"}, "place='augmented' with factor='auto': .* give a number"),
-    ],
-)
-def test_what_it_is_not_for_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        EchoLoader(Dataset(9), 3, **{**ECHO, "augment": crop, "factor": 2, "place": "augmented", **changes})
+def test_a_factor_that_is_not_known_when_an_example_is_read_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"place='augmented' with factor='auto': .* give a number"):
+        EchoLoader(Dataset(9), 3, **{**ECHO, "augment": crop, "factor": "auto", "place": "augmented"})
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_variant_takes_it_and_resumes(variant: dict[str, Any], num_workers: int) -> None:
+    common: dict[str, Any] = {**ECHO, **variant, "augment": crop, "num_workers": num_workers}
+    with EchoLoader(Dataset(19, volume), 4, **common) as loader:
+        expected = [batch["x"] for batch in islice(loader, 26)]
+    for stop in (3, 14):
+        with EchoLoader(Dataset(19, volume), 4, place="augmented", **common) as loader:
+            begun = [batch["x"] for batch in islice(loader, stop)]
+            state = through_torch_save(loader.state_dict())
+        with EchoLoader(Dataset(19, volume), 4, place="augmented", **common) as resumed:
+            resumed.load_state_dict(state)
+            rest = [batch["x"] for batch in islice(resumed, 26 - stop)]
+        assert all(torch.equal(one, other) for one, other in zip(begun + rest, expected, strict=True))
+
+
+def test_without_an_augmentation_it_changes_nothing() -> None:
+    common = {**ECHO, "factor": 2, "epochs": 1}
+    with EchoLoader(Dataset(9), 3, place="augmented", **common) as loader:
+        rows = [batch["label"].tolist() for batch in loader]
+    with EchoLoader(Dataset(9), 3, **common) as loader:
+        assert [batch["label"].tolist() for batch in loader] == rows
 
 
 def test_a_failing_augment_names_the_example() -> None:
