@@ -7,6 +7,7 @@ for a burst of repeats downstream.
 import _thread
 import atexit
 import math
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -43,7 +44,7 @@ _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
-_OPEN: dict["Pipeline", None] = {}  # what the process's exit has to close, in the order of its making
+_OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
 
 Source = ArraySource | MapSource | IterableSource
 
@@ -116,7 +117,7 @@ class Pipeline:
             world=self._world, iterated=iterated, source_length=None if iterated else source.length,
         )  # fmt: skip
         self._closing, self._closed = threading.Lock(), False
-        _OPEN[self] = None
+        _OPEN[self] = os.getpid()
 
     def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
         """The first stage: read > decode [> augment]."""
@@ -326,9 +327,10 @@ class Pipeline:
 
 @atexit.register
 def _close_all() -> None:
-    """Close every pipeline, before daemon threads would be cut off in the middle."""
-    for pipeline in reversed(list(_OPEN)):
-        pipeline.close(_EXIT_WAIT_S)
+    """Close every pipeline of this process, before daemon threads would be cut off in the middle."""
+    for pipeline, process in reversed(list(_OPEN.items())):
+        if process == os.getpid():
+            pipeline.close(_EXIT_WAIT_S)
 
 
 def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:

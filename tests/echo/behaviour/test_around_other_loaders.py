@@ -105,6 +105,8 @@ def hugging_face_in_a_stateful_data_loader(_: Path) -> Any:
 
 EXACT: dict[str, Callable[[Path], Any]] = {
     "told of passes": lambda _: Lawful(),
+    "StatefulDataLoader": stateful_data_loader,
+    "nodes": nodes,
     "grain": grain,
     "Hugging Face stream": hugging_face,
     "Hugging Face stream in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,

@@ -58,7 +58,7 @@ LOADERS: dict[str, Make] = {
 
 
 def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) -> list[Any]:
-    """What the steps saw. Checkpoints of every step are left in a folder, one just after a step's."""
+    """What the steps saw. A checkpoint of each is left in the folder, if one is given."""
     seen: list[Any] = []
 
     class Model(lightning.LightningModule):
