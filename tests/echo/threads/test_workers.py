@@ -191,6 +191,9 @@ def test_a_forgotten_loader_leaves_nothing() -> None:
     del loader, iterator
     gc.collect()
     assert_no_threads_soon()
+    deadline = time.monotonic() + 120
+    while not closed and time.monotonic() < deadline:  # by a thread of its own
+        time.sleep(0.001)
     assert closed == [True]
 
 
@@ -228,13 +231,16 @@ def test_the_collector_waits_for_no_thread_where_it_holds_what_that_thread_needs
 def test_the_collector_may_come_while_threading_holds_its_own_lock() -> None:
     """As of any thread that is being started: a thread of the loader's can't begin, and so not end."""
     loader = EchoLoader(Dataset(30), 4, num_workers=2)
-    gone = weakref.ref(loader)
+    gone, pipeline = weakref.ref(loader), loader._pipeline
     with threading._active_limbo_lock:  # type: ignore[attr-defined]
-        loader._pipeline.thread_pool.go()  # type: ignore[union-attr]
-        while not loader._pipeline.thread_pool._staffed:  # type: ignore[union-attr]
+        pipeline.thread_pool.go()  # type: ignore[union-attr]
+        while not pipeline.thread_pool._staffed:  # type: ignore[union-attr]
             time.sleep(0.001)
         del loader
         assert gone() is None
+    deadline = time.monotonic() + 120
+    while not pipeline._closed and time.monotonic() < deadline:
+        time.sleep(0.001)
     assert_no_threads_soon()
 
 
