@@ -102,16 +102,15 @@ def ssd_resnet34(num_classes: int, image_size: int = 300) -> SSD:
     stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, third)
     # The last two of five take planes of 5 and 3 pixels to 3 and 1 without padding.
     padded = image_size != 300
-    extra = [
-        _shrink(
-            _CHANNELS[i],
-            middle,
-            _CHANNELS[i + 1],
-            stride=2 if i < 3 or padded else 1,
-            padding=int(i < 3 or padded),
-        )
-        for i, middle in enumerate((256, 256, 128, 128, 128))
-    ]
+    side = -(-image_size // 8)  # of the stem's plane
+    extra = []
+    for i, middle in enumerate((256, 256, 128, 128, 128)):
+        halves = i < 3 or padded
+        # A plane of one pixel stays one at either stride. At two the gradient of the weights in bfloat16 is
+        # memory that nobody has written, on CPUs (torch 2.15, oneDNN): up to millions, or NaN.
+        stride = 2 if halves and side > 1 else 1
+        extra.append(_shrink(_CHANNELS[i], middle, _CHANNELS[i + 1], stride=stride, padding=int(halves)))
+        side = -(-side // 2) if halves else side - 2
     steps = _STEPS_PIXELS if image_size == 300 else None
     boxes = DefaultBoxGenerator(_RATIOS, scales=_SCALES, steps=steps)
     for layer in extra:

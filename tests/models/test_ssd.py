@@ -46,3 +46,42 @@ def test_its_batch_norm_can_be_ghostly() -> None:
     model(torch.randn(4, 3, 64, 64))
     with pytest.raises(ValueError, match="slices of 2"):
         model(torch.randn(3, 3, 64, 64))
+
+
+@pytest.mark.parametrize("size", [64, 96, 128, 160, 300])
+def test_no_plane_of_one_pixel_is_strided_over(size: int) -> None:
+    """Of such a convolution the gradient in bfloat16 is unwritten memory on CPUs (torch 2.15)."""
+    model = ssd_resnet34(num_classes=3, image_size=size).eval()
+    strided = []
+
+    def seen(module: nn.Conv2d, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        if inputs[0].shape[-1] == 1 and module.stride != (1, 1):
+            strided.append(module)
+        assert output.shape[-1] >= 1
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(seen)
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, size, size))
+    assert strided == []
+
+
+def test_gradients_in_bfloat16_repeat_and_are_finite() -> None:
+    torch.manual_seed(0)
+    model = ssd_resnet34(num_classes=3, image_size=64).to(memory_format=torch.channels_last)
+    images = torch.randn(8, 3, 64, 64)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, codes = model(images)
+        (logits.float().square().mean() + codes.float().square().mean()).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    first = gradients()
+    used = [torch.full((1 << 18,), 1e6) for _ in range(64)]  # what memory may hold that is given out next
+    del used
+    for one, two in zip(first, gradients(), strict=True):
+        assert one.isfinite().all()
+        assert torch.equal(one, two)
