@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from hydra import compose, initialize_config_dir
 
 from adaecho.config import schema
 from adaecho.run import CONF
+
+with suppress(ImportError):
+    from absl import logging as absl_logging  # which Grain imports
+
+    # Its handler would keep what pytest has in the place of stderr when it is made, and close that once Hydra
+    # sets up logging anew: all later tests of the process would fail.
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # Several tests at a time share the processors: one thread for each, and for the processes it starts. Before
 # torch is imported, which reads it once.

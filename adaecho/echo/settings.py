@@ -264,10 +264,12 @@ def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> No
     if settings.batch_size is None:
         raise ValueError("place='encoded' with batch_size=None: whole batches are not decoded here")
     if settings.augments_before_buffer(augment):
-        pair = " and augment=(once, each_time)" * (not settings.variant.augments_before)
+        pair, otherwise = "", "echo='example_before_augmentation'"
+        if not settings.variant.augments_before:
+            pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
         raise ValueError(
             f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; "
-            "choose place='decoded' or augment after echo='example_before_augmentation'"
+            f"choose place='decoded' or {otherwise}"
         )
 
 

@@ -178,7 +178,8 @@ def span(items: keyed.Items, origin: Origin) -> str:
 
 def _num_arguments(augment: Callable[..., Any]) -> int:
     if not callable(augment):
-        raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block")
+        pair = "; two parts are a tuple, (once, each_time)" * isinstance(augment, list)
+        raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block{pair}")
     try:
         parameters = inspect.signature(augment).parameters.values()
     except ValueError:

@@ -30,8 +30,14 @@ class ToDevice:
         self._cuda = self._device is not None and self._device.type == "cuda"
         if self._cuda and not torch.cuda.is_available():
             raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; give None, or 'cpu'")
-        if self._device is not None and self._device.type == "mps" and not torch.backends.mps.is_available():
-            raise ValueError(f"device={str(device)!r}: torch finds no MPS device here; give None, or 'cpu'")
+        if self._device is not None and not self._cuda:
+            try:
+                torch.empty(0, device=self._device)
+            except (RuntimeError, AssertionError, NotImplementedError) as error:
+                kind = self._device.type.upper()
+                raise ValueError(
+                    f"device={str(device)!r}: torch finds no {kind} device here; give None, or 'cpu'"
+                ) from error
         if self._device == torch.device("cuda") and torch.cuda.is_available():
             # The current one of this thread: that of the loader's threads would be the first.
             self._device = torch.device("cuda", torch.cuda.current_device())

@@ -83,13 +83,17 @@ def _shares_out(sampler: Any, rows: int) -> bool:
     kind = type(sampler)
     if not kind.__module__.startswith(("torch.", "torchdata.", "builtins")):
         return True
+    if getattr(sampler, "num_replicas", None) == 1:
+        return False
     if kind.__name__ in _SHARE_NOTHING_IF_WHOLE:
         return len(sampler) < rows
     return kind.__name__ not in _SHARE_NOTHING
 
 
 def _unshared_stream(source: Any) -> str:
-    """What to say of a stream that is a library's or torch's, and in which no part knows of ranks."""
+    """What to say of a list, or of a library's or torch's stream, in which no part knows of ranks."""
+    if isinstance(source, list | tuple):
+        return "nothing shares it out; source[rank::world_size] gives each its part"
     within = source.dataset if isinstance(source, DataLoader) else source
     libraries = [kind.__module__.partition(".")[0] for kind in type(within).__mro__]
     library = next((name for name in libraries if name in _REMEDIES), None)

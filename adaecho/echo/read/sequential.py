@@ -59,6 +59,7 @@ class SequentialReader:
         self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
         self._last_pass: int | None = None
+        self._following: Mark | None = None  # of a restored state: where the iteration after it begins
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
         with self._reading:
@@ -68,7 +69,12 @@ class SequentialReader:
                 # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
                 self._count = abandoned_at * self._every
             self._last_pass = None if passes is None else iteration * passes
-            self._open(0 if passes is None else (iteration - 1) * passes)
+            number = 0 if passes is None else (iteration - 1) * passes
+            following, self._following = self._following, None
+            if following is not None and following.number == number:
+                self._open(number, position=following.position)
+            else:
+                self._open(number)
         return max(0, math.ceil((self._count - self._kept) / self._every))
 
     def _serial(self, count: int) -> int:
@@ -76,6 +82,8 @@ class SequentialReader:
 
     def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
         """Open a pass, unless the iteration ends before it."""
+        if self._last_pass is not None and number >= self._last_pass and not position:
+            position = self._source.position_after_pass()
         self._let_go()
         self._pass = number, self._count if first is None else first
         if self._last_pass is None or number < self._last_pass:
@@ -187,7 +195,8 @@ class SequentialReader:
                 if number in wanted:
                     kept.append(self._preparation.own(example))
             if self._pass[0] < opened[-1].number:
-                self._open(opened[-1].number)
+                self._open(opened[-1].number, position=opened[-1].position)
+            self._following = opened[-1] if self._iterator is None else None
         return (all_of(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
 
     def _last_before(self, count: int, opened: list[Mark]) -> Mark:

@@ -114,6 +114,11 @@ class IterableSource:
             return tuple(operator.index(part) for part in iterator.position)  # type: ignore[attr-defined]
         return () if self._teller is None else OwnState(copy.deepcopy(self._teller.tell()))
 
+    def position_after_pass(self) -> Position:
+        """Where the next pass begins, of a source that tells it by itself; () of others."""
+        teller = _teller_of(self._source)
+        return () if teller is None or self._teller is None else OwnState(copy.deepcopy(teller.tell()))
+
     def close(self) -> None:
         """Let go of what stays from one pass to the next."""
         if self.kept_open:
@@ -133,8 +138,9 @@ class IterableSource:
         if getattr(self._source, "rows_are_known", False):
             warn_caller(
                 f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows: "
-                "its dataset draws from global generators, which a thread of this loader's must not seed; "
-                "give the DataLoader num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
+                "its dataset draws, from a generator of its own, or in a thread of this loader's, which must "
+                "not seed the global ones; let it draw from the global generators, and give the DataLoader "
+                "num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
             )
             return
         raise ValueError(
@@ -150,6 +156,11 @@ class IterableSource:
             return (
                 "Give a DataLoader of torch with the same arguments in its place: what that draws follows "
                 "seed= and the pass, and it needs no state of its own"
+            )
+        if type(self._source).__module__.startswith("torchdata.nodes"):
+            return (
+                "Give its SamplerWrapper a sampler that set_epoch(pass) tells its order, such as "
+                "DistributedSampler(dataset, num_replicas=1, rank=0): the nodes' own state holds none"
             )
         return (
             "Let all that it draws follow a seed and the pass, which a method set_epoch(pass) of it is told "

@@ -70,9 +70,11 @@ def test_an_unknown_device_is_named() -> None:
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="needs a machine without MPS")
-def test_mps_is_refused_where_torch_finds_none() -> None:
-    with pytest.raises(ValueError, match="device='mps': torch finds no MPS device here; give None, or 'cpu'"):
-        EchoLoader(arrays(4), 2, device="mps")
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_what_torch_does_not_find_is_refused(device: str) -> None:
+    told = f"device='{device}': torch finds no {device.upper()} device here; give None, or 'cpu'"
+    with pytest.raises(ValueError, match=told):
+        EchoLoader(arrays(4), 2, device=device)
 
 
 @needs_cuda

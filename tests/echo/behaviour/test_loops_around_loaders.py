@@ -167,8 +167,7 @@ def test_after_an_epochs_end_the_next_comes(loader: str, told: bool, tmp_path: P
             return
         resumed.load_state_dict(state)
         got = [(epoch, plain(batch)) for epoch, batch in drive(resumed, Place(epoch=1))]
-    if loader != "StatefulDataLoader":  # whose next pass is another, and whole
-        assert got == seen[EACH_EPOCH:]
+    assert got == seen[EACH_EPOCH:]
     for epoch in range(1, EPOCHS):
         used = Counter(row for number, batch in got if number == epoch for row in rows_of(batch))
         assert sum(used.values()) == 2 * ROWS

@@ -190,3 +190,25 @@ def test_a_position_is_of_no_use_to_what_takes_none() -> None:
     next(iter(loader))
     with pytest.raises(ValueError, match="told its own position when the state was saved"):
         EchoLoader(lambda: map(np.array, range(40)), 4).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("ended", [1, 2])
+def test_a_state_after_a_pass_begins_the_next_as_the_source_itself_does(ended: int) -> None:
+    loading = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> EchoLoader:
+        source = loading.StatefulDataLoader(torch.arange(40), batch_size=4, shuffle=True)
+        return EchoLoader(source, batch_size=None, epochs=1, echo="batch", factor=2)
+
+    torch.manual_seed(0)
+    passes, states = [], []
+    loader = make()
+    for _ in range(4):
+        passes.append([batch.tolist() for batch in loader])
+        states.append(through_torch_save(loader.state_dict()))
+    torch.manual_seed(77)
+    resumed = make()
+    resumed.load_state_dict(states[ended - 1])
+    assert [batch.tolist() for batch in resumed] == passes[ended]
+    assert passes[ended] != passes[ended - 1]

@@ -40,6 +40,7 @@ def library(name: str) -> Any:
         ({}, "SequentialSampler .*sampler=Dist"),
         ({"sampler": SubsetRandomSampler(range(ROWS))}, "SubsetRandomSampler .*sampler=Dist"),
         ({"sampler": list(range(ROWS))}, "list .*sampler=Dist"),
+        ({"sampler": DistributedSampler(rows, 1, 0)}, "DistributedSampler .*sampler=Dist"),
         (
             {"batch_sampler": BatchSampler(RandomSampler(range(ROWS)), 4, drop_last=False)},
             r"BatchSampler .*batch_sampler=BatchSampler\(Dist",
@@ -50,6 +51,16 @@ def test_ranks_that_all_read_everything_are_warned(arguments: dict[str, Any], na
     with pytest.warns(UserWarning, match=f"each of 2 ranks reads all .* its {named}"):
         EchoLoader(DataLoader(rows, **arguments), None, **RANKS)
     EchoLoader(DataLoader(rows, **arguments), None, rank=0, world_size=1)
+
+
+def test_ranks_that_are_given_one_list_of_batches_are_warned() -> None:
+    batches = list(torch.arange(ROWS).split(4))
+    with pytest.warns(
+        UserWarning,
+        match=r"each of 2 ranks reads all .*: nothing shares it out; source\[rank::world_size\] gives",
+    ):
+        EchoLoader(batches, None, **RANKS)
+    EchoLoader(batches[::2], None, rank=0, world_size=1)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
