@@ -100,6 +100,7 @@ def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: li
     command = [
         *(sys.executable, "-m", "adaecho.run", "-m", *TINY, *served, "tracking=none", "search.trials=1"),
         "hydra.sweep.dir=sweep", "search.workers=1", "echo=none,batch",
+        "optimizer.learning_rate=0.001", "optimizer.momentum=0.5",  # or a trial diverges, and another follows
     ]  # fmt: skip
 
     def run(*command: str) -> "subprocess.CompletedProcess[str]":
