@@ -28,6 +28,7 @@ PUBLIC: dict[str, dict[str, bool]] = {
         "Retries": False,
     },
     "adaecho.adascale": {"AdaScaleWrapper": False},
+    "adaecho.echo.batch.ages": {"Ages": False},
     "adaecho.headroom": {"watch": False, "Watch": True},
     "adaecho.shards": {"TransferError": False, "ArchiveError": False},
     "adaecho.transforms.photographs": {

@@ -112,6 +112,9 @@ class EchoLoader(Gauges):
         batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
+        ages: batches come as ``(batch, ages)``, with each example's echo index and when it was read
+            (``adaecho.echo.batch.ages.Ages``). A pair, since batches have any form and keys of their own, and
+            since whatever takes batches ahead of the step (Lightning does) takes their ages with them.
         arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
             ``collate_fn`` and ``prefetch_factor`` are taken for ``source``, ``order``, ``collate`` and
             ``prefetch``, others refused with what replaces them (docs/from-dataloader.md).
@@ -152,6 +155,7 @@ class EchoLoader(Gauges):
         device: str | torch.device | None = None,
         batch_length: Callable[[Any], int] | None = None,
         state_of_all_ranks: bool = False,
+        ages: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
         source = source_of(source, arguments_of_data_loader)
@@ -198,7 +202,7 @@ class EchoLoader(Gauges):
             Work(
                 decode, augment, collate, batch_length, sampler, place, self._device,
                 num_workers=num_workers, prefetch=prefetch,
-                works_ahead=works_ahead(source),
+                works_ahead=works_ahead(source), ages=ages,
             ),
         )  # fmt: skip
         self._stages = self._pipeline.stages
@@ -216,9 +220,7 @@ class EchoLoader(Gauges):
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
         self._failed: Exception | None = None
-        self._closed = False
-        self._iterators_made = 0
-        self._iterating = False
+        self._closed, self._iterating, self._iterators_made = False, False, 0
         self._next_iteration: int | None = None  # that set_epoch asked for
         self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
         self._finalizer.atexit = False  # the pipelines see to that themselves
@@ -345,11 +347,7 @@ class EchoLoader(Gauges):
         Raises:
             TypeError: it is endless, or not known.
         """
-        if self._made_alone and self.batch_size is not None:
-            check_still_alone()
-        elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
-            self._made_alone = False
-            warn_if_unshared(self._dataset, share(None, None)[1])
+        self._check_alone()
         position = self._position
         if position.in_pass and (self._iterating or self._resumed):
             first = position.first_index, position.first_number
@@ -392,10 +390,8 @@ class EchoLoader(Gauges):
             RuntimeError: another thread is taking a batch.
         """
         self._check_process()
-        if self._before is not None and holds_last_batch(self._before[1]):
-            state = self._own_state(self._before[0])
-        else:
-            state = self._own_state()
+        last = self._before
+        state = self._own_state(last[0] if last is not None and holds_last_batch(last[1]) else None)
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _own_state(self, position: Position | None = None) -> dict[str, Any]:
@@ -416,12 +412,15 @@ class EchoLoader(Gauges):
         with self._saving:
             pass
 
-    def _check_process(self) -> None:
+    def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
             check_still_alone()
         elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
             self._made_alone = False
             warn_if_unshared(self._dataset, share(None, None)[1])
+
+    def _check_process(self) -> None:
+        self._check_alone()
         if self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
 

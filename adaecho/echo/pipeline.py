@@ -30,6 +30,7 @@ from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.sampled import SampledOrder
 from adaecho.echo.order.stage import EchoStage
+from adaecho.echo.order.uses import Uses
 from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.random_access import RandomReader
@@ -60,6 +61,7 @@ class Work:
         device: where batches go.
         num_workers, prefetch: threads, and batches read ahead of the echo.
         works_ahead: the source does so by itself.
+        ages: each batch comes in a pair with its own.
     """
 
     decode: Callable[[Any], Any] | None
@@ -72,6 +74,7 @@ class Work:
     num_workers: int
     prefetch: int
     works_ahead: bool
+    ages: bool
 
 
 class Pipeline:
@@ -138,7 +141,8 @@ class Pipeline:
     def _whole_batches(self, queue: FreshQueue) -> WholeBatches:
         """Batches as they are read."""
         kept = isinstance(self._source, MapSource)
-        return WholeBatches(queue, self._work.device.move, self._work.batch_length or batch_length, kept=kept)
+        length = self._work.batch_length or batch_length
+        return WholeBatches(queue, self._work.device.move, length, kept=kept, ages=self._work.ages)
 
     def _example_batches(self, queue: FreshQueue, augment: Augment | None) -> ExampleBatches:
         """The middle stages: [echo >] shuffle > [augment >] batch."""
@@ -158,7 +162,8 @@ class Pipeline:
         )  # fmt: skip
         return ExampleBatches(
             stage, pool, settings.batch_size, augment, work.collate, self._group, work.device.move,
-            self._origin, drop_last=settings.drop_last,
+            self._origin, drop_last=settings.drop_last, world=self._world,
+            uses=Uses(factor) if work.ages else None,
         )  # fmt: skip
 
     def _echo(self, batches: ExampleBatches | WholeBatches) -> EchoedBatches | NotEchoed:
@@ -169,7 +174,7 @@ class Pipeline:
         return EchoedBatches(
             batches, self._batches, self.thread_pool, seed=settings.seed + 1,
             factor=settings.first_factor, buffer=settings.batch_shuffle_buffer, rank=self._rank,
-            world=self._world,
+            world=self._world, ages=self._work.ages,
         )  # fmt: skip
 
     def _connect(
@@ -215,12 +220,15 @@ class Pipeline:
         if self.thread_pool is not None:
             self.thread_pool.go()
         try:
-            return self.stages.echo.next()
+            batch = self.stages.echo.next()
         except StopIteration as error:
             raise RuntimeError(
                 "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
                 "the loop as if there were no more batches"
             ) from error
+        if batch is not None and batch.ages is not None:
+            batch.content = batch.content, batch.ages
+        return batch
 
     def counters(self) -> Counters:
         """What has been done so far."""

@@ -5,6 +5,7 @@ It shares no code with the loader: the hash is on Python integers, the buffer is
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -111,12 +112,16 @@ def batches(
     world: int = 1,
     passes: int | None = None,
     first_pass: int = 0,
+    ages: list[list[tuple[int, int]]] | None = None,
 ) -> Iterator[tuple[list[Any], int]]:
     """Batches as lists of examples, each with the number of fresh examples read when it was complete.
 
-    ``once`` comes before ``augment``: before the echo where that is of examples.
+    ``once`` comes before ``augment``: before the echo where that is of examples. To ``ages`` each batch adds,
+    for each example, how often it was used before, and how many had been read before it.
     """
     reads, once_first = 0, echo.startswith("example")
+    number_of: dict[int, int] = {}  # by serial
+    of_batches: list[list[tuple[int, int]]] = []
 
     def augmented_once(example: Any, serial: int, repeat: int) -> Any:
         return example if once is None else once(example, key(seed ^ ONCE, serial, repeat))
@@ -125,6 +130,7 @@ def batches(
         nonlocal reads
         length = len(examples)
         for serial, place in fresh_serials(rank, world, length, first_pass, passes):
+            number_of[serial] = reads
             reads += 1
             example = examples[row_of(place, length, seed, order)]
             if once_first:
@@ -134,8 +140,13 @@ def batches(
             yield serial, example
 
     def batch(items: Iterator[tuple[int, int, Any]]) -> Iterator[list[Any]]:
-        made = []
+        made: list[Any] = []
+        used: Counter[int] = Counter()
         for serial, repeat, example in items:
+            if not made:
+                of_batches.append([])
+            of_batches[-1].append((used[serial], number_of[serial]))
+            used[serial] += 1
             if not once_first:
                 example = augmented_once(example, serial, repeat)
             if echo != "example_after_augmentation":
@@ -152,6 +163,12 @@ def batches(
     if echo == "batch":
         numbered = ((rank + world * number, one) for number, one in enumerate(made))
         repeated = shuffled(echoed(numbered, seed + 1, factor, world), seed + 1, batch_shuffle_buffer)
-        made = (one for _, _, one in repeated)
-    for one in made:
+    else:
+        repeated = ((rank + world * number, 0, one) for number, one in enumerate(made))
+    batches_used: Counter[int] = Counter()
+    for serial, _, one in repeated:
+        if ages is not None:
+            own = of_batches[serial // world]
+            ages.append([(use + batches_used[serial], number) for use, number in own])
+            batches_used[serial] += 1
         yield one, reads

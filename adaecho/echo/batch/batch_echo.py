@@ -18,6 +18,7 @@ from adaecho.echo.batch.batches import (
     Reread,
     Serials,
     WholeBatches,
+    ages_of,
     stand_ins,
 )
 from adaecho.echo.memory.budget import check_memory
@@ -27,6 +28,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh, Output, StageState
 from adaecho.echo.order.stage import EchoStage
+from adaecho.echo.order.uses import Uses
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
@@ -46,6 +48,7 @@ class EchoedBatches:
         factor: repeats of each fresh batch on average, at least 1.
         buffer: slots of the shuffle buffer behind the echo; 0 passes everything on in order.
         rank, world: the serial of fresh batch i is ``i * world + rank``.
+        ages: they are asked for.
 
     Attributes:
         factor: how often batches are repeated.
@@ -63,8 +66,10 @@ class EchoedBatches:
         buffer: int,
         rank: int,
         world: int,
+        ages: bool = False,
     ) -> None:
         self.factor = Factor(seed, factor, world=world)
+        self._uses = Uses(self.factor) if ages else None
         self.slow = False
         self._source, self._batches, self._thread_pool = source, batches, thread_pool
         self._size, self._rank, self._world = buffer, rank, world
@@ -114,10 +119,16 @@ class EchoedBatches:
     def _placed(self, outputs: list[Output]) -> list[tuple[int, Batch]]:
         latest = self._latest
         upstream = latest.output, latest.next_index, latest.fresh_examples
-        return [
+        placed = [
             (row, Batch(None, keyed.NO_ITEMS, *upstream, next_number, number))
-            for row, next_number, number in outputs
+            for _, row, next_number, number in outputs
         ]
+        if self._uses is not None:
+            items = np.array([output.item for output in outputs], dtype=np.int64)
+            numbers = (items >> keyed.ECHO_BITS) // self._world
+            for (_, batch), number, use in zip(placed, numbers, self._uses.count(items), strict=True):
+                batch.ages = ages_of(self._source, self._recipes[int(number)], int(use))
+        return placed
 
     def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)
         batch = self._batches.get()
@@ -183,6 +194,8 @@ class EchoedBatches:
         self._latest = Batch(
             None, keyed.NO_ITEMS, position.output, position.next_index, position.fresh_examples
         )
+        if self._uses is not None:
+            self._uses.begin(at)
         self._stage.begin(at, reread)
 
     def forget(self, position: Position) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.batch.ages import Ages
 from adaecho.echo.batch.augment import Origin, span
 from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool
 from adaecho.echo.memory.tree import Columns, collate, duplicate
@@ -16,6 +17,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.items import Fresh, Outputs, StageState
 from adaecho.echo.order.stage import EchoStage
+from adaecho.echo.order.uses import Uses
 from adaecho.echo.read.chunks import FreshQueue
 from adaecho.echo.threads.workers import AnyMap
 
@@ -35,6 +37,7 @@ class Batch:
         next_number: of the first batch not yet echoed, under batch echoing.
         batch_output: outputs of the batch echo stage.
         copies: of the content, made ahead for its repeats.
+        ages: of its examples, where they are asked for.
     """
 
     content: Any
@@ -45,6 +48,7 @@ class Batch:
     next_number: int = 0
     batch_output: int = 0
     copies: list[Any] = field(default_factory=list)
+    ages: Ages | None = None
 
 
 @dataclass
@@ -158,6 +162,8 @@ class ExampleBatches:
         move: takes a batch to its device.
         origin: what to call the example of a serial in a message.
         drop_last: leave out a short batch at the end of a pass.
+        world: the local number of a serial is ``serial // world``.
+        uses: counts the stage's outputs; None where no ages are asked for.
     """
 
     whole = False
@@ -174,26 +180,38 @@ class ExampleBatches:
         origin: Origin = "example {}".format,
         *,
         drop_last: bool = False,
+        world: int = 1,
+        uses: Uses | None = None,
     ) -> None:
         self.factor = stage.factor
         self.skipped = 0  # local numbers that were passed over unread
         self._stage, self._pool = stage, pool
         self._batch_size, self._augment, self._collate = batch_size, augment, user_collate
         self._group, self.move, self._origin = group, move, origin
-        self._drop_last = drop_last
+        self._drop_last, self.world, self._uses = drop_last, world, uses
 
     def begin(self, position: Position) -> None:
+        self._begin(StageState(position.next_index), position)
+
+    def _begin(
+        self, at: StageState, position: Position, reread: Callable[[Serials], Any] | None = None
+    ) -> None:
         self.skipped = position.skipped
-        self._stage.begin(StageState(position.next_index))
+        if self._uses is not None:
+            self._uses.begin(at)
+        self._stage.begin(at, reread)
 
-    def claim(self) -> tuple[Outputs, Examples, int] | None:
-        """The examples of the next batches; None at the end of the pass."""
+    def claim(self) -> tuple[Outputs, Examples, int, Serials | None] | None:
+        """The examples of the next batches, and which use each is; None at the end of the pass."""
         outputs = self._stage.take(self._group * self._batch_size)
-        return (outputs, self._pool.take(outputs.rows), self.skipped) if len(outputs) else None
+        if not len(outputs):
+            return None
+        uses = None if self._uses is None else self._uses.count(outputs.items)
+        return outputs, self._pool.take(outputs.rows), self.skipped, uses
 
-    def work(self, claim: tuple[Outputs, Examples, int]) -> list[Batch]:
+    def work(self, claim: tuple[Outputs, Examples, int, Serials | None]) -> list[Batch]:
         """Make the batches."""
-        outputs, examples, skipped = claim
+        outputs, examples, skipped, uses = claim
         items = outputs.items  # int64 [n], n up to group * batch_size
         examples = self.augmented(items, examples)
         batches = []
@@ -204,9 +222,10 @@ class ExampleBatches:
                 items[start:end], examples if end - start == len(items) else examples[start:end]
             )
             next_index = int(outputs.next_indices[end - 1])
-            batches.append(
-                Batch(content, items[start:end], outputs.start + end, next_index, next_index - skipped)
-            )
+            batch = Batch(content, items[start:end], outputs.start + end, next_index, next_index - skipped)
+            if uses is not None:
+                batch.ages = ages_of(self, Recipe(batch.items, 0), uses[start:end])
+            batches.append(batch)
         return batches
 
     def forget(self, position: Position) -> None:
@@ -219,8 +238,7 @@ class ExampleBatches:
         return StageState.of(state["examples"]).items >> keyed.ECHO_BITS
 
     def load(self, state: dict[str, Any], position: Position, reread: Reread) -> None:
-        self.skipped = position.skipped
-        self._stage.begin(StageState.of(state["examples"]), reread.select)
+        self._begin(StageState.of(state["examples"]), position, reread.select)
 
     def serials_of(self, recipe: Recipe) -> Serials:
         """The serials of the fresh examples in a batch."""
@@ -295,16 +313,23 @@ class WholeBatches(HoldsNothing):
         move: takes a batch to its device.
         length: examples in a batch.
         kept: the source keeps its batches and will give them again: they are copied for the consumer.
+        ages: they are asked for.
     """
 
-    whole = True
+    whole, world = True, 1
 
     def __init__(
-        self, queue: FreshQueue, move: Callable[[Any], Any], length: Callable[[Any], int], kept: bool
+        self,
+        queue: FreshQueue,
+        move: Callable[[Any], Any],
+        length: Callable[[Any], int],
+        *,
+        kept: bool,
+        ages: bool = False,
     ) -> None:
-        self.move, self.fresh_examples = move, 0
+        self.move, self.fresh_examples, self.skipped = move, 0, 0
         self.factor = Factor(0, 1.0, world=1)  # they leave once each
-        self._queue, self._length, self._kept = queue, length, kept
+        self._queue, self._length, self._kept, self._ages = queue, length, kept, ages
 
     def claim(self) -> Fresh | None:
         """The next batch; None at the end of the pass."""
@@ -319,10 +344,13 @@ class WholeBatches(HoldsNothing):
         length, own = self._length(batch), self._own(batch)
         self.fresh_examples += length
         items = stand_ins(before, self.fresh_examples)
-        return [Batch(own, items, 0, fresh.next_index, self.fresh_examples)]
+        made = Batch(own, items, 0, fresh.next_index, self.fresh_examples)
+        if self._ages:
+            made.ages = ages_of(self, Recipe(items, fresh.next_index - 1), 0)
+        return [made]
 
     def begin(self, position: Position) -> None:
-        self.fresh_examples = position.fresh_examples
+        self.fresh_examples, self.skipped = position.fresh_examples, position.skipped
 
     def serials_of(self, recipe: Recipe) -> Serials:
         """The serial of a batch, as the reader counts them."""
@@ -339,6 +367,13 @@ class WholeBatches(HoldsNothing):
     def _own(self, batch: Any) -> Any:
         """A batch of the source as the consumer may have it."""
         return self.move(duplicate(batch) if self._kept else batch)
+
+
+def ages_of(source: ExampleBatches | WholeBatches, recipe: Recipe, uses: Serials | int) -> Ages:
+    """The ages of a batch, on its device."""
+    numbers = source.serials_of(recipe) // source.world - source.skipped
+    ages: Ages = source.move(Ages.of(uses, numbers, len(recipe.items)))
+    return ages
 
 
 def stand_ins(start: int, end: int) -> keyed.Items:

@@ -53,6 +53,14 @@ class Factor:
         """How often each of these leaves the stage, under the factor in force or an earlier one."""
         return repeats(self._seed, serials // self._world, self.value if factor is None else factor)
 
+    def totals(self, serials: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often each of these leaves the stage, each under the factor that was in force for it."""
+        totals = self.repeats(serials, self._first)
+        for first, value in self.changes:
+            later = serials // self._world >= first
+            totals[later] = self.repeats(serials[later], value)
+        return totals
+
     def repeats_of(self, serial: int) -> int:
         """How often this one leaves the stage."""
         if self.value == math.floor(self.value):

@@ -70,11 +70,13 @@ class Output(NamedTuple):
     """One output of a stage.
 
     Attributes:
+        item: which.
         row: of the pool.
         next_index: local number of the first fresh example not needed for it.
         number: outputs up to it.
     """
 
+    item: int
     row: int
     next_index: int
     number: int
@@ -101,7 +103,8 @@ class Outputs:
     def one_by_one(self) -> list[Output]:
         """Each by itself."""
         numbers = range(self.start + 1, self.start + 1 + len(self))
-        return list(map(Output, self.rows.tolist(), self.next_indices.tolist(), numbers))
+        rows, next_indices = self.rows.tolist(), self.next_indices.tolist()
+        return list(map(Output, self.items.tolist(), rows, next_indices, numbers))
 
     def joined(self, other: "Outputs") -> "Outputs":
         """These and those after them."""

@@ -133,8 +133,9 @@ class Echo:
         repeats = self.factor.repeats_of(serial)
         row = int(self._pool.insert(fresh.examples, np.array([repeats]))[0])
         self.emitted += repeats
-        self._entered = (serial << keyed.ECHO_BITS) + repeats - 1
-        return [Output(row, fresh.next_index, before + number) for number in range(1, repeats + 1)]
+        first = serial << keyed.ECHO_BITS
+        self._entered = first + repeats - 1
+        return [Output(first + n, row, fresh.next_index, before + n + 1) for n in range(repeats)]
 
     def take(self, count: int) -> Outputs:
         """The next ``count`` outputs; fewer only at the end of a pass, none after it."""

@@ -46,6 +46,7 @@ LOADERS: dict[str, Make] = {
         num_workers=2,
     ),
     "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
+    "with ages": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=2, ages=True),
     # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
     "several": lambda: lightning.pytorch.utilities.CombinedLoader(
         {
