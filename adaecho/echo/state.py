@@ -96,10 +96,20 @@ def save(settings: Settings, stages: Stages, position: Position, clocks: Timers)
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     """The states of all ranks of torch.distributed in one; all of them call this together."""
-    states: list[Any] = [state]
-    if is_distributed():
-        states *= torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(states, state)
+    if not is_distributed():
+        return {"ranks": [state]}
+    states: list[Any] = [None] * torch.distributed.get_world_size()
+    # A thread of gloo's lets go of what it sent a moment after all have it, and aborts a process that ends
+    # just then, as one may after its last checkpoint (pytorch/pytorch#190489). Of a group of its own it is
+    # waited for; the default group's threads go on until the very end where a DDP model was made.
+    own: Any = None
+    if "gloo" in torch.distributed.get_backend_config():
+        own = torch.distributed.new_group(backend="gloo")
+    try:
+        torch.distributed.all_gather_object(states, state, group=own)
+    finally:
+        if own is not None:
+            torch.distributed.destroy_process_group(own)
     return {"ranks": states}
 
 

@@ -129,6 +129,36 @@ def test_under_lightning(on_two_ranks: OnTwoRanks) -> None:
         assert rank["resumed_weight"] == rank["weight"]
 
 
+def gloo_threads() -> int:
+    return sum(path.read_text() == "pt_gloo_runloop\n" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc tells the names of threads")
+def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it aborts a process that ends just then: pytorch/pytorch#190489."""
+    gather, during = torch.distributed.all_gather_object, []
+
+    def watched(*arguments: Any, **named: Any) -> None:
+        gather(*arguments, **named)
+        during.append(gloo_threads())
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", watched)
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        torch.distributed.barrier()  # with which the default group's threads begin
+        before = gloo_threads()
+        with make() as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+            assert [own["fresh_examples"] for own in state["ranks"]] == [loader.fresh_examples]
+        assert during[0] > gloo_threads() == before
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_state_of_all_ranks_needs_as_many() -> None:
     loader = make()
     next(iter(loader))
