@@ -88,6 +88,7 @@ CELLS = (
 )
 OF_CIFAR10 = (
     Cell("fig3", "cifar10_small", ("search.trials=16", "search.repeats=3"), recorded_as="cifar10"),
+    Cell("fig3_in_a_row", "cifar10_small", ("search.trials=16", "search.repeats=3"), recorded_as="cifar10"),
     Cell("controls_cifar10", "cifar10_small", recorded_as="cifar10"),
     Cell("cifar10_depth8", "cifar10"),
     Cell("cifar10_depth8_80", "cifar10"),
