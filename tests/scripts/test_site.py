@@ -42,6 +42,25 @@ async function open_(url, width) {
   frame.remove();
   return links;
 }
+// What the search lists for a word that is typed into it.
+async function typed(word) {
+  const frame = document.createElement("iframe");
+  frame.style.cssText = "width: 1280px; height: 800px; border: 0";
+  frame.src = here + "index.html";
+  document.body.append(frame);
+  await new Promise(done => { frame.onload = done; });
+  const page = frame.contentDocument;
+  const box = page.querySelector("[data-md-component=search-query]");
+  for (let tries = 0; tries < 600; tries++) {
+    box.focus();
+    box.value = word;
+    box.dispatchEvent(new frame.contentWindow.KeyboardEvent("keyup", {bubbles: true}));
+    await new Promise(done => setTimeout(done, 100));
+    const hits = [...page.querySelectorAll(".md-search-result__link")].map(a => a.href.split(/[?#]/)[0]);
+    if (hits.length) { frame.remove(); return hits.map(url => url.slice(here.length)); }
+  }
+  return [];
+}
 async function walk() {
   const pages = [here + "index.html"];
   for (const url of pages) {
@@ -56,7 +75,8 @@ async function walk() {
     }
   }
   const index = await (await fetch(here + "search/search_index.json")).json();
-  return {pages: pages.map(url => url.slice(here.length)), wrong, indexed: index.docs.length};
+  const hits = await typed("slow_store");
+  return {pages: pages.map(url => url.slice(here.length)), wrong, indexed: index.docs.length, hits};
 }
 window.onload = () => walk().then(found => found, error => ({wrong: [String(error)]}))
   .then(found => fetch("/found", {method: "POST", body: JSON.stringify(found)}));
@@ -106,3 +126,5 @@ def test_every_page_opens_without_errors_with_its_pictures_and_fits_400_pixels(t
     written = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {*found["pages"]} == written - {"404.html", "walk.html"}
     assert found["indexed"] > len(written)
+    assert found["hits"]
+    assert all("slow_store" in (site / page).read_text() for page in found["hits"])
