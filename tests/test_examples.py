@@ -1,14 +1,12 @@
-"""Every program in examples/ runs, and prints what it is to show."""
+"""Every program in examples/ prints what it is to show, and what docs/ prints of trainers runs."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import programs
+from tests.programs import PYTHON, ROOT, imported
+
 SAYS = {
     "plain_loop": "pass 2: 1536 examples read",
     "resume": "20 batches, the same as without the break",
@@ -21,25 +19,40 @@ SAYS = {
     "lightning_loop": "32 steps from 512 examples read",
     "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+RANKS = {"ddp_loop": 2}
+BLOCKS = {place: imported(code) for place, code in PYTHON.items() if imported(code)}
+Said = dict[str, tuple[int, str]]
+
+
+def absent(name: str) -> list[str]:
+    """The libraries that a program or block needs and that are not installed."""
+    needed = BLOCKS.get(name) or [one for one in ("grain", "lightning", "ray", "transformers") if one in name]
+    return [library for library in needed if find_spec(library) is None]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """Exit status and output of all of them."""
+    listed = {
+        name: {
+            "path": str(ROOT / "examples" / f"{name}.py"),
+            **({"ranks": RANKS[name]} if name in RANKS else {}),
+        }
+        for name in SAYS
+    } | {place: {"code": PYTHON[place]} for place in BLOCKS}
+    listed = {name: program for name, program in listed.items() if not absent(name)}
+    return programs.run(listed, tmp_path_factory.mktemp("programs"))
 
 
 def test_every_example_is_tried() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_an_example_runs(tmp_path: Path, name: str) -> None:
-    for library in ("grain", "lightning", "ray", "transformers"):
-        if library in name and find_spec(library) is None:
-            pytest.skip(f"{library} is not installed: pip install {library}")
-    done = subprocess.run(
-        [sys.executable, *(TORCHRUN if name == "ddp_loop" else []), str(ROOT / "examples" / f"{name}.py")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert SAYS[name] in done.stdout
+@pytest.mark.timeout(600)  # the first waits for all
+@pytest.mark.parametrize("name", [*SAYS, *BLOCKS])
+def test_an_example_or_a_block_of_a_trainer_runs(name: str, request: pytest.FixtureRequest) -> None:
+    if absent(name):
+        pytest.skip(f"{', '.join(absent(name))} is not installed: pip install '.[trainers]'")
+    status, text = request.getfixturevalue("said")[name]
+    assert status == 0, text
+    assert SAYS.get(name, "") in text

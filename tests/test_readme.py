@@ -1,12 +1,8 @@
 """What the README and docs/ print works as printed."""
 
-import functools
-import json
 import re
 import shlex
 import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,15 +10,8 @@ from hydra import compose, initialize_config_dir
 
 from adaecho.config import scale, schema
 from adaecho.run import CONF
+from tests.programs import DOCS, PYTHON, README, ROOT, imported
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
-DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-PYTHON = {
-    f"{name}-{number}": code
-    for name, text in {"README.md": README, **DOCS}.items()
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-}
 COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README + DOCS["framework.md"], flags=re.MULTILINE)
 
 
@@ -31,66 +20,9 @@ def test_there_is_something_to_try() -> None:
     assert COMMANDS
 
 
-# Of the extra `trainers`. They warn at import and change global settings: each block is a fork
-# of a process that has imported them, which takes longer than all the blocks.
-TRAINERS = ("accelerate", "grain", "lightning", "transformers", "webdataset")
-IMPORTED = {
-    place: re.findall(rf"^(?:import|from) ({'|'.join(TRAINERS)})\b", code, flags=re.MULTILINE)
-    for place, code in PYTHON.items()
-}
-_FORKS = """
-import importlib, json, os, sys, tempfile, traceback
-from contextlib import suppress
-trainers, blocks = json.load(sys.stdin)
-for name in ("torch", "adaecho.echo.loader", *trainers):
-    with suppress(ImportError):
-        importlib.import_module(name)
-said = {}
-for place, code in blocks.items():
-    with tempfile.TemporaryFile("w+") as output:
-        if not (pid := os.fork()):
-            status = 1
-            try:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-                exec(compile(code, place, "exec"), {"__name__": "__main__"})
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        failed = os.waitpid(pid, 0)[1] != 0
-        output.seek(0)
-        said[place] = f"failed: {output.read()}" if failed else ""
-print(json.dumps(said))
-"""
-
-
-@functools.cache
-def _said_by_blocks_of_trainers() -> dict[str, str]:
-    """What each of these blocks said where it failed, else nothing."""
-    blocks = {place: code for place, code in PYTHON.items() if IMPORTED[place]}
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS], input=json.dumps([TRAINERS, blocks]),
-        capture_output=True, text=True, check=False, timeout=400,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return said
-
-
-@pytest.mark.parametrize("place", [place for place in PYTHON if not IMPORTED[place]])
+@pytest.mark.parametrize("place", [place for place in PYTHON if not imported(PYTHON[place])])
 def test_python_blocks_run(place: str) -> None:
     exec(compile(PYTHON[place], place, "exec"), {"__name__": "readme"})
-
-
-@pytest.mark.parametrize("place", [place for place in PYTHON if IMPORTED[place]])
-def test_python_blocks_of_other_trainers_run(place: str) -> None:
-    for name in IMPORTED[place]:
-        if find_spec(name) is None:
-            pytest.skip(f"{name} is absent; pip install '.[trainers]'")
-    assert not _said_by_blocks_of_trainers()[place]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
