@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Compose = Callable[..., schema.Config]
+
+
+def pytest_collectstart() -> None:
+    """What is imported stays: to look for garbage in it takes as long as many a test."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """It is passed over from here on, nor do forks copy it."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """At its end a process lets go of it as ever."""
+    gc.unfreeze()
 
 
 class HandClock:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-import timm
 import torch
 
 from adaecho.errors import ConfigError, DataError
@@ -46,6 +45,8 @@ def test_images_that_a_model_does_not_take_are_refused() -> None:
 
 
 def weights(name: str = "resnet18", **arguments: int) -> dict[str, torch.Tensor]:
+    import timm  # takes seconds, which only who runs these tests waits for
+
     torch.manual_seed(5)
     return dict(timm.create_model(name, **arguments).state_dict())
 

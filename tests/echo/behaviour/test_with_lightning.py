@@ -14,13 +14,17 @@ from tests.echo import others
 from tests.echo.others import plain
 from tests.echo.sources import Stream
 
-lightning = pytest.importorskip("lightning", reason="trains the loop: pip install '.[trainers]'")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
 # Of its own use of torch, and of what it would rather have.
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*treespec:FutureWarning")
 ROWS = 40
 Make = Callable[[], Any]
+
+
+def lightning() -> Any:
+    """The library; to import it takes seconds, which only who runs these tests waits for."""
+    library = pytest.importorskip("lightning", reason="trains the loop: pip install '.[trainers]'")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return library
 
 
 def batches() -> Iterator[torch.Tensor]:
@@ -48,7 +52,7 @@ LOADERS: dict[str, Make] = {
     "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
     "with ages": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=2, ages=True),
     # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
-    "several": lambda: lightning.pytorch.utilities.CombinedLoader(
+    "several": lambda: lightning().pytorch.utilities.CombinedLoader(
         {
             "first": EchoLoader(batches, None, epochs=1, echo="batch", factor=2),
             "second": EchoLoader(rows(), 4, epochs=1, echo="batch", factor=2),
@@ -60,9 +64,10 @@ LOADERS: dict[str, Make] = {
 
 def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) -> list[Any]:
     """What the steps saw. A checkpoint of each is left in the folder, if one is given."""
+    library = lightning()
     seen: list[Any] = []
 
-    class Model(lightning.LightningModule):
+    class Model(library.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.linear = torch.nn.Linear(1, 1)
@@ -77,12 +82,12 @@ def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) 
         def train_dataloader(self) -> Any:
             return make()
 
-    class Save(lightning.Callback):
+    class Save(library.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if folder is not None:
                 trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
 
-    trainer = lightning.Trainer(
+    trainer = library.Trainer(
         accelerator="cpu", max_epochs=2 if make is not LOADERS["endless"] else -1, logger=False,
         max_steps=25 if make is LOADERS["endless"] else -1, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[Save()],
