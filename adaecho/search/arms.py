@@ -178,7 +178,7 @@ def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, Interval
 def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
     """One search for all: no arm has trials, seeds or a way of stopping of its own."""
     for arm in arms:
-        own = from_typed(arm.config).search
+        own = SearchConfig(**arm.config["search"])
         for name in ("seed", "trials", "repeats", "max_diverged", "prune"):
             if getattr(own, name) != getattr(shared, name):
                 raise ConfigError(
