@@ -1,5 +1,6 @@
 """Keys that reach the loader, and what measures it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from adaecho.headroom import measure
 from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader, upstream_arguments
 from tests.conftest import Compose
+from tests.datasets.text_files import write_folder
 
 CPU = torch.device("cpu")
 KEYS = ("data.order=stored", "echo.place=decoded", "device=cpu")
@@ -45,8 +47,13 @@ def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split:
         assert next(iter(loader))["image"].shape == (config.batch_size, 8, 8, 1)
 
 
-def test_a_task_without_parts_cant_be_split(compose_config: Compose) -> None:
-    config = compose_config("task=small_text", "echo=example_before_augmentation", "echo.split=true")
+def test_a_task_without_parts_cant_be_split(compose_config: Compose, tmp_path: Path) -> None:
+    text = (
+        f"data.path={write_folder(tmp_path / 'text')}",
+        "data.validation_examples=2",
+        "task.vocabulary=300",
+    )
+    config = compose_config("task=small_text", "echo=example_before_augmentation", "echo.split=true", *text)
     with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text doesn't name two parts"):
         upstream_arguments(config, build_task(config), CPU)
 
