@@ -50,7 +50,7 @@ _ADDED: dict[str, dict[str, Any]] = {
         "drop_factor": 10.0,
         "counts": "steps",
     },
-    "evaluate": {"max_examples": None},
+    "evaluate": {"max_examples": None, "loss_by_echo_index": False},
     "target": {"in_a_row": 1, "chance": None, "chance_share": 0.5},
 }
 

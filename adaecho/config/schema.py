@@ -96,6 +96,7 @@ class EvaluateConfig:
     every_fresh_examples: int = MISSING  # between two evaluations, the same for every arm
     batch_size: int = 1000  # of the validation split
     max_examples: int | None = None  # of the validation split, the first of it; null: all
+    loss_by_echo_index: bool = False  # record the training loss of first, second, ... uses too
 
 
 @dataclass

@@ -211,6 +211,13 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
     return total, len(labels)
 
 
+def cross_entropies(logits: torch.Tensor, batch: Batch, label_smoothing: float = 0.0) -> torch.Tensor:
+    """What ``cross_entropy`` sums, float32 [batch]."""
+    return functional.cross_entropy(
+        logits.float(), batch["label"], reduction="none", label_smoothing=label_smoothing
+    )
+
+
 def num_images(batch: Batch) -> float:
     """The weight that ``cross_entropy`` returns."""
     return len(batch["label"])

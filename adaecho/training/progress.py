@@ -49,6 +49,16 @@ def meets(direction: Direction, value: float, target: float | None) -> bool:
     return value >= target if direction == "max" else value <= target
 
 
+def is_at_chance(
+    config: Config, direction: Direction, best: dict[str, Any] | None, fresh_examples: int
+) -> bool:
+    """Whether a share of the budget is read and no evaluation was better than guessing."""
+    target, budget = config.target, config.max_fresh_examples
+    if target.chance is None or budget is None or fresh_examples < target.chance_share * budget:
+        return False
+    return best is None or not is_better(direction, best["value"], target.chance)
+
+
 def budget_spent(config: Config, *, steps: int, fresh_examples_ahead: int, train_time_s: float) -> bool:
     """Whether taking one more batch would exceed a budget.
 

@@ -19,10 +19,11 @@ from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
+from adaecho.training.loss_by_echo_index import LossByEchoIndex
 from adaecho.training.measure import measure, place
 from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
 from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
-from adaecho.training.progress import Progress, budget_spent, is_better, meets
+from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_better, meets
 from adaecho.training.schedule import Schedule
 
 # Reading the loss waits for the device, so divergence is looked for this often and at every evaluation.
@@ -86,11 +87,12 @@ class Trainer:
         prune: Callable[[int], bool] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.task, self.ranks = config, task, ranks
-        self._prune = prune
+        self.config, self.ranks, self._prune = config, ranks, prune
         self._record, self._interrupted = record, interrupted
         self._checkpoint_due, self._between_steps = checkpoint_due, between_steps
         self.device = choose_device(config)
+        self._by_echo_index = LossByEchoIndex(config, task, self.device)
+        self.task = task = self._by_echo_index.task
         self.precision = choose_precision(config, self.device)
         self.clocks = Clocks()
         self.progress = Progress(next_evaluation=config.evaluate.every_fresh_examples)
@@ -172,6 +174,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 self._backward(deal(batch, num_passes(self.config))[:1])
             self.optimizer.zero_grad(set_to_none=True)
+        self._by_echo_index.forget()
         return True
 
     @contextmanager
@@ -256,6 +259,7 @@ class Trainer:
         self._update()
         if self.average is not None:
             self.average.update_parameters(self.model)
+        self._by_echo_index.count()
         self._loss_sum += loss
         self._recent_losses[self.progress.steps % LOSS_CHECK_STEPS] = loss
         self._losses += 1
@@ -346,16 +350,6 @@ class Trainer:
         """Whether a loss since the last look was not finite or beyond ``max_loss``."""
         return not self.ranks.sum(self._recent_losses).max().item() <= self.config.max_loss
 
-    def _is_at_chance(self) -> bool:
-        """Whether a share of the budget is read and no evaluation was better than guessing."""
-        target, budget = self.config.target, self.config.max_fresh_examples
-        if target.chance is None or budget is None:
-            return False
-        if self.fresh_examples < target.chance_share * budget:
-            return False
-        best = self.progress.best
-        return best is None or not is_better(self.task.metrics[target.metric], best["value"], target.chance)
-
     def _evaluate(self) -> Status | None:
         """Measure the validation split and record it; the status that ends the run, or None to go on."""
         metrics = self.measure("validation")
@@ -366,6 +360,7 @@ class Trainer:
             "steps": self.progress.steps,
             **metrics,
             "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
+            **self._by_echo_index.line(self.ranks),
             "learning_rate": self.learning_rate(),
             **self.gain(),
             "echo_factor": self.loader.factor,
@@ -380,7 +375,8 @@ class Trainer:
         self._record(line)
         if self.progress.to_target is not None:
             return Status.REACHED
-        if self._is_at_chance():
+        direction = self.task.metrics[self.config.target.metric]
+        if is_at_chance(self.config, direction, self.progress.best, self.fresh_examples):
             return Status.DIVERGED
         prune = self._prune
         if prune is not None and self.ranks.from_first(lambda: prune(self.fresh_examples)):
@@ -493,6 +489,7 @@ class Trainer:
             "loader": self.loader.state_dict(),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
             "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
+            "by_echo_index": self._by_echo_index.sums,
             "buffers": {name: buffer.cpu() for name, buffer in own.items()},
         }
 
@@ -524,6 +521,7 @@ class Trainer:
         self._loss_sum = own["losses"]["sum"].to(self.device)
         self._recent_losses = own["losses"]["recent"].to(self.device)
         self._losses = own["losses"]["count"]
+        self._by_echo_index.load(own.get("by_echo_index"))
         torch.set_rng_state(own["rng"]["cpu"])
         if self.device.type == "cuda" and own["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)
