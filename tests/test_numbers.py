@@ -246,8 +246,9 @@ def test_the_winners_ratios_on_the_page_of_fig3_are_those_on_the_page_of_claims(
     assert [ratio for ratio in ratios if "{} ({})".format(*ratio) not in claims] == []
 
 
-def test_the_page_of_resnet32_tells_what_its_record_holds() -> None:
-    results = ROOT / "results" / "resnet32" / "cifar10"
+@pytest.mark.parametrize("experiment", ["resnet32", "resnet32_14k"])
+def test_the_page_of_resnet32_tells_what_its_records_hold(experiment: str) -> None:
+    results = ROOT / "results" / experiment / "cifar10"
     page = (ROOT / "experiments" / "resnet32" / "README.md").read_text()
     for row in read_rows(results / "trials.json"):
         reached = "missed" if row["to_target_fresh_examples"] is None else "reached"

@@ -20,7 +20,7 @@ from typing import Any
 from adaecho.errors import FolderError, say, told
 from adaecho.records.files import dumps, folder_errors, read_json, record_errors, write_json, write_text
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import BY_ECHO_INDEX, COSTS, Row, best_trials
+from adaecho.records.outcome import BY_ECHO_INDEX, COSTS, Row, best_trials, searches
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
@@ -124,12 +124,16 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
     """The metric over fresh examples of the best trial of each search, from the run folders of a sweep.
 
+    A search of one trial has its curve where that missed the target, too: nothing was chosen by it.
+
     Returns:
         Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, the lists
         ``fresh_examples`` and ``values``, all that the ``last`` evaluation found but seconds, and with
         ``evaluate.loss_by_echo_index`` the lists ``steps`` and ``train_loss_echo_index_0``, ``_1``, ...
     """
-    return [_curve(row, _trial_folder(sweep, row)) for row in best_trials(rows).values()]
+    alone = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
+    shown = {key: row for key, row in alone.items() if row["counted"]} | best_trials(rows)
+    return [_curve(row, _trial_folder(sweep, row)) for row in shown.values()]
 
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from adaecho.errors import DataError, FolderError
 from adaecho.figures import committed
-from adaecho.records.collect import _write, collect_runs, collect_sweep, main, trial_row
+from adaecho.records.collect import _write, best_curves, collect_runs, collect_sweep, main, trial_row
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import outcome
 from adaecho.records.trials import digest, read_rows, rows_of
@@ -154,6 +154,21 @@ def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
         "commands": ["python -m adaecho.run -m experiment=x"],
         "environments": [{"host": "a"}],
     }
+
+
+def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
+    sweep, rows = tmp_path / "sweep", []
+    for arm, number, status in (
+        ("alone", 1, "budget_spent"),
+        ("searched", 2, "budget_spent"),
+        ("reached", 1, "reached"),
+    ):
+        for index in range(number):
+            config, summary = make_run(sweep / arm / "0" / str(index), status=status)
+            rows.append(trial_row(config, summary, experiment="x", arm=arm, index=index))
+    assert [curve["arm"] for curve in best_curves(rows, sweep)] == ["alone", "reached"]
+    rows[0]["counted"] = False
+    assert [curve["arm"] for curve in best_curves(rows, sweep)] == ["reached"]
 
 
 def test_what_cannot_be_collected_is_named(tmp_path):
