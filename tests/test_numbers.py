@@ -1,6 +1,7 @@
 """Figures in the texts are those of the committed records."""
 
 import json
+import math
 import re
 from pathlib import Path
 from statistics import geometric_mean
@@ -256,3 +257,32 @@ def test_the_page_of_resnet32_tells_what_its_records_hold(experiment: str) -> No
         assert f"| `{row['arm']}` | {cells} |" in page
     for of_arm in json.loads((results / "test.json").read_text()).values():
         assert f"{of_arm['accuracy']:.4f}" in page
+
+
+def test_the_table_of_losses_by_use_is_its_records() -> None:
+    """And the two verdicts by the rule: the first pass is of 1,437 images."""
+    curves = json.loads((ROOT / "results" / "ages" / "digits" / "curves.json").read_text())
+    page = (ROOT / "experiments" / "ages" / "README.md").read_text()
+    for arm in ("batch_e4", "example_after_e4", "example_before_e4"):
+        for pages_row, (first, last) in {"first": (0, 1437), "third": (2874, 4311)}.items():
+            uses: list[list[float]] = [[], [], [], []]
+            validation = []
+            for curve in (curve for curve in curves if curve["arm"] == arm):
+                for number in range(1, len(curve["steps"])):
+                    if not first < curve["fresh_examples"][number] <= last:
+                        continue
+                    validation.append(math.sqrt(curve["values"][number - 1] * curve["values"][number]))
+                    for index, of_use in enumerate(uses):
+                        loss = curve[f"train_loss_echo_index_{index}"][number]
+                        of_use += [] if loss is None else [loss]
+            means = [geometric_mean(of_use) for of_use in uses]
+            held_out = geometric_mean(validation)
+            cells = " | ".join(f"{value:.3f}" for value in (*means, held_out))
+            print(f"| `{arm}` | {pages_row} | {cells} |")
+            assert f"| `{arm}` | {pages_row} | {cells} |" in page
+            if pages_row == "first":
+                falls = means == sorted(means, reverse=True)
+                nearer = abs(math.log(means[0] / held_out)) < abs(math.log(means[-1] / held_out))
+                words = {True: "holds", False: "doesn't hold"}
+                print(f"| `{arm}` | {words[falls]} | {words[nearer]} |")
+                assert f"| `{arm}` | {words[falls]} | {words[nearer]} |" in page

@@ -18,6 +18,7 @@ from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
+from adaecho.figures.uses import draw_uses, of_uses
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.trials import read_rows
 
@@ -228,6 +229,29 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
     (axes,) = drawn[1].axes
     assert list(axes.lines[0].get_ydata()) == [0.5, 0.98]
     assert axes.get_ylabel() == "validation cross entropy, nats"
+
+
+def test_losses_of_uses_are_means_over_runs_beside_the_validations(tmp_path, drawn):
+    runs = [
+        {
+            "arm": f"{variant}_e2", "echo_variant": variant, "echo_factor": 2, "metric": "cross_entropy",
+            "fresh_examples": [160, 320, 480], "values": [2.0, 1.0, 0.5], "steps": [10, 20, 30],
+            "train_loss_echo_index_0": [2.0 + repeat, 1.0, 0.6],
+            "train_loss_echo_index_1": [None, 0.8, 0.4],
+        }
+        for variant in ("example_before_augmentation", "batch")
+        for repeat in (0, 1)
+    ]  # fmt: skip
+    for key in ("values", "steps", "fresh_examples", "train_loss_echo_index_0", "train_loss_echo_index_1"):
+        runs[1][key] = runs[1][key][:2]  # it ended earlier
+    draw_uses(of_uses([*runs, {"arm": "without"}]), tmp_path / "uses.png", "digits")
+    batch, before = drawn[0].axes
+    assert batch.get_title("left").startswith("batch echoing")
+    lines = {line.get_label(): line.get_ydata() for line in batch.lines}
+    assert list(lines) == ["first use", "second use", "validation"]
+    assert list(lines["first use"]) == [2.5, 1.0, 0.6]
+    assert list(lines["second use"])[1:] == [0.8, 0.4]
+    assert [list(line.get_xdata()) for line in before.lines] == 3 * [[10, 20]]
 
 
 def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
