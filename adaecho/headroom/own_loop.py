@@ -23,6 +23,7 @@ LONGEST_PROBE_S = 5.0
 _PAUSE = 10  # a step of so many mean steps is an evaluation or a checkpoint
 _LEAST = 0.05  # of the time lost to waiting: less is not worth a change
 _LEAST_R = 1.05
+_UNSURE = "something else was running, or the loop was short; watch more steps, on an idle machine."
 
 
 class Clock(Protocol):
@@ -276,6 +277,8 @@ class Watch:
         ]
         if self.lost < _LEAST:
             return "\n".join([*lines, "The loop hardly waits for data: echoing would not help."])
+        if self.ideal_gain < 1:
+            return "\n".join([*lines, f"These contradict one another: {_UNSURE}"])
         if self.R >= _LEAST_R:
             lines.append(self._expected())
         return "\n".join([*lines, f"First: {self._first()}", f"Then: {self._then()}"])

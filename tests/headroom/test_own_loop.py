@@ -134,6 +134,18 @@ def test_the_reports_of_loops_that_need_no_echo(clock: MadeUpClock, monkeypatch:
     assert "First: the processor was busy (10% idle)" in busy.report()
 
 
+def test_times_that_contradict_one_another_are_no_advice() -> None:
+    """Half of the time was lost, and yet steps on batches at hand take longer than both together."""
+    seen = headroom.Watch()
+    seen.batches, seen._wait_s, seen._step_s = 10, 0.1, 0.1
+    seen._ideal_s, seen._ideal_steps = 0.9, 10
+    assert "at hand 90.00 ms; never waiting would be 0.22 times" in seen.report()
+    assert seen.report().splitlines()[-1].startswith("These contradict one another: something else was")
+    assert len(seen.report().splitlines()) == 3
+    seen._ideal_s = 0.1
+    assert "contradict" not in seen.report()
+
+
 def test_an_evaluation_within_the_loop_is_no_step(clock: MadeUpClock) -> None:
     seen = headroom.watch(InTurn(clock, 0.02, 100))
     for number in seen:
