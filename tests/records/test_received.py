@@ -83,13 +83,14 @@ def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: C
     named = {"task": {**plain["task"], "name": "foreign.payload"}, "callback": ["foreign.payload"]}[kind]
     _with_records(foreign, {**plain, {"callback": "callbacks"}.get(kind, kind): named})
     script = (
-        "import runpy, sys, traceback\n"
+        "import runpy, signal, sys\n"
         "for arguments in {commands!r}:\n"
         "    sys.argv = arguments\n"
         "    try:\n"
         "        runpy.run_module(arguments[0], run_name='__main__', alter_sys=True)\n"
         "    except (SystemExit, Exception):\n"
         "        pass\n"
+        "signal.alarm(0)\n"  # of the exporter, which is to end soon when it is a process of its own
     )
     there = [command for command in COMMANDS.values() if _is_there(command[0])]
     code = script.format(commands=there)
