@@ -1,10 +1,14 @@
 """The short form of the campaign; ``python -m tests.faults.campaign`` is the long one."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.faults.campaign import Campaign
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    """One for all kinds of faults, which compare with the same undisturbed runs."""
+    return Campaign(tmp_path_factory.mktemp("campaign"), seed=1)
 
 
 @pytest.mark.parametrize(
@@ -12,8 +16,7 @@ from tests.faults.campaign import Campaign
     [("killed", 6), ("damaged", 6), ("filled", 2), ("workload", 2), ("changed", 1), ("cached", 1)],
     ids=["kills", "damages", "full disks", "workloads", "changed data", "damaged caches"],
 )
-def test_no_fault_changes_a_run_in_silence(tmp_path: Path, kind: str, faults: int) -> None:
-    campaign = Campaign(tmp_path, seed=1)
+def test_no_fault_changes_a_run_in_silence(campaign: Campaign, kind: str, faults: int) -> None:
     campaign.tell(kind, getattr(campaign, kind), until=faults)
     outcome = campaign.outcomes[kind]
     assert outcome["faults"] >= faults
