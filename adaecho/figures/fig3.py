@@ -16,6 +16,7 @@ from adaecho.figures.style import (
     figure,
     variant_order,
 )
+from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
 _BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
@@ -77,11 +78,12 @@ def caption(arms: list[Arm]) -> str:
         )
     if all(arm["ratio_to_baseline"] is None for arm in arms):
         return bars
+    bounds = " (> and <: bounds, as searches missed)" if any("ratio_bound" in arm for arm in arms) else ""
     if _common_baseline(arms) is None:
-        return f"{bars}\nNumbers: ratio to the arm's own baseline."
+        return f"{bars}\nNumbers: ratio to the arm's own baseline{bounds}."
     return (
         f"{bars}\nDashed: baseline / e, if repeats were as useful as fresh examples. "
-        "Numbers: ratio to the baseline."
+        f"Numbers: ratio to the baseline{bounds}."
     )
 
 
@@ -129,8 +131,8 @@ def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
         low, high = _bar_ends(arm)
         below, above = costs["mean"] - low, high - costs["mean"]
         axes.errorbar(position, costs["mean"], [[below], [above]], color=INK, capsize=3, linewidth=1)
-    ratio = arm["ratio_to_baseline"]
-    notes = [f"{ratio:.2f}"] if ratio is not None and arm["echo_variant"] != "none" else []
+    has_ratio = arm["ratio_to_baseline"] is not None and arm["echo_variant"] != "none"
+    notes = [ratio_words(arm)] if has_ratio else []
     if arm["reached"] < arm["searches"]:
         notes.insert(0, f"{arm['reached']} of {arm['searches']}\nreached")
     axes.text(position, _bar_ends(arm)[1] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")

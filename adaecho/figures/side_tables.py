@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from adaecho.figures.report import Cells, markdown_table, with_interval_words
-from adaecho.records.outcome import Row, baseline_of, best_trials, outcome
+from adaecho.records.outcome import Row, baseline_of, best_trials, outcome, ratio_words
 from adaecho.records.statistics import Ratio, cost_ratio, holm, less_p, welch_noise
 
 Tables = Mapping[tuple[str, str], Sequence[Row]]
@@ -41,7 +41,7 @@ def at_stated_points(tables: Tables) -> list[str]:
             TASKS.get(task, task),
             f"`{arm['arm']}`",
             str(arm["searches"]),
-            f"{arm['ratio_to_baseline']:.2f}",
+            ratio_words(arm),
             interval,
         )
         for (experiment, task), table in tables.items()

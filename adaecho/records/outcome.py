@@ -29,7 +29,7 @@ import math
 import re
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaecho.records.statistics import cost_ratio, mean_interval
 from adaecho.records.status import Status
@@ -67,23 +67,61 @@ def outcome(rows: list[Row]) -> list[Row]:
         ``baseline``; ``ratio_to_baseline``, of geometric means of fresh examples, null without a baseline
         that reached the target, and ``ratio_low`` and ``ratio_high``, its 95 % interval, null for the
         baseline itself and with fewer than two searches on either side; see
-        ``records.statistics.cost_ratio``.
+        ``records.statistics.cost_ratio``. Where searches of one of the two missed the target, each cost at
+        least what it read: ``ratio_bound`` says that the ratio is ``at least`` or ``at most`` that, without
+        an interval, and where searches of both missed it is null.
     """
     best = best_trials(rows)
-    by_arm = _by_arm(rows)
-    arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm.values()]
-    costs = {
-        name: [row["to_target_fresh_examples"] for (arm, _), row in best.items() if arm == name]
-        for name in by_arm
-    }
+    arms = [_arm(rows_of_arm, best) for rows_of_arm in _by_arm(rows).values()]
+    costs: dict[str, list[_Cost]] = {}
+    for (name, _), search in searches(rows).items():
+        costs.setdefault(name, []).append(_cost(search))
     for arm in arms:
         arm["baseline"] = baseline_of(arm, arms)
-        ours, theirs = costs[arm["arm"]], costs.get(arm["baseline"] or "", [])
-        ratio = cost_ratio(ours, theirs) if ours and theirs else None
-        arm["ratio_to_baseline"] = ratio and ratio.value
-        itself = arm["arm"] == arm["baseline"]
-        arm["ratio_low"], arm["ratio_high"] = (None, None) if itself or not ratio else (ratio.low, ratio.high)
+        if arm["arm"] == arm["baseline"]:
+            value = 1.0 if arm["reached"] else None
+            arm |= {"ratio_to_baseline": value, "ratio_low": None, "ratio_high": None}
+        else:
+            arm |= _ratio(costs[arm["arm"]], costs.get(arm["baseline"] or "", []))
     return arms
+
+
+class _Cost(NamedTuple):
+    """Fresh examples of a search to the target; of one that missed it, what each trial read at least."""
+
+    fresh_examples: int
+    reached: bool
+
+
+def _cost(search: list[Row]) -> _Cost:
+    reached = [cost for row in search if (cost := counted_cost(row)) is not None]
+    if reached:
+        return _Cost(min(reached), True)
+    read = [row.get("fresh_examples") or 0 for row in search if row["counted"]]
+    return _Cost(min(read, default=0), False)
+
+
+def _ratio(ours: list[_Cost], theirs: list[_Cost]) -> Row:
+    """The ratio of an arm's costs to its baseline's, with its interval, or what bounds it."""
+    unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
+    missed = [not all(cost.reached for cost in costs) for costs in (ours, theirs)]
+    if all(missed) or not all(any(cost.reached for cost in costs) for costs in (ours, theirs)):
+        return unknown
+    if not all(cost.fresh_examples for cost in ours + theirs):  # a search without a counted trial
+        return unknown
+    ratio = cost_ratio([cost.fresh_examples for cost in ours], [cost.fresh_examples for cost in theirs])
+    if any(missed):
+        return unknown | {
+            "ratio_to_baseline": ratio.value,
+            "ratio_bound": "at least" if missed[0] else "at most",
+        }
+    return {"ratio_to_baseline": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+
+
+def ratio_words(arm: Row) -> str:
+    """The ratio of an arm of ``outcome`` to its baseline: ``0.72``, of a bound ``>0.72`` or ``<0.72``."""
+    sign = {"at least": ">", "at most": "<"}.get(arm.get("ratio_bound", ""), "")
+    return f"{sign}{arm['ratio_to_baseline']:.2f}"
 
 
 def baseline_of(arm: Row, arms: list[Row]) -> str | None:

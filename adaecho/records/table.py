@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from adaecho.records.outcome import COUNTS, Row, counted_cost, ends, outcome, spread, without_target
+from adaecho.records.outcome import (
+    COUNTS,
+    Row,
+    counted_cost,
+    ends,
+    outcome,
+    ratio_words,
+    spread,
+    without_target,
+)
 
 # Which columns a medium has room for: a narrow terminal, one of 80 columns, a page.
 NARROW, TERMINAL, PAGE = range(3)
@@ -52,7 +61,7 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
         ("fresh examples", _mean("fresh_examples", ",.0f"), NARROW),
         # A terminal has room for one of the two; where several searches allow an interval, it says more.
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
-        ("ratio", lambda arm: _number(arm["ratio_to_baseline"], ".2f"), NARROW),
+        ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), NARROW),
         *([("95 % interval", _interval, TERMINAL)] if with_interval else []),
         ("steps", _mean("steps", ",.0f"), TERMINAL),
         ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
@@ -88,12 +97,8 @@ def _text(key: str) -> Callable[[Row], str]:
     return lambda arm: str(arm[key])
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def _mean(key: str, form: str) -> Callable[[Row], str]:
-    return lambda arm: _number((arm[key] or {}).get("mean"), form)
+    return lambda arm: format(arm[key]["mean"], form) if arm[key] else "-"
 
 
 def _range(key: str, form: str) -> Callable[[Row], str]:

@@ -3,7 +3,7 @@ from itertools import count, groupby
 
 import pytest
 
-from adaecho.records.outcome import best_trials, ends, outcome, without_target
+from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, without_target
 
 _repeats = count()
 
@@ -20,6 +20,7 @@ def trial(arm, repeat, index, cost, *, status=None, counted=True, factor=1, vari
         "counted": counted,
         "target_metric": "accuracy",
         "target_value": 0.97,
+        "fresh_examples": cost or 5000,
         "to_target_fresh_examples": cost,
         "to_target_steps": None if cost is None else cost // 32 * factor,
         "to_target_train_time_s": None if cost is None else time_s,
@@ -102,6 +103,28 @@ def test_an_arm_that_never_reached_has_no_costs_and_no_ratio():
 def test_without_a_baseline_that_reached_there_is_no_ratio():
     rows = [trial("baseline", 0, 0, None), trial("b", 0, 0, 160, variant="batch")]
     assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == [None, None]
+
+
+def test_a_search_that_missed_costs_at_least_what_it_read():
+    """640 of two searches against 320 and a miss after 5,000: at most the geometric means' ratio."""
+    reached, missed = (320, 640), (320, None)
+
+    def ratio(ours, theirs):
+        rows = [trial("baseline", repeat, 0, cost) for repeat, cost in enumerate(theirs)]
+        rows += [trial("b", repeat, 0, cost, factor=2, variant="batch") for repeat, cost in enumerate(ours)]
+        arm = outcome(rows)[1]
+        return arm["ratio_to_baseline"], arm.get("ratio_bound"), arm["ratio_low"] is None, arm
+
+    value, bound, without_interval, arm = ratio(reached, missed)
+    assert (value, bound, without_interval) == (pytest.approx((640 / 5000) ** 0.5), "at most", True)
+    assert ratio_words(arm) == "<0.36"
+    value, bound, without_interval, arm = ratio(missed, reached)
+    assert (value, bound, without_interval) == (pytest.approx((5000 / 640) ** 0.5), "at least", True)
+    assert ratio_words(arm) == ">2.80"
+    assert ratio(missed, missed)[:3] == (None, None, True)
+    value, bound, without_interval, arm = ratio(reached, reached)
+    assert (value, bound, without_interval) == (pytest.approx(1), None, False)
+    assert ratio_words(arm) == "1.00"
 
 
 def test_diverged_failed_and_surplus_trials_do_not_count():
