@@ -67,7 +67,7 @@ class LossByEchoIndex:
         with torch.no_grad():
             losses = self._losses(outputs[0], batch).double()  # [batch]
             # bool [indices, batch]; on CUDA adding by index would give another last bit each time
-            own = ages.echo_index.clamp(max=len(self._indices) - 1) == self._indices
+            own = ages["echo_index"].clamp(max=len(self._indices) - 1) == self._indices
             self._seen.append(torch.stack([losses.where(own, 0).sum(1), own.sum(1).double()]))
         return loss
 

@@ -61,7 +61,7 @@ def slowly(config: Config) -> list[dict[str, float | None]]:
         logits = trainer.model(batch["image"]).detach()
         for name, buffer in trainer.model.named_buffers():
             buffer.copy_(before[name])
-        for index, own, label in zip(ages.echo_index.tolist(), logits, batch["label"], strict=True):
+        for index, own, label in zip(ages["echo_index"].tolist(), logits, batch["label"], strict=True):
             of[index].append((own.double().logsumexp(0) - own[label].double()).item())
         step(pair)
 

@@ -1,14 +1,14 @@
 """What ``ages=True`` tells of each example in a batch."""
 
-from typing import NamedTuple
+from typing import TypedDict
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 
-class Ages(NamedTuple):
+class Ages(TypedDict):
     """How often the examples of a batch have been used before, and when they were read.
+
+    A plain dict: every trainer moves one to its device (that of Hugging Face can't move a named tuple).
 
     Attributes:
         echo_index: 0 where the example (under batch echoing the batch) is used for the first time, 1 at its
@@ -20,9 +20,3 @@ class Ages(NamedTuple):
 
     echo_index: torch.Tensor
     fresh_number: torch.Tensor
-
-    @staticmethod
-    def of(echo_index: NDArray[np.int64] | int, fresh_number: NDArray[np.int64], length: int) -> "Ages":
-        """From one number for each example, or one for all."""
-        both = [np.broadcast_to(numbers, length).copy() for numbers in (echo_index, fresh_number)]
-        return Ages(*map(torch.from_numpy, both))

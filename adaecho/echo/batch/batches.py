@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.ages import Ages
@@ -372,7 +373,10 @@ class WholeBatches(HoldsNothing):
 def ages_of(source: ExampleBatches | WholeBatches, recipe: Recipe, uses: Serials | int) -> Ages:
     """The ages of a batch, on its device."""
     numbers = source.serials_of(recipe) // source.world - source.skipped
-    ages: Ages = source.move(Ages.of(uses, numbers, len(recipe.items)))
+    # One for each example, or one for all.
+    echo_index, fresh_number = (np.broadcast_to(each, len(recipe.items)).copy() for each in (uses, numbers))
+    own = Ages(echo_index=torch.from_numpy(echo_index), fresh_number=torch.from_numpy(fresh_number))
+    ages: Ages = source.move(own)
     return ages
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ Pairs = list[tuple[int, int]]
 
 
 def pairs(ages: Ages) -> Pairs:
-    assert ages.echo_index.dtype == ages.fresh_number.dtype == torch.int64
-    return list(zip(ages.echo_index.tolist(), ages.fresh_number.tolist(), strict=True))
+    assert ages["echo_index"].dtype == ages["fresh_number"].dtype == torch.int64
+    return list(zip(ages["echo_index"].tolist(), ages["fresh_number"].tolist(), strict=True))
 
 
 def by_reference(kind: str, length: int, batches: int | None, **common: Any) -> list[tuple[Any, Pairs]]:
@@ -96,7 +97,7 @@ def test_a_pass_that_was_given_up_leaves_no_gap() -> None:
     with EchoLoader(arrays(20), 4, epochs=1, ages=True) as loader:
         next(iter(loader))
         _, ages = next(iter(loader))
-    assert ages.fresh_number.tolist() == [4, 5, 6, 7]
+    assert ages["fresh_number"].tolist() == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.5])
@@ -171,9 +172,9 @@ def test_states_are_the_same_without() -> None:
 def test_each_batch_may_be_written_into() -> None:
     with EchoLoader(np.arange(6), 3, echo="batch", factor=3, ages=True) as loader:
         for _, ages in islice(loader, 6):
-            assert ages.echo_index.unique().tolist() in ([0], [1], [2])
-            ages.echo_index.fill_(9)
-            ages.fresh_number.fill_(9)
+            assert ages["echo_index"].unique().tolist() in ([0], [1], [2])
+            ages["echo_index"].fill_(9)
+            ages["fresh_number"].fill_(9)
 
 
 def test_peek_and_batches_without_fields() -> None:
@@ -182,3 +183,25 @@ def test_peek_and_batches_without_fields() -> None:
         batch, same = next(iter(loader))
     assert torch.equal(ahead, batch)
     assert pairs(ages) == pairs(same) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_the_trainer_of_hugging_face_hands_the_pair_on(tmp_path: Path) -> None:
+    """It moves dicts, and can't move a named tuple."""
+    transformers = pytest.importorskip("transformers", reason="trains the loop: pip install '.[trainers]'")
+    rows = {"x": torch.randn(40, 4), "label": torch.randint(2, (40,))}
+    seen: list[Pairs] = []
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> Any:
+            return EchoLoader(rows, 8, echo="batch", factor=2, epochs=1, ages=True)
+
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            batch, ages = inputs
+            seen.append(pairs(ages))
+            return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"])
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), num_train_epochs=1, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no"
+    )
+    Trainer(torch.nn.Linear(4, 2), arguments, train_dataset=list(range(40))).train()
+    assert seen == [[(use, 8 * step + n) for n in range(8)] for step in range(5) for use in (0, 1)]
