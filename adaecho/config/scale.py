@@ -56,7 +56,7 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     quarter of a pass, at most 10,000. ``every_fresh_examples``: half a pass. ``max_fresh_examples``: 10
     passes, of more than 5,000 examples as many as 50,000 are, at least 2. ``learning_rate``: 0.001 an example
     of the batch. ``decay_steps``: batches of fresh examples in the budget. The last two follow a batch size
-    or a budget that was typed.
+    or a budget that was typed, and below two passes buffer and evaluations are an eighth and a quarter of it.
 
     Raises:
         ConfigError: ``data.path`` is not set.
@@ -71,11 +71,15 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
         return max(1, (_root_.max_fresh_examples or size.training * _MANY_PASSES) // _root_.batch_size)
     batch = max(4, min(1 << (max(size.training // 16, 1).bit_length() - 1), _LARGEST_BATCH))
     passes = max(_FEW_PASSES, min(_BUDGET // size.training, _MANY_PASSES))
+    budget = passes * max(size.training, batch)
+    if key == "batch_size":
+        return batch
+    if key == "max_fresh_examples":
+        return budget
+    seen = min(size.training, (_root_.max_fresh_examples or budget) // _FEW_PASSES)
     return {
-        "batch_size": batch,
-        "shuffle_buffer": max(1, min(size.training // 4, _LARGEST_BUFFER)),
-        "every_fresh_examples": max(size.training // 2, batch),
-        "max_fresh_examples": passes * max(size.training, batch),
+        "shuffle_buffer": max(1, min(seen // 4, _LARGEST_BUFFER)),
+        "every_fresh_examples": max(seen // 2, batch),
     }[key]
 
 

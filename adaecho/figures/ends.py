@@ -16,7 +16,7 @@ Arm = dict[str, Any]
 _COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#0072B2", "#D55E00")
 _MARGIN = 1.25
 _SAME = 0.01  # of a count: what a batch more or less at the end of a budget makes
-_NARROW = 2  # ratio of a log scale's ends below which steps of 1, 2, 5 are too far apart
+_NARROW = 5  # ratio of a log scale's ends below which steps of 1, 2, 5 may give fewer than two labels
 _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_examples": "fresh examples"}
 
 

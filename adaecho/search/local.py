@@ -130,10 +130,9 @@ class LocalWorkers:
         self._starts[index] += 1
         if self._starts[index] < MAX_STARTS:
             return True
-        reason = (
-            f"search.workers: a worker ended {MAX_STARTS} times before its first trial ({_how(code)}):\n"
-            f"{said[-_LOG_TAIL:].strip()}"
-        )
+        reason = f"search.workers: a worker ended {MAX_STARTS} times before its first trial ({_how(code)})"
+        if last := said[-_LOG_TAIL:].strip():
+            reason = f"{reason}:\n{last}"
         if not self._workers:
             raise WorkerError(reason)
         warn(f"{reason}\nthe others go on without it")

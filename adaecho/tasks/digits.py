@@ -5,6 +5,7 @@ repository, 1998): pixel values 0 to 16. There is no test split beside the valid
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,8 +83,8 @@ def build(config: Config, options: Options) -> Task:
         ),
         collate=None,
         build_model=build_model,
-        loss=cross_entropy,
-        losses=cross_entropies,
+        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
+        losses=partial(cross_entropies, label_smoothing=options.label_smoothing),
         weight=num_images,
         evaluate=evaluate,
         pictures=pictures,

@@ -67,6 +67,8 @@ class TextOptions(TaskConfig):
     packing: str = "packed"  # packed: documents joined and cut; sentence: one document an example, with mask
     column: str = "text"  # of parquet and JSON lines
     lines: bool = False  # each line of a text file is a document, instead of the file
+    label_smoothing: float = 0.0  # of the training loss: this share of each token goes to all alike
+    added: ClassVar[tuple[str, ...]] = ("label_smoothing",)
 
     def __post_init__(self) -> None:
         one_of("task.packing", self.packing, PACKINGS)
@@ -81,6 +83,7 @@ class TextOptions(TaskConfig):
                 f"task.width={self.width}: must be a multiple of 2 * task.heads={2 * self.heads}"
             )
         within("task.dropout", self.dropout, "[0, 1)")
+        within("task.label_smoothing", self.label_smoothing, "[0, 1)")
         if self.vocabulary < 258:
             raise ConfigError(
                 f"task.vocabulary={self.vocabulary}: must be at least 258, the bytes and two special tokens"
@@ -107,10 +110,12 @@ class DigitsOptions(TaskConfig):
     # conv: small, with batch norm; mlp: one hidden layer without, many steps in little time
     model: str = "conv"
     training_examples: int | None = None  # of those that are not held out; null: all
-    added: ClassVar[tuple[str, ...]] = ("model", "training_examples")
+    label_smoothing: float = 0.0  # of the training loss: this share of each label goes to all classes alike
+    added: ClassVar[tuple[str, ...]] = ("model", "training_examples", "label_smoothing")
 
     def __post_init__(self) -> None:
         at_least("task.training_examples", self.training_examples, 1)
+        within("task.label_smoothing", self.label_smoothing, "[0, 1)")
         one_of("task.model", self.model, DIGITS_MODELS)
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def language_model(
         augment=None,
         collate=None,
         build_model=options.build_model,
-        loss=loss,
+        loss=partial(loss, label_smoothing=options.label_smoothing),
         weight=weight,
         evaluate=evaluator(validation, config.evaluate.batch_size),
         skipped_examples=skipped_examples,
@@ -110,11 +111,13 @@ def _say_arms(config: Config) -> None:
         )
 
 
-def loss(model: nn.Module, batch: Batch) -> LossAndWeight:
+def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:
     """Sum of the cross entropies of all predicted tokens in nats, and their number; PAD isn't predicted."""
     inputs, targets = _split(batch["tokens"])
     logits = model(inputs).float().flatten(0, 1)
-    total = functional.cross_entropy(logits, targets.flatten(), ignore_index=PAD, reduction="sum")
+    total = functional.cross_entropy(
+        logits, targets.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=label_smoothing
+    )
     return total, (targets != PAD).sum()
 
 

@@ -28,7 +28,7 @@ TEXT = {"name": "small_text", "column": "text", "lines": False, "block": 64}
 def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(scale, "_size", lambda _: size)
     keys = ("batch_size", "shuffle_buffer", "every_fresh_examples", "max_fresh_examples")
-    return {key: scale.scaled(key, _root_=OmegaConf.create()) for key in keys}
+    return {key: scale.scaled(key, _root_=OmegaConf.create({"max_fresh_examples": None})) for key in keys}
 
 
 def test_714_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,17 @@ def test_whatever_the_number_there_are_steps_and_evaluations_within_the_budget(
     assert found["shuffle_buffer"] <= max(size.training / 4, 1)
     assert 2 * found["every_fresh_examples"] <= budget, "two evaluations at least"
     assert budget >= 2 * size.training
+
+
+@pytest.mark.parametrize("budget", [150, 500, 1143, 1144, 5720, 10**6, None])
+def test_a_short_first_try_steps_and_is_evaluated_within_its_budget(
+    monkeypatch: pytest.MonkeyPatch, budget: int | None
+) -> None:
+    monkeypatch.setattr(scale, "_size", lambda _: Size(714, 714, has_validation=False))
+    typed = OmegaConf.create({"max_fresh_examples": budget})
+    buffer, every = (scale.scaled(key, _root_=typed) for key in ("shuffle_buffer", "every_fresh_examples"))
+    expected = {150: (18, 37), 500: (62, 125), 1143: (142, 285)}
+    assert (buffer, every) == expected.get(budget or 0, (143, 286))
 
 
 def test_documents_are_held_out_and_blocks_are_trained_on() -> None:

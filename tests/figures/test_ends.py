@@ -1,5 +1,6 @@
 """Figure and report of an experiment without a target."""
 
+import itertools
 import json
 
 import pytest
@@ -87,6 +88,25 @@ def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, monke
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "cross entropy at the end")
     assert len(axes.containers) == lines
     assert (axes.get_legend() is None) == (lines == 1)
+
+
+@pytest.mark.parametrize("ratio", [1.05, 2.0, 2.14, 3.0, 4.9, 5.1, 20.0, 200.0, 3000.0])
+def test_labels_of_counts_do_not_run_into_each_other(ratio, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+    table = [
+        row
+        for place, steps in enumerate((44, int(44 * ratio)))
+        for row in rows(f"e{place}", [0.1], steps=steps)
+    ]
+    draw_ends(ends(table), tmp_path / "x.png", "x", "cross_entropy")
+    figures[0].canvas.draw()
+    for axes in figures[0].axes[1:]:
+        low, high = axes.get_xlim()
+        seen = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+        boxes = sorted(label.get_window_extent().extents.tolist() for label in seen if label.get_text())
+        assert len(boxes) >= 2
+        assert all(left[2] < right[0] for left, right in itertools.pairwise(boxes))
 
 
 def test_short_numbers():

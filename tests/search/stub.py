@@ -33,6 +33,7 @@ class Options(TaskConfig):
 
     model: str = ""
     training_examples: int | None = None
+    label_smoothing: float = 0.0
 
 
 def build(config: Config, options: Options) -> None:  # noqa: ARG001

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from adaecho.config.identity import run_id
+from adaecho.config.schema import to_plain
 from adaecho.echo.order import keyed
 from adaecho.errors import ConfigError
 from adaecho.tasks.images import (
@@ -19,6 +21,7 @@ from adaecho.tasks.images import (
     predict,
 )
 from adaecho.tasks.options import OPTIONS
+from tests.conftest import Compose
 
 
 def _examples(number: int, side: int, channels: int) -> Images:
@@ -173,8 +176,21 @@ def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None
     assert torch.equal(cross_entropy(nn.Identity(), batch)[0], unsmoothed)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "cifar10"])
+@pytest.mark.parametrize("name", ["imagenet", "cifar10", "digits", "small_text", "lm1b", "common_crawl"])
 def test_the_key_reaches_the_loss_and_is_checked(name: str) -> None:
     assert OPTIONS[name](name=name).label_smoothing == 0.0  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"task\.label_smoothing=1: must lie in \[0, 1\)"):
         OPTIONS[name](name=name, label_smoothing=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["digits", "small_text", "lm1b", "common_crawl"])
+def test_without_label_smoothing_a_run_is_what_it_was_before_the_key(
+    name: str, compose_config: Compose
+) -> None:
+    plain = to_plain(compose_config(f"task={name}", "data.path=x"))
+    before = {
+        **plain,
+        "task": {key: value for key, value in plain["task"].items() if key != "label_smoothing"},
+    }
+    assert run_id(before) == run_id(plain)
+    assert run_id({**plain, "task": {**plain["task"], "label_smoothing": 0.1}}) != run_id(plain)

@@ -210,6 +210,15 @@ def test_a_loss_counts_tokens_and_never_what_only_fills() -> None:
         assert metrics["cross_entropy"] == pytest.approx(total.item() / 6, rel=1e-5)
 
 
+def test_labels_are_smoothed_over_all_tokens_but_not_where_nothing_is_predicted() -> None:
+    model, batch = _Table(), {"tokens": torch.from_numpy(EXAMPLES)}
+    log = model.table.log_softmax(-1)
+    pairs = [(1, 2), (2, 3), (3, 4), (1, 5), (5, 1), (2, 2)]
+    smoothed = -sum(0.7 * log[a, b].item() + 0.3 * log[a].mean().item() for a, b in pairs)
+    total, number = loss(model, batch, label_smoothing=0.3)
+    assert (total.item(), number) == (pytest.approx(smoothed, rel=1e-5), 6)
+
+
 def test_entropies_are_of_the_predicted_tokens() -> None:
     found = entropies(EXAMPLES)  # predicted: 2, 3, 4, 5, 1, 2
     assert found["unigram_entropy"] == pytest.approx(4 / 6 * math.log(6) + 2 / 6 * math.log(3))
