@@ -48,6 +48,10 @@ class DiskError(FolderError):
     """The system refused to read or write, perhaps for a moment: says nothing about what lies there."""
 
 
+class ChangedDataError(FolderError):
+    """The data is not what a checkpoint was trained with; nothing is wrong with the checkpoint."""
+
+
 def fail(message: object) -> NoReturn:
     """End a command with one message on standard error, unless another rank shows it, and exit code 2."""
     if isinstance(message, UserError) and message.told_elsewhere:

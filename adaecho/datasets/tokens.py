@@ -158,7 +158,10 @@ def _unsealed(text: bytes) -> dict[str, Any]:
     Raises:
         ValueError: the text is something else.
     """
-    content = json.loads(text)
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
     if not isinstance(content, dict) or content.pop("sha256", None) != _sha256_of_content(content):
         raise ValueError("is not as it was written")
     return content

@@ -507,6 +507,8 @@ class Trainer:
         if len(state["ranks"]) != self.ranks.world_size:
             raise ValueError(f"of {len(state['ranks'])} ranks, not of {self.ranks.world_size}")
         own = state["ranks"][self.ranks.rank]
+        if state.get("fingerprint", {}) != self.task.fingerprint:  # and data.allow_changed says that it may
+            own["loader"].pop("witnesses", None)  # examples that are read again need not be what they were
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

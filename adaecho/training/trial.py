@@ -16,7 +16,7 @@ from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import DiskError, FolderError, UserError, warn, with_notes
+from adaecho.errors import ChangedDataError, DiskError, FolderError, UserError, warn, with_notes
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
@@ -125,7 +125,10 @@ def _open(
     if config.fresh and run.moved_to is not None and display is not None:
         display.say(f"old run kept in {run.moved_to}")
     summary = run.read_summary()
-    return summary if is_finished(summary, config) else None
+    if not is_finished(summary, config):
+        return None
+    run.check_evaluations()
+    return summary
 
 
 def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
@@ -271,7 +274,7 @@ class _Trial:
         for path in self.run_folder.checkpoints():
             try:
                 self._continue_from(path, trainer)
-            except DiskError:  # cutting the metrics: nothing is wrong with the checkpoint
+            except (ChangedDataError, DiskError):  # nothing is wrong with the checkpoint
                 raise
             except FolderError as error:
                 refused[path] = error
@@ -333,7 +336,7 @@ class _Trial:
                 f"({then.get(name, 'without it')}), and here it is {now.get(name, 'gone')}"
             )
             if not self.config.data.allow_changed:
-                raise FolderError(
+                raise ChangedDataError(
                     f"{changed}; put back what was there, or start anew with fresh=true, or go on with "
                     "what is here by data.allow_changed=true"
                 )

@@ -142,6 +142,8 @@ def test_any_damage_to_what_is_sealed_is_seen() -> None:
             except ValueError:
                 continue
             assert found == tokens_module._unsealed(text)  # one blank for another
+    with pytest.raises(ValueError, match="nested too deeply"):
+        tokens_module._unsealed(b"[" * 100_000)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", None])

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, UserError
+from adaecho.masking import VARIABLE
 from adaecho.records.folder import RunFolder
 from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
@@ -184,6 +185,28 @@ def test_ranks_without_a_gpu_each_are_refused(submit: Command) -> None:
     settings = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=1")
     with pytest.raises(ConfigError, match=r"tasks_per_node=2: every rank takes a GPU .* gpus_per_node=1"):
         submit("search.trials=1", *settings)
+
+
+def test_jobs_are_told_of_whole_urls_by_their_environment_alone(
+    stand_in: Path, submit: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    sbatch = stand_in / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\nprintenv {VARIABLE} > "{stand_in}/told"\n{sbatch.read_text()}')
+    submit("search.trials=1")
+    assert (stand_in / "told").read_text() == ""
+    url = "https://bob:s3cretpw@host/train-{0..3}.tar?X-Amz-Signature=5ecre7sig"
+    folder = submit("search.trials=1", f"data.path='{url}'", "fresh=true")
+    assert (stand_in / "told").read_text() == f"{url}\n"
+    monkeypatch.delenv(VARIABLE)  # what the sweep has set
+    jobs = _given(stand_in)
+    assert len(jobs) == 2
+    said = capfd.readouterr()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".pkl" for path in files), "submitit's, which a job reads"
+    for text in (*map(str.encode, (*jobs, said.out, said.err)), *(path.read_bytes() for path in files)):
+        assert b"s3cretpw" not in text
+        assert b"5ecre7sig" not in text
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -108,3 +108,37 @@ def test_one_who_means_it_goes_on_and_is_told_once(
     longest = from_plain({**to_plain(config), "max_fresh_examples": 32})  # what is here counts from now on
     assert run_trial(longest, tmp_path / "run")["fresh_examples"] > 24
     assert "trained with" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_one_who_means_it_goes_on_though_what_is_read_again_has_changed(
+    compose_config: Compose, tmp_path: Path, form: str
+) -> None:
+    write, overrides, _ = DATA[form]
+    write(tmp_path / "data", LABELS)
+    config = compose_config(*overrides, f"data.path={tmp_path / 'data'}")
+    run_trial(config, tmp_path / "run")
+    write(tmp_path / "data", [9 - label for label in LABELS])  # each of them
+    allowed = {**to_plain(config)["data"], "allow_changed": True}
+    longer = from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed})
+    assert run_trial(longer, tmp_path / "run")["fresh_examples"] > 16
+
+
+def test_a_checkpoint_of_other_data_is_not_set_aside_for_an_older_one(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    parquet(tmp_path / "data", LABELS)
+    config = compose_config(*CIFAR10, "data.validation_examples=8", f"data.path={tmp_path / 'data'}")
+    run_trial(config, tmp_path / "run")
+    parquet(tmp_path / "data", LABELS[::-1])
+    allowed = {**to_plain(config)["data"], "allow_changed": True}
+    run_trial(from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed}), tmp_path / "run")
+    assert (tmp_path / "run/checkpoint/previous.pt").exists(), "or this test shows nothing"
+    parquet(tmp_path / "data", LABELS)  # what the checkpoint before was trained with
+    before = (tmp_path / "run/checkpoint/last.pt").read_bytes()
+    with pytest.raises(
+        FolderError, match=r"trained with \S*train-0\.parquet .* by data\.allow_changed=true$"
+    ):
+        run_trial(from_plain({**to_plain(config), "max_fresh_examples": 32}), tmp_path / "run")
+    assert (tmp_path / "run/checkpoint/last.pt").read_bytes() == before
+    assert not list((tmp_path / "run/checkpoint").glob("*.damaged"))

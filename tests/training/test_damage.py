@@ -224,7 +224,9 @@ def test_an_empty_summary_is_no_end(
 
 
 @pytest.mark.usefixtures("undisturbed")
-def test_changed_evaluations_of_a_finished_run_are_not_collected(compose_config: Compose) -> None:
+def test_changed_evaluations_of_a_finished_run_are_not_collected_and_told_by_its_command(
+    compose_config: Compose,
+) -> None:
     folder = RunFolder("undisturbed")
     digest = (folder.read_summary() or {})["evaluations_sha256"]
     run_trial(compose_config(*RUN, "max_steps=20"), Path("again"))
@@ -235,5 +237,10 @@ def test_changed_evaluations_of_a_finished_run_are_not_collected(compose_config:
     collect_runs([folder.path], Path("results"), "x")  # a clock alone
     changed["accuracy"] = 0.999
     (folder.path / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(changed), *lines[2:]]) + "\n")
-    with pytest.raises(FolderError, match=r"metrics\.jsonl: not the evaluations that summary\.json"):
+    refused = r"metrics\.jsonl: not the evaluations that summary\.json"
+    with pytest.raises(FolderError, match=refused):
         collect_runs([folder.path], Path("results"), "x")
+    summary = (folder.path / "summary.json").read_bytes()
+    with pytest.raises(FolderError, match=refused):
+        run_trial(compose_config(*RUN, "max_steps=20"), folder.path)
+    assert (folder.path / "summary.json").read_bytes() == summary
