@@ -92,6 +92,8 @@ OF_CIFAR10 = (
     Cell("controls_cifar10", "cifar10_small", recorded_as="cifar10"),
     Cell("cifar10_depth8", "cifar10"),
     Cell("cifar10_depth8_80", "cifar10"),
+    Cell("schedule_clock", "cifar10"),
+    Cell("schedule_clock_e4", "cifar10"),
 )
 _STOP_S = 60  # for the checkpoints of an interrupted sweep
 
