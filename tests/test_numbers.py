@@ -11,6 +11,8 @@ import pytest
 
 from adaecho.figures.__main__ import decisions, rows_of_tables
 from adaecho.figures.claims_page import claims_page, overview
+from adaecho.figures.committed import read_curves, read_table
+from adaecho.figures.decisions import FRAGILE, Decision, Records, decide
 from adaecho.records.outcome import best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
@@ -245,6 +247,24 @@ def test_the_winners_ratios_on_the_page_of_fig3_are_those_on_the_page_of_claims(
     assert len(ratios) == 9  # the first rule's four, the third one's five
     claims = (ROOT / "docs" / "claims.md").read_text()
     assert [ratio for ratio in ratios if "{} ({})".format(*ratio) not in claims] == []
+
+
+def test_the_verdicts_of_two_evaluations_in_a_row_are_their_records() -> None:
+    def verdicts(fig3: str) -> dict[str, Decision]:
+        tables = {name: ROOT / "results" / name / "cifar10" / "trials.json" for name in (fig3, "fig4")}
+        rows = {name[:4]: read_table(table) for name, table in tables.items()}
+        curves = {name[:4]: read_curves(table, rows[name[:4]]) for name, table in tables.items()}
+        found = decide(Records(rows, curves), "cifar10")
+        return {one.claim.key: one for one in found if one.claim.experiment == "fig3"}
+
+    page = (ROOT / "experiments" / "fig3" / "README.md").read_text().split("### Two evaluations")[1]
+    first, again = verdicts("fig3"), verdicts("fig3_in_a_row")
+    for key, one in again.items():
+        assert one.effect is not None
+        ratio = f"{one.effect.value:.2f} | {one.effect.low:.2f} to {one.effect.high:.2f} | {one.p:.2g}"
+        words = one.verdict, first[key].verdict
+        both = one.verdict if len({*words}) == 1 else FRAGILE
+        assert f"| {ratio} | {' | '.join([*words, both])} |" in page
 
 
 @pytest.mark.parametrize("experiment", ["resnet32", "resnet32_14k"])

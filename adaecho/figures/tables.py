@@ -127,4 +127,6 @@ def describe(rows: list[Row]) -> str:
     name = _name(first)
     if without_target(rows):
         return f"{name}: where the runs ended"
-    return f"{name}: fresh examples to {target_words(first['target_metric'], first['target_value'])}"
+    times = first.get("target_in_a_row") or 1
+    target = target_words(first["target_metric"], first["target_value"])
+    return f"{name}: fresh examples to {target}{f' {times} times in a row' if times > 1 else ''}"

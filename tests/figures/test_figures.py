@@ -209,6 +209,11 @@ def test_a_title_names_the_data_and_not_the_task_that_they_go_through():
     assert describe([row]).startswith("bccd, blood cells:")
 
 
+def test_a_title_says_that_a_target_was_to_be_met_twice_in_a_row():
+    row = rows_of("baseline", "none", 1, [160])[0]
+    assert describe([row | {"target_in_a_row": 2}]) == f"{describe([row])} 2 times in a row"
+
+
 def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path, drawn):
     arms = [("none", 1), ("batch", 2), ("batch", 16), ("example_before_augmentation", 2)]
     curves = [
