@@ -52,7 +52,8 @@ def test_every_example_is_tried() -> None:
 @pytest.mark.parametrize("name", [*SAYS, *BLOCKS])
 def test_an_example_or_a_block_of_a_trainer_runs(name: str, request: pytest.FixtureRequest) -> None:
     if absent(name):
-        pytest.skip(f"{', '.join(absent(name))} is not installed: pip install '.[trainers]'")
+        extra = "ray" if absent(name) == ["ray"] else "trainers"
+        pytest.skip(f"{', '.join(absent(name))} is not installed: pip install '.[{extra}]'")
     status, text = request.getfixturevalue("said")[name]
     assert status == 0, text
     assert SAYS.get(name, "") in text
