@@ -279,7 +279,7 @@ class Watch:
             return "\n".join([*lines, "The loop hardly waits for data: echoing would not help."])
         if self.ideal_gain < 1:
             return "\n".join([*lines, f"These contradict one another: {_UNSURE}"])
-        if self.R >= _LEAST_R:
+        if self.R >= _LEAST_R and self._echoed == 1:  # the records compare with no echoing
             lines.append(self._expected())
         return "\n".join([*lines, f"First: {self._first()}", f"Then: {self._then()}"])
 
@@ -318,11 +318,18 @@ class Watch:
         memory = f"; a batch holds {self.batch_bytes / 2**20:.2f} MiB" if self.batch_bytes else ""
         peak = _peak_bytes()
         memory += f", the process {peak / 2**20:.0f} MiB at its peak" if memory and peak else ""
-        factor = min(max(round(self.R), 2), 4)
-        return (
-            f"EchoLoader(..., factor={factor}): up to {self.R:.1f} costs no time, and each further repeat is "
-            f"worth less{memory}"
-        )
+        fresh_R = self.R * self._echoed  # noqa: N806 (a fresh batch's, not that of one of its repeats)
+        worth = f"up to {fresh_R:.1f} costs no time, and each further repeat is worth less{memory}"
+        if self._echoed > 1:
+            return f"a larger factor than this EchoLoader's {self._echoed:g}: {worth}"
+        return f"EchoLoader(..., factor={min(max(round(self.R), 2), 4)}): {worth}"
+
+    @property
+    def _echoed(self) -> float:
+        """How often the loader repeats already; 1 for any but an EchoLoader."""
+        from adaecho.echo import EchoLoader  # watching another loader needs none of it
+
+        return float(self._loader.factor) if isinstance(self._loader, EchoLoader) else 1.0
 
 
 def watch(loader: Iterable[Any], *, replay: int = 8) -> Watch:

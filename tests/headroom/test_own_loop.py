@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho import headroom
+from adaecho import EchoLoader, headroom
 from adaecho.headroom import own_loop
 from scripts import expected_gains
 
@@ -118,6 +118,20 @@ def test_the_report_of_a_slow_loader(clock: MadeUpClock, monkeypatch: pytest.Mon
     assert "results/fig3/digits" in lines[2]
     assert lines[3].startswith("First: more workers, as 60% of the processor was idle")
     assert "factor=3" in lines[4]
+
+
+def test_a_loader_that_echoes_is_advised_on_its_factor(clock: MadeUpClock) -> None:
+    def slow() -> Iterator[np.ndarray]:
+        for number in range(200):
+            clock.now += 0.24
+            yield np.array([number])
+
+    seen = headroom.watch(EchoLoader(slow(), batch_size=None, echo="batch", factor=2, epochs=1))
+    for _ in seen:
+        clock.now += 0.04
+    report = seen.report()
+    assert "Then: a larger factor than this EchoLoader's 2: up to " in report
+    assert "with echoing at e = 2, if yours goes" not in report
 
 
 def test_the_reports_of_loops_that_need_no_echo(clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
