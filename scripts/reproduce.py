@@ -1,8 +1,9 @@
 """``make reproduce BUDGET_S=540``: the next unfinished cells of the reproduction, within a budget of seconds.
 
-A cell is one experiment on one task. Each is a sweep, so what a budget cuts short goes on with the next call:
-cells run in the order below; a finished one is collected into ``runs/results/`` and not run again. Then
-``python -m adaecho.figures --results runs/results`` draws them and decides the claims.
+A cell is one experiment on one task: a sweep, or a program of ``scripts/`` that keeps what it has measured.
+What a budget cuts short goes on with the next call: cells run in the order below; a finished one is collected
+into ``runs/results/`` and not run again. Then ``python -m adaecho.figures --results runs/results`` draws them
+and decides the claims.
 
 ``make reproduce CIFAR10=FOLDER`` adds those on CIFAR-10, but for experiments/fig4,
 which needs a slow store besides: see its page.
@@ -54,6 +55,30 @@ class Cell:
         """Of the sweep among runs, and of its tables among results."""
         return Path(self.experiment) / (self.recorded_as or self.task)
 
+    def process(self, folder: Path) -> list[str]:
+        """What Python is to run, into a folder among runs."""
+        return ["-m", "adaecho.run", *self.arguments(self.data), f"hydra.sweep.dir={folder}"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """An experiment that is no sweep: ``scripts/<experiment>.py``, which writes its tables itself."""
+
+    experiment: str
+    task: str
+
+    def command(self) -> str:
+        """As a record has it."""
+        return f"python scripts/{self.experiment}.py"
+
+    def folder(self) -> Path:
+        """Of its runs, and of its tables among results."""
+        return Path(self.experiment) / self.task
+
+    def process(self, folder: Path) -> list[str]:
+        """What Python is to run, into a folder among runs."""
+        return [str(Path(__file__).with_name(f"{self.experiment}.py")), "--runs", str(folder)]
+
 
 CELLS = (
     Cell("quickstart", "digits"),
@@ -95,6 +120,7 @@ OF_CIFAR10 = (
     Cell("schedule_clock", "cifar10"),
     Cell("schedule_clock_e4", "cifar10"),
 )
+PROGRAMS = (Program("repeat_value", "digits"),)
 _STOP_S = 60  # for the checkpoints of an interrupted sweep
 
 
@@ -107,15 +133,14 @@ def standing(folder: Path) -> tuple[int, int]:
     return len(state.wanted()) - missing, missing
 
 
-def run(cell: Cell, folder: Path, budget_s: float, extra: list[str]) -> bool:
+def run(cell: Cell | Program, folder: Path, budget_s: float, extra: list[str]) -> bool:
     """Run or continue one cell; whether it has ended within the budget.
 
     Raises:
         UserError: the sweep can't be run; its own message has said why.
         KeyboardInterrupt: after the sweep has ended at it too.
     """
-    arguments = [*cell.arguments(cell.data), f"hydra.sweep.dir={folder}", *extra]
-    process = subprocess.Popen([sys.executable, "-m", "adaecho.run", *arguments], process_group=0)
+    process = subprocess.Popen([sys.executable, *cell.process(folder), *extra], process_group=0)
     try:
         code = process.wait(timeout=max(budget_s, 0))
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as end:
@@ -130,7 +155,9 @@ def run(cell: Cell, folder: Path, budget_s: float, extra: list[str]) -> bool:
     return True
 
 
-def reproduce(cells: tuple[Cell, ...], runs: Path, results: Path, budget_s: float, extra: list[str]) -> None:
+def reproduce(
+    cells: tuple[Cell | Program, ...], runs: Path, results: Path, budget_s: float, extra: list[str]
+) -> None:
     """Run what is missing until all is done or the budget spent, and say how far it came."""
     start = time.monotonic()
     for cell in cells:
@@ -139,8 +166,11 @@ def reproduce(cells: tuple[Cell, ...], runs: Path, results: Path, budget_s: floa
             print(f"done: {cell.command()}", flush=True)
             continue
         left_s = budget_s - (time.monotonic() - start)
-        if left_s > 0 and run(cell, folder, left_s, extra):
-            print(f"done: {cell.command()}, collected in {collect_sweep(folder, results, cell.command())}")
+        given = extra if isinstance(cell, Cell) else ["--results", str(record)]
+        if left_s > 0 and run(cell, folder, left_s, given):
+            if isinstance(cell, Cell):
+                collect_sweep(folder, results, cell.command())
+            print(f"done: {cell.command()}, collected in {record}")
             continue
         ended, missing = standing(folder)
         left = f"{missing} of {ended + missing} trials" if ended + missing else "all"
@@ -161,7 +191,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="for every sweep, e.g. search.workers=1")
     options = parser.parse_args()
     of_cifar10 = [replace(cell, data=options.cifar10) for cell in OF_CIFAR10 if options.cifar10]
-    cells = (*CELLS, *of_cifar10)
+    cells = (*CELLS, *PROGRAMS, *of_cifar10)
     with told():
         try:
             reproduce(cells, options.runs, options.results, options.budget_s, options.overrides)

@@ -1,6 +1,7 @@
 """``python -m adaecho.figures``: every figure and the report from the committed tables; no GPU, no network.
 
-A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept.
+A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept,
+or ``branches.json`` (experiments/repeat_value).
 The same tables give the same bytes.
 """
 
@@ -12,10 +13,12 @@ from adaecho.errors import DataError, say, told
 from adaecho.figures.claims_page import claims_page
 from adaecho.figures.committed import read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
+from adaecho.figures.repeat_value import draw_branches, section_of_branches
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.outcome import Row
+from adaecho.records.trials import check_name, read_rows
 
 
 def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list[Path]:
@@ -37,6 +40,11 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
     for table in tables:
         with record_errors(table, DataError):
             figures, about = _draw(table, into)
+        written += figures
+        sections.append(about)
+    for table in sorted(results.glob("*/*/branches.json")):
+        with record_errors(table, DataError):
+            figures, about = _draw_branches(table, into)
         written += figures
         sections.append(about)
     with record_errors(results, DataError):
@@ -75,6 +83,16 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], str]:
     return [*pictures, *vectors], section(
         describe(rows), rows, [*pictures, *of_runs], read_commands(table), into
     )
+
+
+def _draw_branches(table: Path, into: Path) -> tuple[list[Path], str]:
+    experiment, task = (check_name("folder", part) for part in table.parts[-3:-1])
+    rows = read_rows(table)
+    title = f"{experiment}, {task}: what a repeat is worth along a run"
+    figures = [into / f"{experiment}_{task}.{form}" for form in ("png", "svg")]
+    for path in figures:
+        draw_branches(rows, path, title)
+    return figures, section_of_branches(title, rows, figures[0].name, read_commands(table))
 
 
 def main(arguments: list[str] | None = None) -> None:

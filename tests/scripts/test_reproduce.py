@@ -91,8 +91,30 @@ def test_cells_of_cifar10_come_with_its_folder_and_are_recorded_without_it(
     monkeypatch.setattr(sys, "argv", ["reproduce", *places, "--cifar10", "my folder"])
     reproduce.main()
     added = capsys.readouterr().out.splitlines()[len(without) :]
-    assert len(without) == len(reproduce.CELLS)
+    assert len(without) == len(reproduce.CELLS) + len(reproduce.PROGRAMS)
     assert len(added) == len(reproduce.OF_CIFAR10)
     assert all("data.path=DATA: all" in line for line in added)
     cell = reproduce.replace(reproduce.OF_CIFAR10[0], data="my folder")
     assert cell.arguments(cell.data)[-1] == "data.path=my folder"
+
+
+def test_a_program_gets_its_folders_and_no_overrides_of_sweeps(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Ended):
+        def __init__(self, command: list[str], **_: object) -> None:
+            super().__init__()
+            self.waits = 1  # it ends by itself
+            begun.extend(command)
+
+    begun: list[str] = []
+    monkeypatch.setattr(reproduce.subprocess, "Popen", Begun)
+    program = reproduce.PROGRAMS[0]
+    reproduce.reproduce((program,), tmp_path / "runs", tmp_path / "results", 1.0, ["search.workers=1"])
+    into = ["--runs", str(tmp_path / "runs" / program.folder()), "--results"]
+    assert begun[1:] == [
+        str(SCRIPTS / "repeat_value.py"),
+        *into,
+        str(tmp_path / "results" / program.folder()),
+    ]
+    assert capsys.readouterr().out.startswith("done: python scripts/repeat_value.py, collected in ")
