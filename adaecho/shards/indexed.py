@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.shards.remote import Retries, Transfer, Version, rest
+from adaecho.shards.remote import Retries, Transfer, Version
 from adaecho.shards.sequential import shard_urls
 from adaecho.shards.tar import ArchiveError, groups
 
@@ -75,10 +75,7 @@ class IndexedTarShards:
     def _index_of(self, url: str) -> tuple[NDArray[np.int64], Version]:
         transfer = Transfer(url, retries=self._retries)
         try:
-            spans = []
-            for group in groups(transfer, read=False):
-                rest(0)  # where Ctrl-C ends it
-                spans.append((group.start, group.end))
+            spans = [(group.start, group.end) for group in groups(transfer, read=False)]
         finally:
             transfer.close()
         return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version
@@ -86,17 +83,15 @@ class IndexedTarShards:
     def _save(self, path: Path) -> None:
         # Not named by process: ranks on two hosts, or in two containers, may have one number.
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        with temporary.open("wb") as file:
-            np.savez(
-                file,
-                urls=np.array(self.urls),
-                shard_lengths=self.shard_lengths,
-                spans=self._spans,
-                versions=np.array(
-                    [astuple(one.lasting(url)) for url, one in zip(self.urls, self._versions, strict=True)]
-                ),
-            )
-        temporary.replace(path)
+        lasting = [astuple(one.lasting(url)) for url, one in zip(self.urls, self._versions, strict=True)]
+        arrays = {"shard_lengths": self.shard_lengths, "spans": self._spans, "versions": np.array(lasting)}
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, urls=np.array(self.urls), **arrays)
+            temporary.replace(path)
+        except BaseException:  # a disk that is full, Ctrl-C
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _load(self, path: Path) -> None:
         with path.open("rb") as file:

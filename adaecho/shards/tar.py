@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adaecho.shards.remote import Transfer
+from adaecho.shards.remote import Transfer, rest
 
 _BLOCK = 512
 _STORED_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -76,7 +76,7 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         ArchiveError: it is no tar archive, or a damaged one, or its end is missing; names url and byte.
     """
     group: Group | None = None
-    for name, start, end, size in _members(transfer):
+    for name, start, end, size in _members(transfer, read):
         key, extension = _key_and_extension(name)
         if not key:
             continue
@@ -102,12 +102,14 @@ def _key_and_extension(name: str) -> tuple[str, str]:
     return (name[:dot], name[dot + 1 :]) if dot > begin else ("", "")
 
 
-def _members(transfer: Transfer) -> Iterator[Member]:
-    """Regular files; the content of each may be read before the next is asked for."""
+def _members(transfer: Transfer, read: bool) -> Iterator[Member]:
+    """Regular files; the content of each may be ``read`` before the next is asked for."""
     start = transfer.offset
     named: str | None = None
     sized: int | None = None
     while True:
+        if not read:
+            rest(0)  # where Ctrl-C ends what reads headers alone, in archives without any example, too
         offset = transfer.offset
         header = transfer.read(_BLOCK)
         found = _plain_header(header)

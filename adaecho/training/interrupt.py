@@ -12,10 +12,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # Ctrl-C, a schedule
 
 
 class WaitEndedError(KeyboardInterrupt):
-    """Raised where the run waits for a batch, ``WAIT_S`` after the signal that asked it to end, and names."""
+    """Raised where nothing would be lost; names the signal that asked the run to end.
 
-    def __init__(self, first: signal.Signals | None) -> None:
-        super().__init__("a signal ended the wait for data that did not come")
+    That is before it has begun, and where it waits for a batch, ``WAIT_S`` after the signal.
+    """
+
+    def __init__(
+        self, first: signal.Signals | None, where: str = "the wait for data that did not come"
+    ) -> None:
+        super().__init__(f"a signal ended {where}")
         self.signal = None if first is None else first.name
 
 
@@ -28,11 +33,14 @@ class Interrupt:
 
     Attributes:
         signal: the first that came.
+        is_setting_up: nothing has been done that could be lost, so the first signal ends it at once; set by its
+            user.
         is_waiting: says whether the main thread waits for the loader; set by its user.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.is_setting_up = False
         self.is_waiting: Callable[[], bool] = lambda: False
         self._wait_is_over = self._is_over = False
         self._timer: threading.Timer | None = None
@@ -57,6 +65,9 @@ class Interrupt:
         return self.signal is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.is_setting_up:
+            self.signal = signal.Signals(number)
+            raise WaitEndedError(self.signal, "the run before its first step")
         if self._wait_is_over:
             if self.is_waiting():
                 raise WaitEndedError(self.signal)

@@ -170,6 +170,7 @@ class _Trial:
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
+            interrupt.is_setting_up = True  # to read the headers of many shards, say, may take minutes
             summary = self._run(interrupt)
         if summary["status"] == Status.PREEMPTED:
             return summary
@@ -194,6 +195,7 @@ class _Trial:
             ranks=self.ranks,
         )
         interrupt.is_waiting = lambda: trainer.is_waiting
+        interrupt.is_setting_up = False
         wait_s: float | None = None
         try:
             summary = self._train(trainer)

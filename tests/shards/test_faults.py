@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from itertools import islice
 from pathlib import Path
@@ -244,6 +245,43 @@ def test_ctrl_c_ends_the_making_of_an_index_from_a_server_that_drips(proxy: Prox
     finally:
         process.kill()
     assert output.splitlines() == ["begun", "interrupted"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.XGLTYPE, tarfile.REGTYPE])
+def test_ctrl_c_ends_the_reading_of_headers_where_no_example_is_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes
+) -> None:
+    member, asked = tarfile.TarInfo("without-an-extension"), []
+    member.type = kind
+    (tmp_path / "shard.tar").write_bytes(100 * member.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+
+    def rest(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaecho.shards.tar.rest", rest)
+    with pytest.raises(KeyboardInterrupt):
+        IndexedTarShards(str(tmp_path / "shard.tar"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("8192 requested and 0 written")])
+def test_an_index_that_can_not_be_written_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    kept, urls, save = tmp_path / "kept", f"{folder}/shard-{{000..003}}.tar", np.savez
+    kept.mkdir()
+
+    def fail(file: Any, **arrays: Any) -> None:
+        save(file, **arrays)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "savez", fail)
+        with pytest.raises(type(error)):
+            IndexedTarShards(urls, index=kept / "index.npz")
+    assert not list(kept.iterdir())
+    assert len(IndexedTarShards(urls, index=kept / "index.npz")) == NUM_EXAMPLES
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -118,3 +118,22 @@ def test_a_second_ctrl_c_ends_at_once(
     late.cancel()
     sources[0].released.set()
     assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_ends_the_run_at_once(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    config = compose_config(*RUN)
+
+    def build(_config: Any) -> None:
+        os.kill(os.getpid(), number)
+        pytest.fail("it went on with what may take minutes, such as the headers of many shards")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trial, "build_task", build)
+        with pytest.raises(interrupt.WaitEndedError, match="before its first step") as ended:
+            run_trial(config, Path("run"))
+    assert ended.value.signal == signal.Signals(number).name
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+    assert run_trial(config, Path("run"))["status"] == "budget_spent"
