@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.datasets import hub
+from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import readable
 from adaecho.errors import DataError
 
@@ -74,6 +75,14 @@ class Files:
         """Changes when a file is added, removed, or written again: names, sizes and times."""
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.all()]
         return _digest(json.dumps([stats, self.column, self.lines]).encode())
+
+    def fingerprint(self) -> str:
+        """What tells that a file was written again at equal length and its time put back.
+
+        Raises:
+            DataError: a file can't be read.
+        """
+        return _digest(json.dumps(fingerprint_of(self.all())).encode())
 
     def sha256(self) -> str:
         """The digest of all names and contents, the same wherever they lie."""

@@ -3,7 +3,7 @@
 The cache is a folder named by data, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
 ``validation.bin`` and, written last, ``meta.json``. It is made under another name and renamed when it is
 whole, so that a process killed at any instant leaves none that looks whole. ``meta.json`` holds the sha256 of
-each file and of itself: what was damaged since is made anew.
+each file and of itself, and the text's fingerprint: what was damaged since or is of other text is made anew.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from adaecho.records.files import write_text
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
 _VERSION = 2
 _DOCUMENTS = 512  # encoded at once
+_OF_OTHER_TEXT = "is of text that was written again since, at equal length and with its time put back,"
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,22 @@ def tokenized(
     parts = [files.key(), vars(packing), num_validation, split_seed, max_bad_examples, _VERSION]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder() / key
-    found = _open(folder, packing.block)
+    found = _open(folder, files, packing.block)
     if found is None:
         _make(folder, files, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
-        found = _open(folder, packing.block)
-        assert found is not None
+        found = _open(folder, files, packing.block)
+    if found is None:
+        raise DataError(
+            f"data.path={files.root}: the text was written again while its tokens were made; run the same "
+            "command once nothing writes there"
+        )
     return found
 
 
-def _open(folder: Path, block: int) -> Tokens | None:
-    """The cache in a folder; None where there is none, or one that is damaged."""
+def _open(folder: Path, files: Files, block: int) -> Tokens | None:
+    """The cache in a folder; None where there is none, or one that is damaged or of other text."""
     try:
-        meta = _read_meta(folder)
+        meta = _read_meta(folder, files)
     except ValueError as error:
         warn(f"{folder}: the cache of tokens {error} and is made anew")
         return None
@@ -114,11 +119,11 @@ def _open(folder: Path, block: int) -> Tokens | None:
     return Tokens(Tokenizer.from_file(str(folder / "tokenizer.json")), train, validation, meta)
 
 
-def _read_meta(folder: Path) -> dict[str, Any] | None:
+def _read_meta(folder: Path, files: Files) -> dict[str, Any] | None:
     """What ``meta.json`` holds; None where there is no cache.
 
     Raises:
-        ValueError: it or a file that it tells of is not as it was written.
+        ValueError: it or a file that it tells of is not as it was written, or the text isn't.
     """
     try:
         meta = _unsealed((folder / "meta.json").read_bytes())
@@ -133,6 +138,8 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
             raise ValueError(f"is damaged ({name}: {error.strerror})") from error
         if found != sha256:
             raise ValueError(f"is damaged ({name} is not as it was written)")
+    if "fingerprint" in meta and meta["fingerprint"] != files.fingerprint():
+        raise ValueError(_OF_OTHER_TEXT)
     return meta
 
 
@@ -187,7 +194,7 @@ def _make(
         _remove_abandoned(folder)
         partial.mkdir()
         _Maker(partial, files, packing, bad).make(num_validation, seed)
-        _put(partial, folder)
+        _put(partial, folder, files)
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -198,17 +205,17 @@ def _make(
     bad.report()
 
 
-def _put(partial: Path, folder: Path) -> None:
+def _put(partial: Path, folder: Path, files: Files) -> None:
     """Rename a new cache into its place, in one step.
 
     One that another process has put there meanwhile stays: the workers of a sweep begin, and end, together.
     """
-    if _is_whole(folder):
+    if _is_whole(folder, files):
         return
     try:
         partial.rename(folder)
     except OSError:  # something stands there
-        if _is_whole(folder):
+        if _is_whole(folder, files):
             return
         damaged = partial.with_name(f"{_prefix(folder)}damaged.{os.getpid()}.partial")
         try:
@@ -218,11 +225,12 @@ def _put(partial: Path, folder: Path) -> None:
             shutil.rmtree(damaged, ignore_errors=True)
 
 
-def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
+def cached_tokenizer(key: str, fingerprint: str, texts: Iterator[str], vocabulary: int) -> Any:
     """The tokenizer of some texts, trained once.
 
     Args:
         key: says which texts these are.
+        fingerprint: what tells them from others at the same places; see ``Files.fingerprint``.
         texts: read where it isn't in the cache yet.
         vocabulary: of the tokenizer.
     """
@@ -231,7 +239,10 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
     path = cache_folder() / f"{digest}.tokenizer.json"
     try:
-        return Tokenizer.from_str(_unsealed(path.read_bytes())["tokenizer"])
+        kept = _unsealed(path.read_bytes())
+        if kept.get("fingerprint", fingerprint) == fingerprint:
+            return Tokenizer.from_str(kept["tokenizer"])
+        warn(f"{path}: the tokenizer {_OF_OTHER_TEXT} and is trained anew")
     except FileNotFoundError:
         pass
     except (ValueError, OSError) as error:
@@ -239,15 +250,17 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     tokenizer = train_tokenizer(texts, vocabulary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, _sealed({"tokenizer": tokenizer.to_str()}), durable=False)
+        write_text(
+            path, _sealed({"tokenizer": tokenizer.to_str(), "fingerprint": fingerprint}), durable=False
+        )
     except (OSError, FolderError) as error:
         raise DataError(f"the tokenizer can't be kept; set ADAECHO_CACHE ({error})") from error
     return tokenizer
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, files: Files) -> bool:
     try:
-        return _read_meta(folder) is not None
+        return _read_meta(folder, files) is not None
     except ValueError:
         return False
 
@@ -278,7 +291,7 @@ class _Maker:
         self.dtype = dtype_of(packing.vocabulary)
 
     def make(self, num_validation: int | None, seed: int) -> None:
-        sha256 = self.files.sha256()
+        fingerprint, sha256 = self.files.fingerprint(), self.files.sha256()  # before anything is read of them
         number = sum(1 for text in self._texts("train", count=True) if text is not None)
         own = next((part for part in ("validation", "test") if part in self.files.parts), None)
         held_out: set[int] = set()
@@ -300,7 +313,12 @@ class _Maker:
                     self._add(validation, encoded)
         documents.setdefault("validation", len(held_out))
         self._finish(
-            {"data sha256": sha256, "documents": documents, "held_out_of": "train" if held_out else own}
+            {
+                "data sha256": sha256,
+                "fingerprint": fingerprint,
+                "documents": documents,
+                "held_out_of": "train" if held_out else own,
+            }
         )
 
     def _write(self, part: str) -> IO[bytes]:

@@ -16,7 +16,7 @@ from adaecho.figures.decisions import Decision, Records, decide
 from adaecho.figures.repeat_value import draw_branches, section_of_branches
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors, record_errors
+from adaecho.records.files import folder_errors, record_errors, write_text
 from adaecho.records.outcome import Row
 from adaecho.records.trials import check_name, read_rows
 
@@ -35,6 +35,11 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
             f"{results}: no <experiment>/<task>/trials.json in it; "
             "`python -m adaecho.records.collect` makes them"
         )
+    for table in tables:  # all of them, before anything is drawn
+        with record_errors(table, DataError):
+            read_curves(table, read_table(table))
+    with record_errors(results, DataError):
+        claims = decisions(tables)
     written: list[Path] = []
     sections = []
     for table in tables:
@@ -47,14 +52,12 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
             figures, about = _draw_branches(table, into)
         written += figures
         sections.append(about)
-    with record_errors(results, DataError):
-        claims = decisions(tables)
     report = markdown_report(sections, claims)
     for name, text in (("report.md", report), ("report.html", html_report(report, into))):
-        (into / name).write_text(text)
+        write_text(into / name, text, durable=False)
         written.append(into / name)
     if claims_into is not None:
-        claims_into.write_text(claims_page(claims, rows_of_tables(tables), results))
+        write_text(claims_into, claims_page(claims, rows_of_tables(tables), results), durable=False)
         written.append(claims_into)
     return written
 

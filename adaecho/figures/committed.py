@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import DataError
-from adaecho.figures.style import VARIANTS
+from adaecho.figures.columns import OF_CURVES, OF_TRIALS, fault
 from adaecho.figures.tables import LINES
 from adaecho.masking import presentable
 from adaecho.records.outcome import COLUMNS, Row
@@ -13,7 +13,6 @@ from adaecho.records.trials import TABLES, check_name, digest, rows_of
 
 Curve = dict[str, Any]
 _REMEDY = "collect it again, or remove it"
-_OF_CURVES = ("arm", "echo_variant", "echo_factor", "repeat", "fresh_examples", "values")
 
 
 def read_table(table: Path) -> list[Row]:
@@ -32,28 +31,25 @@ def read_table(table: Path) -> list[Row]:
         raise DataError(f"{table}: an empty table; {_REMEDY}")
     seen: set[tuple[Any, ...]] = set()
     for number, row in enumerate(rows):
-        fault = _fault(row, rows[0], seen)
-        if fault:
-            raise DataError(f"{table}: row {number} {fault}; {_REMEDY}")
+        if wrong := _fault(row, rows[0], seen):
+            raise DataError(f"{table}: row {number} {wrong}; {_REMEDY}")
     return rows
 
 
 def _fault(row: Row, first: Row, seen: set[tuple[Any, ...]]) -> str:
     """What makes a row unusable, or nothing; remembers it as seen."""
+    try:
+        for key in row:
+            check_name("column", key)
+    except ValueError as error:
+        return f"is none: {error}"
+    if wrong := fault(row, OF_TRIALS):
+        return wrong
     lines = LINES.get(row.get("experiment", ""))
     needed = (*COLUMNS, *((lines.x, lines.lines) if lines else ()))
     missing = [column for column in needed if column not in row]
     if missing:
         return f"lacks {', '.join(missing)}"
-    try:
-        for key in ("experiment", "task", "arm", "target_metric"):
-            check_name(key, row[key])
-        for key in row:
-            check_name("column", key)
-    except ValueError as error:
-        return f"is none: {error}"
-    if row["echo_variant"] not in VARIANTS:
-        return f"has echo_variant {row['echo_variant']}, which is none of {', '.join(VARIANTS)}"
     for key in ("experiment", "task"):
         if row[key] != first[key]:
             return f"is of {key} {row[key]}, the first one of {first[key]}"
@@ -76,8 +72,10 @@ def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
     if not isinstance(curves, list):
         raise DataError(f"{path}: no list of curves; {_REMEDY}")
     for number, curve in enumerate(curves):
-        if not isinstance(curve, dict) or any(key not in curve for key in _OF_CURVES):
-            raise DataError(f"{path}: curve {number} lacks one of {', '.join(_OF_CURVES)}; {_REMEDY}")
+        if not isinstance(curve, dict) or any(key not in curve for key in OF_CURVES):
+            raise DataError(f"{path}: curve {number} lacks one of {', '.join(OF_CURVES)}; {_REMEDY}")
+        if wrong := fault(curve, OF_CURVES):
+            raise DataError(f"{path}: curve {number} {wrong}; {_REMEDY}")
         if curve["arm"] not in arms:
             raise DataError(
                 f"{path}: curve {number} is of no arm of {table.name} ({curve['arm']}); {_REMEDY}"

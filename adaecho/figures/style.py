@@ -10,6 +10,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from adaecho.records.files import atomic_file
+
 # Paper order. Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by lightness.
 VARIANTS = {
     "none": ("baseline", "#555555"),
@@ -59,7 +61,8 @@ def figure(height_inches: float, path: Path) -> Iterator[Figure]:
         yield drawing
         path.parent.mkdir(parents=True, exist_ok=True)
         dated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)
-        drawing.savefig(path, dpi=_DPI, metadata=dated and {dated: None})
+        with atomic_file(path, durable=False) as file:
+            drawing.savefig(file, format=path.suffix[1:], dpi=_DPI, metadata=dated and {dated: None})
 
 
 def variant_order(variant: str) -> int:

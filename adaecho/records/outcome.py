@@ -40,7 +40,7 @@ LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 BY_ECHO_INDEX = "train_loss_echo_index_"  # of an evaluation: the training loss of first uses (0), second, ...
 COSTS = ("fresh_examples", "steps", "train_time_s")
 COUNTS = ("fresh_examples", "steps", "trained_examples")
-_ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
+ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
 _SHARED = ("batch_size", "shuffle_buffer")  # an arm's with its baseline's; a buffer of batches is the echo's
 # What every row holds, of whatever version; figures refuse a table without.
@@ -252,7 +252,7 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
         row if (tau := row.get("scale_invariant_steps")) is None else {**row, "mean_gain": tau / row["steps"]}
         for row in best_trials(all_ended).values()
     ]
-    keys = (*COUNTS, *finals, "best_value", "mean_gain", *_ADASCALE)
+    keys = (*COUNTS, *finals, "best_value", "mean_gain", *ADASCALE)
     return {
         **{key: rows[0][key] for key in ("arm", "echo_variant", "echo_factor")},
         "searched": len(all_ended) > len(ended),

@@ -84,10 +84,15 @@ class IndexedTarShards:
         # Not named by process: ranks on two hosts, or in two containers, may have one number.
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         lasting = [astuple(one.lasting(url)) for url, one in zip(self.urls, self._versions, strict=True)]
-        arrays = {"shard_lengths": self.shard_lengths, "spans": self._spans, "versions": np.array(lasting)}
         try:
             with temporary.open("wb") as file:
-                np.savez(file, urls=np.array(self.urls), **arrays)
+                np.savez(
+                    file,
+                    urls=np.array(self.urls),
+                    shard_lengths=self.shard_lengths,
+                    spans=self._spans,
+                    versions=np.array(lasting),
+                )
             temporary.replace(path)
         except BaseException:  # a disk that is full, Ctrl-C
             temporary.unlink(missing_ok=True)

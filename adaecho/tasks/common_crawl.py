@@ -42,7 +42,9 @@ def build(config: Config, options: Options) -> Task:
     files = find_documents(config.data.path, column=options.column, lines=options.lines)
     if "validation" not in files.parts:
         raise DataError(f"data.path={config.data.path}: needs files whose names hold validation")
-    tokenizer = cached_tokenizer(_key(files, options), _first(files, options), options.vocabulary)
+    tokenizer = cached_tokenizer(
+        _key(files, options), files.fingerprint(), _first(files, options), options.vocabulary
+    )
     dtype, bad = dtype_of(options.vocabulary), config.data.max_bad_examples
     held_out = TokenStream(files, "validation", tokenizer, options.block, dtype, bad)
 

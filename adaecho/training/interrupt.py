@@ -33,8 +33,8 @@ class Interrupt:
 
     Attributes:
         signal: the first that came.
-        is_setting_up: nothing has been done that could be lost, so the first signal ends it at once; set by its
-            user.
+        is_setting_up: nothing has been done that could be lost, so the first signal ends it at once; set by
+            its user.
         is_waiting: says whether the main thread waits for the loader; set by its user.
     """
 

@@ -84,6 +84,69 @@ def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
     assert changed.meta["data sha256"] != first.meta["data sha256"]
 
 
+def _rewrite(file: Path) -> None:
+    """Other text of equal length, with its time put back."""
+    about, text = file.stat(), file.read_bytes()
+    file.write_bytes(text.replace(b"a", b"o"))
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert file.stat().st_size == about.st_size
+    assert file.stat().st_mtime_ns == about.st_mtime_ns
+
+
+def test_text_that_was_rewritten_with_its_time_put_back_is_tokenized_anew_with_one_line(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "text")
+    first = _make(folder)
+    _rewrite(folder / "copy.py")
+    again = _make(folder)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "written again since" in line
+    assert line.endswith("made anew")
+    assert again.meta["data sha256"] != first.meta["data sha256"]
+    assert again.train.tolist() != first.train.tolist()
+    assert _make(folder).meta == again.meta
+    assert capsys.readouterr().err == ""
+    assert len([*cache.iterdir()]) == 1
+
+
+def test_a_cache_of_earlier_versions_without_a_fingerprint_is_taken(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _make(write_folder(tmp_path / "text"))
+    (file,) = cache.glob("*/meta.json")
+    meta = tokens_module._unsealed(file.read_bytes())
+    del meta["fingerprint"]
+    file.write_text(tokens_module._sealed(meta))
+    assert _make(tmp_path / "text").meta == meta
+    assert capsys.readouterr().err == ""
+
+
+def test_text_that_changes_while_its_tokens_are_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, finish = write_folder(tmp_path / "text"), tokens_module._Maker._finish
+
+    def meanwhile(maker: Any, meta: dict[str, Any]) -> None:
+        _rewrite(folder / "copy.py")
+        finish(maker, meta)
+
+    monkeypatch.setattr(tokens_module._Maker, "_finish", meanwhile)
+    with pytest.raises(DataError, match=r"data\.path=\S*text: the text was written again"):
+        _make(folder)
+
+
+def test_a_tokenizer_of_other_text_is_trained_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    def train(fingerprint: str, text: str) -> str:
+        return str(tokens_module.cached_tokenizer("key", fingerprint, iter([text] * 9), 260).to_str())
+
+    first = train("of this text", "def a():\n    return 1\n")
+    assert train("of this text", "is not read") == first
+    assert train("of another", "for b in c:\n    break\n") != first
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("and is trained anew")
+
+
 def test_equal_text_makes_equal_tokenizers(tmp_path: Path, cache: Path) -> None:
     first = _make(write_folder(tmp_path / "text")).meta
     for path in cache.glob("*/meta.json"):
@@ -152,7 +215,7 @@ def test_a_tokenizer_that_was_damaged_is_trained_anew(
 ) -> None:
     def train() -> str:
         text: str = tokens_module.cached_tokenizer(
-            "key", iter(["def a():\n    return 1\n"] * 9), 260
+            "key", "of this text", iter(["def a():\n    return 1\n"] * 9), 260
         ).to_str()
         return text
 
@@ -207,7 +270,7 @@ def test_a_cache_that_another_process_made_meanwhile_is_taken(
         theirs.append((faster / "train.bin").stat().st_ino)
         place = cache / maker.folder.name.split(".")[1]
         if looked:
-            monkeypatch.setattr(tokens_module, "_is_whole", lambda _: put(place))
+            monkeypatch.setattr(tokens_module, "_is_whole", lambda *_: put(place))
         else:
             faster.rename(place)
 

@@ -1,6 +1,8 @@
 import base64
+import errno
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -10,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adaecho.errors import DataError
+from adaecho.errors import DataError, DiskError
 from adaecho.figures.__main__ import draw_all, main
 from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
-from adaecho.figures.style import count_scale, target_words
+from adaecho.figures.style import count_scale, figure, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.figures.uses import draw_uses, of_uses
 from adaecho.records.outcome import best_trials, outcome
@@ -457,6 +459,22 @@ def test_a_table_that_cannot_be_used_is_named(results, content, says):
         ({"task": "mnist"}, "row 1 is of task mnist, the first one of digits"),
         ({"echo_variant": "loud"}, "row 1 has echo_variant loud"),
         ({"experiment": "fig6"}, "row 1 lacks batch_size"),
+        ({"status": "finished"}, "row 1 has status finished, which must be one of running"),
+        ({"status": None}, "row 1 has status None"),
+        ({"counted": "yes"}, "row 1 has counted yes, which must be true or false"),
+        ({"index": None}, "row 1 has index None, which must be a whole number"),
+        ({"repeat": [1]}, r"row 1 has repeat \[1\], which must be a whole number"),
+        ({"echo_factor": 0}, "row 1 has echo_factor 0, which must be at least 1"),
+        ({"echo_factor": None}, "row 1 has echo_factor None"),
+        ({"to_target_fresh_examples": "9000"}, "row 1 has to_target_fresh_examples 9000"),
+        ({"to_target_steps": -1}, "row 1 has to_target_steps -1"),
+        ({"to_target_train_time_s": math.inf}, "row 1 has to_target_train_time_s inf"),
+        ({"best_value": math.nan}, "row 1 has best_value nan, which must be a finite number or null"),
+        ({"final_accuracy": "high"}, "row 1 has final_accuracy high"),
+        ({"target_value": 10**400}, "row 1 has target_value 1000"),
+        ({"shuffle_buffer": "1k"}, "row 1 has shuffle_buffer 1k, which must be a whole number or null"),
+        ({"positions": {"optimizer.momentum": "left"}}, "row 1 has positions"),
+        ({"experiment": ["quickstart"]}, "row 1 has experiment"),
     ],
 )
 def test_a_row_that_does_not_belong_is_named(results, change, says):
@@ -474,12 +492,51 @@ def test_a_row_that_does_not_belong_is_named(results, change, says):
         ([{"arm": "baseline"}], "curve 0 lacks one of arm"),
         ([CURVE | {"arm": "x"}], r"curve 0 is of no arm of trials.json \(x\)"),
         ([CURVE | {"values": [0.5]}], "curve 0 has not as many values"),
+        ([CURVE | {"values": 0.5}], "curve 0 has values 0.5, which must be a list of finite numbers"),
+        ([CURVE | {"values": [0.5, math.nan]}], "curve 0 has values"),
+        (
+            [CURVE | {"fresh_examples": [0, math.inf]}],
+            "curve 0 has fresh_examples .* a list of whole numbers",
+        ),
+        ([CURVE | {"arm": ["baseline"]}], "curve 0 has arm"),
     ],
 )
 def test_curves_that_do_not_belong_are_named(results, content, says):
     (results / "quickstart" / "digits" / "curves.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"digits/curves\.json: {says}"):
         draw_all(results, results / "figures")
+
+
+def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(results, capsys):
+    main(["--results", str(results)])
+    drawn = {path: path.read_bytes() for path in (results / "figures").iterdir()}
+    later = results / "zzz" / "digits"  # read last
+    later.mkdir(parents=True)
+    (later / "trials.json").write_text('[{"arm": 1}]')
+    rows = seven_arms()[:3]
+    (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
+    (results / "quickstart" / "digits" / "curves.json").unlink()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["--results", str(results)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"error: {later / 'trials.json'}: row 0 has arm 1, which must be a name")
+    assert {path: path.read_bytes() for path in (results / "figures").iterdir()} == drawn
+
+
+def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"as it was")
+
+    def full(_drawing, file, **_options):
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(DiskError, match=r"a\.png: the disk is full"), figure(2.0, path):
+        pass
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"as it was")]
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, capsys):
