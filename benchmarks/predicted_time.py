@@ -189,7 +189,11 @@ def main() -> None:
         for factor in FACTORS
     ]
     record.show(rows)
-    print(record.write("predicted_time", rows, step_s=STEP_S))
+    print(
+        record.write(
+            "predicted_time", rows, path=RESULTS / "predicted_time" / "paced" / "cells.json", step_s=STEP_S
+        )
+    )
 
 
 if __name__ == "__main__":

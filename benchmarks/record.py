@@ -56,7 +56,12 @@ _GIT = _git()  # of what was imported: a long benchmark ends when the checkout m
 
 
 def write(
-    name: str, rows: list[dict[str, Any]], *, packages: tuple[str, ...] = ("torch", "numpy"), **more: Any
+    name: str,
+    rows: list[dict[str, Any]],
+    *,
+    packages: tuple[str, ...] = ("torch", "numpy"),
+    path: Path | None = None,
+    **more: Any,
 ) -> Path:
     """Write ``benchmarks/<name>.json`` and return its path.
 
@@ -64,9 +69,10 @@ def write(
         name: the benchmark's file name without ending.
         rows: the measurements; durations in seconds or as ratios, units in the keys.
         packages: distributions whose versions matter, peers included.
+        path: where else the record goes, of a benchmark that an experiment's rule reads.
         more: to be told beside the rows.
     """
-    path = FOLDER / f"{name}.json"
+    path = path or FOLDER / f"{name}.json"
     record = {
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),

@@ -13,6 +13,8 @@ from adaecho.figures.__main__ import decisions, rows_of_tables
 from adaecho.figures.claims_page import claims_page, overview
 from adaecho.figures.committed import read_curves, read_table
 from adaecho.figures.decisions import FRAGILE, Decision, Records, decide
+from adaecho.figures.predicted_time import section_of_cells
+from adaecho.records.files import read_json
 from adaecho.records.outcome import best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
@@ -265,6 +267,24 @@ def test_the_verdicts_of_two_evaluations_in_a_row_are_their_records() -> None:
         words = one.verdict, first[key].verdict
         both = one.verdict if len({*words}) == 1 else FRAGILE
         assert f"| {ratio} | {' | '.join([*words, both])} |" in page
+
+
+def test_the_tables_of_predicted_time_are_their_record() -> None:
+    record = read_json(ROOT / "results" / "predicted_time" / "paced" / "cells.json")
+    page = (ROOT / "experiments" / "predicted_time" / "README.md").read_text()
+    cells = {(row["task"], row["R"], row["e"]): row for row in record["rows"]}
+    for task in ("cifar10", "digits"):
+        for ratio in (1.3, 2.0, 4.0):
+            rows = [cells[task, ratio, e] for e in (1, 2, 4)]
+            shown = [f"{row['measured_s']:.1f} s, {row['measured_over_predicted']:.2f}" for row in rows]
+            faster = [
+                ", ".join(f"{rows[0][key] / row[key]:.2f}" for row in rows[1:])
+                for key in ("predicted_s", "measured_s")
+            ]
+            assert f"| {ratio:g} | {' | '.join([*shown, *faster])} |" in page
+    section = section_of_cells("", record, "")
+    assert "digits: does not hold, 7 of 9 cells" in section
+    assert "cifar10: holds, 9 of 9 cells" in section
 
 
 @pytest.mark.parametrize("experiment", ["resnet32", "resnet32_14k"])

@@ -1,7 +1,7 @@
 """``python -m adaecho.figures``: every figure and the report from the committed tables; no GPU, no network.
 
 A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept,
-or ``branches.json`` (experiments/repeat_value).
+``branches.json`` (experiments/repeat_value), or ``cells.json`` (experiments/predicted_time).
 The same tables give the same bytes.
 """
 
@@ -13,10 +13,11 @@ from adaecho.errors import DataError, say, told
 from adaecho.figures.claims_page import claims_page
 from adaecho.figures.committed import read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
+from adaecho.figures.predicted_time import draw_cells, section_of_cells
 from adaecho.figures.repeat_value import draw_branches, section_of_branches
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors, record_errors, write_text
+from adaecho.records.files import folder_errors, read_json, record_errors, write_text
 from adaecho.records.outcome import Row
 from adaecho.records.trials import check_name, read_rows
 
@@ -47,11 +48,12 @@ def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list
             figures, about = _draw(table, into)
         written += figures
         sections.append(about)
-    for table in sorted(results.glob("*/*/branches.json")):
-        with record_errors(table, DataError):
-            figures, about = _draw_branches(table, into)
-        written += figures
-        sections.append(about)
+    for name, draw in (("branches.json", _draw_branches), ("cells.json", _draw_cells)):
+        for table in sorted(results.glob(f"*/*/{name}")):
+            with record_errors(table, DataError):
+                figures, about = draw(table, into)
+            written += figures
+            sections.append(about)
     report = markdown_report(sections, claims)
     for name, text in (("report.md", report), ("report.html", html_report(report, into))):
         write_text(into / name, text, durable=False)
@@ -96,6 +98,16 @@ def _draw_branches(table: Path, into: Path) -> tuple[list[Path], str]:
     for path in figures:
         draw_branches(rows, path, title)
     return figures, section_of_branches(title, rows, figures[0].name, read_commands(table))
+
+
+def _draw_cells(table: Path, into: Path) -> tuple[list[Path], str]:
+    experiment, task = (check_name("folder", part) for part in table.parts[-3:-1])
+    record = read_json(table)
+    title = f"{experiment}, {task} reading and steps: is the time what the records predict?"
+    figures = [into / f"{experiment}_{task}.{form}" for form in ("png", "svg")]
+    for path in figures:
+        draw_cells(record, path, title)
+    return figures, section_of_cells(title, record, figures[0].name)
 
 
 def main(arguments: list[str] | None = None) -> None:
