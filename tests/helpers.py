@@ -4,10 +4,13 @@ import io
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")  # endings of all that need not repeat
@@ -39,3 +42,20 @@ def dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callab
         return function(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
+    """A file system of so many kilobytes at ``folder``; gives what makes it large."""
+
+    def mount(options: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return os.geteuid() == 0 and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+    folder.mkdir()
+    if not mount(f"size={kilobytes}k"):
+        pytest.skip("needs root, who may mount")
+    try:
+        yield lambda: mount("remount,size=64m") or pytest.fail("can't be made larger")
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -57,7 +57,7 @@ def served(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     thread.join()
 
 
-def _holds_no_secret(*where: Path | str) -> None:
+def holds_no_secret(*where: Path | str) -> None:
     texts = {str(one): one.encode() for one in where if isinstance(one, str)}
     for folder in (one for one in where if isinstance(one, Path)):
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -91,7 +91,7 @@ def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
     assert list(run.glob("wandb/offline-run-*/*.wandb"))
     assert "403" in (run / "traceback.txt").read_text()
     said = capfd.readouterr()
-    _holds_no_secret(run, said.out, said.err)
+    holds_no_secret(run, said.out, said.err)
 
 
 def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: list[str]) -> None:
@@ -111,10 +111,10 @@ def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: li
     assert len(list((tmp_path / "sweep").glob("*/*/*/summary.json"))) == 2
     again = run(*command)
     assert "0 to run" in again.stdout
-    _holds_no_secret(tmp_path / "sweep", done.stdout, done.stderr, again.stdout, again.stderr)
+    holds_no_secret(tmp_path / "sweep", done.stdout, done.stderr, again.stdout, again.stderr)
     collect = (sys.executable, "-m", "adaecho.records.collect", "sweep", "--command", " ".join(served))
     assert run(*collect).returncode == 0
-    _holds_no_secret(tmp_path / "results")
+    holds_no_secret(tmp_path / "results")
     # A worker that is started by hand is told of them by the environment alone.
     for summary in (tmp_path / "sweep").glob("*/*/*/summary.json"):
         summary.unlink()

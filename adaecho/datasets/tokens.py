@@ -299,7 +299,8 @@ class _Maker:
             held_out = set(hold_out_rows(number, num_validation, seed=seed)[1].tolist())
         kept = (text for row, text in enumerate(self._texts("train")) if row not in held_out)
         tokenizer = train_tokenizer(kept, self.packing.vocabulary)
-        tokenizer.save(str(self.folder / "tokenizer.json"))
+        # Its own save raises no OSError where the disk is full.
+        (self.folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
         documents = {"train": number - len(held_out)}
         with self._write("train") as train, self._write("validation") as validation:
             for row, encoded in enumerate(encode_all(tokenizer, self._texts("train"))):

@@ -218,7 +218,10 @@ def _follow() -> None:
 def main() -> None:
     """Follow; at the first trouble say so once and leave the rest of the runs alone."""
     os.nice(10)
+    os.environ["WANDB_SILENT"] = "true"  # it would show where it logs in, with user and password
     try:
+        if "?" in os.environ.get("WANDB_BASE_URL", ""):
+            raise ValueError("WANDB_BASE_URL has a query, which W&B writes into its logs; leave that out")
         _follow()
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -94,9 +94,11 @@ class IndexedTarShards:
                     versions=np.array(lasting),
                 )
             temporary.replace(path)
-        except BaseException:  # a disk that is full, Ctrl-C
+        except OSError as error:  # which names no file where the disk is full
+            reason = f"{error.strerror or error}; free some space, or name another file in index="
+            raise OSError(error.errno, reason, str(path)) from error
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
 
     def _load(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -18,7 +18,7 @@ from adaecho.datasets.documents import find_documents
 from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
 from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
-from tests.helpers import dying
+from tests.helpers import dying, small_disk
 
 PACKED = Packing("packed", 16, 400)
 FORKS = multiprocessing.get_context("forkserver")
@@ -309,6 +309,21 @@ def test_a_disk_that_fills_gets_one_message_and_leaves_nothing(
     with pytest.raises(DataError, match=r"can't be written \(No space left on device\).*set ADAECHO_CACHE"):
         _make(folder)
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("kilobytes", [4, 8, 40])
+def test_a_cache_on_a_small_disk_is_made_once_that_is_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kilobytes: int
+) -> None:
+    folder, disk = write_folder(tmp_path / "text"), tmp_path / "disk"
+    whole = _make(folder).meta
+    monkeypatch.setenv("ADAECHO_CACHE", str(disk / "cache"))
+    with small_disk(disk, kilobytes) as enlarge:
+        with pytest.raises(DataError, match=r"can't be written \(No space left on device\)"):
+            _make(folder)
+        assert not [path for path in disk.rglob("*") if path.is_file()]
+        enlarge()
+        assert _make(folder).meta == whole
 
 
 def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(

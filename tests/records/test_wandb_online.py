@@ -11,7 +11,7 @@ from tests.conftest import Compose
 from tests.faults.campaign import fingerprint
 from tests.records.wandb_server import FAULTS, Server, serving
 from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
-from tests.test_secrets import SECRETS, served  # noqa: F401
+from tests.test_secrets import PASSWORD, SECRETS, USER, holds_no_secret, served  # noqa: F401
 
 ONLINE = ("tracking=wandb", "tracking.mode=online")
 RUN = (
@@ -89,3 +89,28 @@ def test_nothing_that_is_sent_holds_a_secret(
     assert b"http://***@127.0.0.1:" in sent.replace(b"\\u002a", b"*")  # the config has come, masked
     assert b"test_accuracy" in sent or b"accuracy" in sent
     assert [secret for secret in SECRETS if secret.encode() in sent] == []
+
+
+@pytest.mark.parametrize("kind", ["user", "query"])
+def test_what_the_url_of_the_server_holds_is_not_kept_or_shown(
+    compose_config: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    exporter: tracking._Exporter,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
+    with serving("answers") as server:
+        url = {
+            "user": server.url.replace("://", f"://{USER}:{PASSWORD}@"),
+            "query": f"{server.url}/?token={PASSWORD}",
+        }[kind]
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        assert run_trial(compose_config(*RUN, *ONLINE), tmp_path / "run")["status"] == "budget_spent"
+        tracking.finish()
+        assert exporter._process is None
+    said = capfd.readouterr()
+    holds_no_secret(tmp_path, said.out, said.err)
+    assert said.err.count("tracking: WANDB_BASE_URL has a query") == (kind == "query")
+    assert bool(server.sent) == (kind == "user")
