@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from PIL import Image
 
+from adaecho.errors import DataError
 from adaecho.figures.decisions import ABSENT, OPEN, Decision
 from adaecho.records.outcome import EDGE, Row
 from adaecho.records.statistics import Ratio
@@ -178,12 +179,21 @@ def html_report(markdown: str, folder: Path) -> str:
 
 
 def _inline(picture: Path) -> str:
-    """A figure in a palette, which is a third as large and looks the same; a photograph as it is."""
+    """A figure in a palette, which is a third as large and looks the same; a photograph as it is.
+
+    Raises:
+        DataError: it is no figure, or of more pixels than Pillow decodes.
+    """
     if picture.suffix == ".jpg":
         return f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
     small = io.BytesIO()
-    with Image.open(picture) as image:
-        image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    try:
+        with Image.open(picture, formats=["PNG"]) as image:
+            image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(
+                small, "PNG", optimize=True
+            )
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow does
+        raise DataError(f"{picture}: can't be shown ({error}); restore it from git, or remove it") from error
     return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 

@@ -154,6 +154,8 @@ def _decode_whole(content: NDArray[np.uint8]) -> Image:
     try:
         image = cv2.imdecode(content, _FLAGS)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows
+        if error.code == cv2.Error.StsNoMem:  # says nothing about the image
+            raise MemoryError(f"too little memory to decode an image: {error.err}") from error
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
     if image is None:
         raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")

@@ -539,6 +539,20 @@ def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatc
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"as it was")]
 
 
+@pytest.mark.parametrize("kind", ["text", "cut", "bomb"])
+def test_a_picture_that_cannot_be_shown_is_named(results, capsys, kind):
+    content = io.BytesIO()
+    Image.new("1", (30_000, 30_000) if kind == "bomb" else (300, 300)).save(content, "PNG")
+    spoiled = {"text": b"hello", "cut": content.getvalue()[:60], "bomb": content.getvalue()}[kind]
+    (results / "quickstart" / "digits" / "boxes.png").write_bytes(spoiled)
+    with pytest.raises(SystemExit) as ended:
+        main(["--results", str(results)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert re.match(r"error: \S*boxes\.png: can't be shown \(.*\); restore it from git, or remove it", line)
+    assert not (results / "figures" / "report.md").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as ended:

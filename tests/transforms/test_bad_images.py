@@ -1,10 +1,12 @@
 """Odd and damaged image files: each is decoded right, or refused with a reason."""
 
 import io
+import resource
 import struct
 import zlib
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -193,6 +195,18 @@ def test_other_kinds_are_refused_before_they_are_decoded(
     monkeypatch.setattr(cv2, "imdecode", None)
     with pytest.raises(ValueError, match="none of the kinds that are read: JPEG, PNG"):
         decode_image(content)
+
+
+def test_too_little_memory_is_no_fault_of_the_image() -> None:
+    content = saved(Image.new("L", (13_000, 13_000)), "PNG")  # 484 MiB as RGB
+    room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (100 << 20)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+        with pytest.raises(MemoryError, match="too little memory to decode an image: Failed to allocate"):
+            decode_image(content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
