@@ -1,6 +1,9 @@
 """CIFAR-10 in the three forms people have it: parquet in the hub's schema, the original pickles, the hub."""
 
+import os
+import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -9,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets import hub
-from adaecho.datasets.cifar10_pickle import load_batch
-from adaecho.datasets.encoded_images import decode_images
 from adaecho.datasets.parquet import describe, read_schema, readable
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
+from adaecho.transforms.photographs import decode_image
 
 SIDE = 32
 NUM_CLASSES = 10
+_PIXELS = 3 * SIDE * SIDE  # of an image, as the pickles store it
+_CHUNK = 500  # encoded images that a thread takes at a time
 _COLUMNS = ("img", "label")
 _NEEDED = "img (a struct with a field bytes) and label (an integer)"
 
@@ -25,6 +29,15 @@ Part = Literal["train", "test"]
 _PICKLES: dict[Part, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
     "test": ("test_batch",),
+}
+
+# What the original files need to rebuild their one array, under the module names of old and new NumPy.
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
 }
 
 
@@ -135,7 +148,7 @@ class PickleFolder:
             raise DataError(f"{self.folder}: {', '.join(missing)} missing; unpack the whole archive again")
         batches = []
         for name in _PICKLES[part]:
-            pixels, labels = load_batch(self.folder / name)
+            pixels, labels = _load_batch(self.folder / name)
             # Stored as the red, green and blue plane one after another.
             images = np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
             batches.append(_keep_good(images, labels, [], str(self.folder / name), bad))
@@ -172,7 +185,7 @@ def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:
 
     _check_schema(table.schema, origin)
     encoded = compute.struct_field(table.column("img"), "bytes").to_pylist()
-    images, undecodable = decode_images(encoded, SIDE)
+    images, undecodable = _decode_images(encoded)
     labels = compute.fill_null(table.column("label"), -1).to_numpy().astype(np.int64)
     return _keep_good(images, labels, undecodable, origin, bad)
 
@@ -196,3 +209,80 @@ def _keep_good(
 
 def _concatenate(parts: list[Images]) -> Images:
     return {name: np.concatenate([part[name] for part in parts]) for name in ("image", "label")}
+
+
+def _decode_images(encoded: list[bytes | None]) -> tuple[NDArray[np.uint8], list[tuple[int, str]]]:
+    """Decode RGB images on all cores; OpenCV releases the GIL.
+
+    Args:
+        encoded: PNG, WebP, JPEG, ...; None where a row has no bytes.
+
+    Returns:
+        uint8 [len(encoded), 32, 32, 3], and (index, reason) of those that can't be used, in order; their
+        pixels are undefined.
+    """
+    images = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
+
+    def decode_chunk(begin: int) -> list[tuple[int, str]]:
+        bad = []
+        for index in range(begin, min(begin + _CHUNK, len(encoded))):
+            try:
+                images[index] = _decode(encoded[index])
+            except ValueError as error:
+                bad.append((index, str(error).strip()))
+        return bad
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        chunks = threads.map(decode_chunk, range(0, len(encoded), _CHUNK))
+        return images, [bad for chunk in chunks for bad in chunk]
+
+
+def _decode(encoded: bytes | None) -> NDArray[np.uint8]:
+    # Unlike Pillow, OpenCV checks PNG checksums to the end; both give the same pixels for whole images.
+    image = decode_image(encoded)
+    if image.shape[:2] != (SIDE, SIDE):
+        height, width = image.shape[:2]
+        raise ValueError(f"the image has {height}x{width} pixels, {SIDE}x{SIDE} are needed")
+    return image
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Dicts, lists, strings, numbers and NumPy arrays; any other class or function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR-10 batch needs") from None
+
+
+def _load_batch(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels uint8 [n, 3072] (red, green, blue planes) and labels int64 [n] of one batch.
+
+    Raises:
+        DataError: the file is no such batch, or names anything but NumPy's arrays.
+    """
+    try:
+        with file.open("rb") as stream:
+            # Python 2 wrote them: its byte strings are array data here.
+            batch = _ArraysOnly(stream, encoding="bytes").load()
+    except Exception as error:  # damaged bytes can raise nearly anything
+        raise DataError(
+            f"{file}: not readable as a CIFAR-10 batch ({error}); unpack the archive again"
+        ) from error
+    keys = set(batch) if isinstance(batch, dict) else set()
+    if not keys >= {b"data", b"labels"}:
+        found = ", ".join(sorted(map(str, keys))) or f"a {type(batch).__name__}"
+        raise DataError(f"{file}: needs the keys b'data' and b'labels', and has {found}")
+    return _check_batch(batch[b"data"], batch[b"labels"], file)
+
+
+def _check_batch(pixels: Any, labels: Any, file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    shape, kind = getattr(pixels, "shape", None), getattr(pixels, "dtype", type(pixels).__name__)
+    if shape is None or len(shape) != 2 or shape[1] != _PIXELS or kind != np.uint8:
+        raise DataError(f"{file}: its data must be uint8 of shape [n, {_PIXELS}], and is {kind} of {shape}")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise DataError(f"{file}: its labels must be a list of integers, and are a {type(labels).__name__}")
+    if len(labels) != len(pixels):
+        raise DataError(f"{file}: {len(pixels)} images and {len(labels)} labels; unpack the archive again")
+    return pixels, np.array(labels, dtype=np.int64)
