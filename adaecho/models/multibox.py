@@ -13,6 +13,9 @@ from torchvision.ops import batched_nms, box_iou
 
 # Scale of the codes of centres and of log sizes: the paper's code divides by variances 0.1 and 0.2.
 _CENTRE, _SIZE = 10.0, 5.0
+_LEAST_OVERLAP = 0.5  # IoU from which a default box is to predict a true one
+_NEGATIVES_PER_POSITIVE = 3
+_CANDIDATES = 400  # of a class, before suppression
 _LONGEST_LOG = 4.135  # log(1000 / 16), as in torchvision: predicted boxes stay finite
 
 
@@ -37,19 +40,16 @@ def _centre_and_size(boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (low + high) / 2, high - low
 
 
-def match(
-    boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor, *, threshold: float = 0.5
-) -> torch.Tensor:
+def match(boxes: torch.Tensor, labels: torch.Tensor, default_boxes: torch.Tensor) -> torch.Tensor:
     """Which true box each default box is to predict, int64 [N, A]; -1 is the background.
 
-    A default box takes the true box that it overlaps most, if by ``threshold`` or more (IoU). Besides, each
+    A default box takes the true box that it overlaps most, if by 0.5 or more (IoU). Besides, each
     true box takes the default box that overlaps it most; of several that want the same one the last gets it.
 
     Args:
         boxes: float [N, M, 4].
         labels: int64 [N, M], 0 where a row is padding.
         default_boxes: float [A, 4].
-        threshold: intersection over union, in (0, 1].
     """
     number, most = labels.shape
     num_default = len(default_boxes)
@@ -59,7 +59,7 @@ def match(
     overlap = box_iou(boxes.reshape(-1, 4), default_boxes).view(number, most, num_default)
     overlap = overlap.masked_fill(~real[..., None], -1.0)
     best, matched = overlap.max(dim=1)
-    matched = matched.masked_fill(best < threshold, -1)
+    matched = matched.masked_fill(best < _LEAST_OVERLAP, -1)
     favourite = overlap.argmax(dim=2)
     # One true box more than there are default boxes to receive what padding wants.
     wanted = labels.new_full((number, num_default + 1), -1)
@@ -75,13 +75,11 @@ def multibox_loss(
     boxes: torch.Tensor,
     labels: torch.Tensor,
     default_boxes: torch.Tensor,
-    *,
-    negatives_per_positive: int = 3,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the losses of a batch, and the number of positives to divide it by (paper, equation 1).
 
     Smooth L1 of the codes of matched default boxes, their cross entropy, and that of the background boxes
-    that are classified worst, at most ``negatives_per_positive`` for each positive of the same image.
+    that are classified worst, at most three for each positive of the same image.
 
     Args:
         logits: float [N, A, C].
@@ -89,7 +87,6 @@ def multibox_loss(
         boxes: float [N, M, 4], each with positive width and height.
         labels: int64 [N, M], 0 where a row is padding.
         default_boxes: float [A, 4].
-        negatives_per_positive: at least 0.
 
     Returns:
         Two scalars, the first with gradient. Both are 0 for images without boxes.
@@ -109,7 +106,7 @@ def multibox_loss(
         hardness = class_loss.masked_fill(positive, -torch.inf)
         rank = hardness.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         positives = positive.sum(dim=1, keepdim=True)
-        kept = positive | (rank < negatives_per_positive * positives) & ~positive
+        kept = positive | (rank < _NEGATIVES_PER_POSITIVE * positives) & ~positive
     return box_loss + class_loss[kept].sum(), positives.sum().float()
 
 
@@ -136,7 +133,6 @@ def detect(
     *,
     least_score: float = 0.01,
     overlap: float = 0.45,
-    per_class: int = 400,
     most: int = 200,
 ) -> list[Detections]:
     """Boxes of each image after non-maximum suppression within each class (paper, section 3.1).
@@ -146,28 +142,22 @@ def detect(
         image_size: side of the network's input, in pixels.
         least_score: probability that a box must exceed.
         overlap: IoU above which the weaker of two boxes of a class is dropped.
-        per_class: candidates of a class before suppression.
         most: detections of an image after it.
     """
     probabilities = functional.softmax(logits.float(), dim=-1)
     boxes = decode(codes.float(), default_boxes).clamp(0, image_size)
     return [
-        _detect_in_image(*image, least_score=least_score, overlap=overlap, per_class=per_class, most=most)
+        _detect_in_image(*image, least_score=least_score, overlap=overlap, most=most)
         for image in zip(probabilities, boxes, strict=True)
     ]
 
 
 def _detect_in_image(
-    probabilities: torch.Tensor,
-    boxes: torch.Tensor,
-    *,
-    least_score: float,
-    overlap: float,
-    per_class: int,
-    most: int,
+    probabilities: torch.Tensor, boxes: torch.Tensor, *, least_score: float, overlap: float, most: int
 ) -> Detections:
-    scores, places = probabilities[:, 1:].t().topk(min(per_class, len(boxes)), dim=1)
+    # [classes without the background, candidates] each
+    scores, indices = probabilities[:, 1:].t().topk(min(_CANDIDATES, len(boxes)), dim=1)
     class_index, rank = (scores > least_score).nonzero(as_tuple=True)
-    places, scores = places[class_index, rank], scores[class_index, rank]
-    kept = batched_nms(boxes[places], scores, class_index, overlap)[:most]
-    return Detections(boxes[places[kept]], scores[kept], class_index[kept] + 1)
+    indices, scores = indices[class_index, rank], scores[class_index, rank]
+    kept = batched_nms(boxes[indices], scores, class_index, overlap)[:most]
+    return Detections(boxes[indices[kept]], scores[kept], class_index[kept] + 1)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_CONFIDENCE = 0.95  # of intervals
 _RESAMPLES = 20_000  # where the number of ways to split the runs is larger; exact below
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two arms' geometric mean costs, and its confidence interval.
+    """A ratio of two arms' geometric mean costs, and its 95 % confidence interval.
 
     Attributes:
         value: below 1 where the first arm is cheaper.
@@ -42,13 +43,12 @@ class Noise:
     freedom: float
 
 
-def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Ratio:
+def cost_ratio(costs: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """The ratio of geometric means, with Welch's t interval of the difference of mean log costs.
 
     Args:
         costs: of the runs (or searches) that reached the target; at least one, each above 0.
         baseline: the same of the baseline.
-        confidence: of the interval, in (0, 1).
 
     Returns:
         Without an interval where nothing is known of the noise: a side has one run, or all are equal on both
@@ -59,7 +59,7 @@ def cost_ratio(costs: Sequence[float], baseline: Sequence[float], confidence: fl
     noise = welch_noise(ours, theirs)
     if noise is None or noise.error == 0:
         return Ratio(math.exp(difference), None, None)
-    low, high = difference_interval(difference, noise, confidence)
+    low, high = difference_interval(difference, noise)
     return Ratio(math.exp(difference), math.exp(low), math.exp(high))
 
 
@@ -96,11 +96,11 @@ def grid_variance(costs: Sequence[float], step: float) -> float:
     return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
 
 
-def difference_interval(difference: float, noise: Noise, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval of a difference; of one that is infinite, itself."""
+def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
+    """Student's 95 % t interval of a difference; of one that is infinite, itself."""
     from scipy import special  # takes long to import, and no run or worker needs it
 
-    half = float(special.stdtrit(noise.freedom, (1 + confidence) / 2)) * noise.error
+    half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error
     return difference - half, difference + half
 
 
@@ -119,11 +119,11 @@ def power(difference: float, noise: Noise, level: float = 0.05) -> float:
     return float(stats.nct.cdf(edge, noise.freedom, difference / noise.error))
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+def mean_interval(values: Sequence[float], confidence: float = _CONFIDENCE) -> tuple[float, float]:
     """Student's t interval of the mean of two values or more."""
     from scipy import stats
 
-    array = np.asarray(values, float)
+    array = np.asarray(values, float)  # [values]
     half = stats.t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
     return float(array.mean() - half), float(array.mean() + half)
 
