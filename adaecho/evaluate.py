@@ -34,7 +34,7 @@ WEIGHTS = ("final", "best")
 
 
 class Measured(NamedTuple):
-    """Of one split.
+    """The metrics of one split.
 
     Attributes:
         split: "validation" or "test".

@@ -188,7 +188,7 @@ def _of_another_form(messages: list[str]) -> str | None:
 
 
 def _number_for_group(message: str) -> str | None:
-    """The same where Hydra looks for a group's choice, finds a number and says not of which key."""
+    """Say what to write where Hydra looks for a group's choice, finds a number and says not of which key."""
     if not message.startswith("Config group override must be"):
         return None
     for typed in sys.argv[1:]:

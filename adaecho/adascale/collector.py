@@ -110,7 +110,7 @@ class GradientCollector:
     def squares_of_accumulated(self) -> Tensor:
         """Return |G|^2 of the accumulated ``.grad`` per group: float64 [num_groups], in units of the loss."""
         gradients = [[p.grad for p in group if p.grad is not None] for group in self.groups]
-        zero = torch.zeros((), dtype=statistics_dtype(self.device), device=self.device)
+        zero = torch.zeros((), dtype=statistics_dtype(self.device), device=self.device)  # []
         return torch.stack([sum_of_squares(group) if group else zero for group in gradients])
 
     def _hook_for(self, number: int) -> Callable[[Tensor], None]:

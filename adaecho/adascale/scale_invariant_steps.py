@@ -21,7 +21,7 @@ class ScaleInvariantSteps:
 
     def advance(self, gain: Tensor, taken: Tensor) -> None:
         """Count one step: tau += ``gain`` if it was ``taken`` (0-dim tensors of one device)."""
-        increment = torch.stack([torch.where(taken, gain, 0.0), (~taken).to(gain.dtype)])
+        increment = torch.stack([torch.where(taken, gain, 0.0), (~taken).to(gain.dtype)])  # [2]
         self._counts = self._counts.to(gain.device, non_blocking=True) + increment
         newest = _HostCopy(self._counts)
         self._copies = [self._copies[1] if newest.is_late else newest, newest]

@@ -213,12 +213,12 @@ def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
 
 
 def from_typed(plain: dict[str, Any]) -> Config:
-    """The same of what was composed from a command line: task and callbacks may be modules of the user's."""
+    """Check what was composed from a command line: task and callbacks may be modules of the user's."""
     return from_plain(plain, names_in(plain))
 
 
 def _resolved(value: Any, key: str = "") -> Any:
-    """The same with urls in full, which are known from here on.
+    """Return plain values with urls in full, whose secrets are known from here on.
 
     Raises:
         ConfigError: an interpolation, which would put, say, a variable of the environment into a url; or of

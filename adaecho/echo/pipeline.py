@@ -209,11 +209,11 @@ class Pipeline:
         batch_map.upstream = queue.map
         return batch_map
 
-    def _make_ahead(self, batches: ExampleBatches | WholeBatches, claim: Any) -> list[Batch]:
-        made = batches.work(claim)
-        if made:
-            self.stages.echo.copy_ahead(made)
-        return made
+    def _make_ahead(self, stage: ExampleBatches | WholeBatches, claim: Any) -> list[Batch]:
+        batches = stage.work(claim)
+        if batches:
+            self.stages.echo.copy_ahead(batches)
+        return batches
 
     def next(self) -> Batch | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
@@ -232,7 +232,7 @@ class Pipeline:
 
     def counters(self) -> Counters:
         """What has been done so far."""
-        read, made = self.stages.queue.map, self._batch_map
+        read, batches = self.stages.queue.map, self._batch_map
         echoed_s = self.stages.echo.busy_s
         fresh_batches = self.stages.queue.examples / (self._settings.batch_size or 1)
         delivered_s = 0.0 if self.deliveries is None else self.deliveries.busy_s
@@ -240,9 +240,9 @@ class Pipeline:
         inline_s = read.claim_s + read.work_s if isinstance(read, InlineMap) else 0.0
         read_s = (inline_s, 0.0) if isinstance(read, InlineMap) else _bounds(read)
         if self._settings.variant.batches_upstream:
-            made_s = _bounds(made, inline_s)
-            return Counters((delivered_s, *read_s, *made_s), (echoed_s, 0.0), fresh_batches)
-        return Counters((delivered_s, *read_s, 0.0, 0.0), _bounds(made), fresh_batches)
+            batches_s = _bounds(batches, inline_s)
+            return Counters((delivered_s, *read_s, *batches_s), (echoed_s, 0.0), fresh_batches)
+        return Counters((delivered_s, *read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
 
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
@@ -342,7 +342,7 @@ def _close_all() -> None:
 
 
 def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
-    """A stage takes the larger of claiming, in one thread at a time, and all its work over its threads.
+    """A stage takes as long as claiming does, in one thread at a time, or all its work over its threads.
 
     Args:
         stage: with its times.

@@ -202,7 +202,7 @@ def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: T
 
 def items_held(state: dict[str, Any]) -> keyed.Items:
     """The items of which a shuffle buffer or the echo of a batch still holds a repeat."""
-    held = [StageState.of(state["examples"]).buffer] if "examples" in state else []
+    buffered = [StageState.of(state["examples"]).buffer] if "examples" in state else []
     if "batches" in state:
-        held += [recipe.items for recipe in recipes_in(state).values()]
-    return np.concatenate([keyed.NO_ITEMS, *held])
+        buffered += [recipe.items for recipe in recipes_in(state).values()]
+    return np.concatenate([keyed.NO_ITEMS, *buffered])

@@ -31,7 +31,7 @@ _PREDICTS, _DOES_NOT, _REVERSED = "predicts", "does not", "the reverse"
 
 
 class Measured(NamedTuple):
-    """Of all runs, at the checkpoints where new examples lower the mean loss.
+    """What all runs measured at the checkpoints where new examples lower the mean loss.
 
     Attributes:
         fresh_examples: read before each checkpoint, [checkpoints].
@@ -87,7 +87,7 @@ def standardised_ranks(values: Numbers, axis: int) -> Numbers:
     """
     from scipy import stats
 
-    ranks = np.asarray(stats.rankdata(values, axis=axis), float)
+    ranks = np.asarray(stats.rankdata(values, axis=axis), float)  # of values' shape
     ranks -= ranks.mean(axis, keepdims=True)
     length = np.sqrt((ranks**2).sum(axis, keepdims=True))
     found: Numbers = ranks / np.where(length > 0, length, 1.0)
@@ -95,7 +95,7 @@ def standardised_ranks(values: Numbers, axis: int) -> Numbers:
 
 
 def along_runs(predictor: Numbers, value: Numbers) -> Numbers:
-    """Of each run: Spearman's correlation over its checkpoints, averaged over branches; [runs].
+    """Spearman's correlation of each run over its checkpoints, averaged over branches; [runs].
 
     Args:
         predictor, value: [branches, runs, checkpoints]; of the first the branches may be left out.

@@ -169,7 +169,7 @@ def markdown_report(sections: list[str], decisions: Sequence[Decision]) -> str:
 
 
 def html_report(markdown: str, folder: Path) -> str:
-    """The same as one page that needs no other file and no network; pictures are found from ``folder``."""
+    """Make one page of a report in Markdown, without other files or network; pictures lie in ``folder``."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     body = re.sub(r'<img src="([^"]+)"', lambda one: f'<img src="{_inline(folder / unquote(one[1]))}"', body)
     return (

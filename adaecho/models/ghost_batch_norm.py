@@ -95,7 +95,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         return result
 
     def _traceable(self, x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
-        """The same slices in operations that ``torch.compile`` fuses: it refuses writes into parts."""
+        """Normalise the slices in operations that ``torch.compile`` fuses: it refuses writes into parts."""
         slices = x.view(len(means), self.ghost_size, *x.shape[1:])  # [k, S, C, H, W]
         over, broad = (1, 3, 4), (slice(None), None, slice(None), None, None)
         variance, mean = torch.var_mean(slices.float(), over, correction=0)  # [k, C]

@@ -89,7 +89,7 @@ class Piece:
 
 
 class TrackioPiece(Piece):
-    """The same in trackio, which keeps no summaries and writes to this machine alone."""
+    """A piece in trackio, which keeps no summaries and writes to this machine alone."""
 
     tracker = "trackio"
 

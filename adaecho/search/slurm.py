@@ -211,7 +211,7 @@ def _several_tasks(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def job_name(folder: Path) -> str:
-    """The same for all jobs of a sweep and for no others': how squeue is asked for them."""
+    """The name of all jobs of a sweep, and of no others': how squeue is asked for them."""
     return f"adaecho-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:10]}"
 
 

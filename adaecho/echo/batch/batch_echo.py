@@ -124,7 +124,7 @@ class EchoedBatches:
             for _, row, next_number, number in outputs
         ]
         if self._uses is not None:
-            items = np.array([output.item for output in outputs], dtype=np.int64)
+            items = np.array([output.item for output in outputs], dtype=np.int64)  # [outputs]
             numbers = (items >> keyed.ECHO_BITS) // self._world
             for (_, batch), number, use in zip(placed, numbers, self._uses.count(items), strict=True):
                 batch.ages = ages_of(self._source, self._recipes[int(number)], int(use))
@@ -141,7 +141,7 @@ class EchoedBatches:
         number = self._stage.next_index
         self._recipes[number] = Recipe(batch.items, batch.next_index - 1)
         self._latest = batch
-        serials = np.array([number * self._world + self._rank], dtype=np.int64)
+        serials = np.array([number * self._world + self._rank], dtype=np.int64)  # [1]
         fresh = Fresh(serials, [(batch.content, batch.copies)], number + 1)
         batch.content, batch.copies = None, []
         return fresh
@@ -201,9 +201,9 @@ class EchoedBatches:
     def forget(self, position: Position) -> None:
         if self._stage.forget(position.batch_output):
             mark = self._stage.mark
-            held = set(self._numbers(mark))
+            buffered = set(self._numbers(mark))
             for number in list(self._recipes):
-                if number < mark.next_index and number not in held:
+                if number < mark.next_index and number not in buffered:
                     self._recipes.pop(number, None)
 
     def _numbers(self, at: StageState) -> list[int]:
@@ -239,14 +239,14 @@ class EchoedBatches:
 
 def recipes_in(state: dict[str, Any]) -> dict[int, Recipe]:
     """The batches that a loader's state holds, by number."""
-    held = state["held_batches"]
-    lengths: NDArray[np.int64] = held["lengths"].numpy()
-    items: NDArray[np.int64] = held["items"].numpy()
+    buffered = state["held_batches"]
+    lengths: NDArray[np.int64] = buffered["lengths"].numpy()  # [batches]
+    items: NDArray[np.int64] = buffered["items"].numpy()  # [sum of lengths]
     if not len(items):
         items = stand_ins(state["fresh_examples"] - int(lengths.sum()), state["fresh_examples"])
     of_each = np.split(items, np.cumsum(lengths)[:-1]) if len(lengths) else []
-    batches = zip(held["numbers"].tolist(), of_each, held["places"].tolist(), strict=True)
-    return {number: Recipe(own, place) for number, own, place in batches}
+    batches = zip(buffered["numbers"].tolist(), of_each, buffered["places"].tolist(), strict=True)
+    return {number: Recipe(own, local_number) for number, own, local_number in batches}
 
 
 class NotEchoed(HoldsNothing):

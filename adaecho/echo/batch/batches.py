@@ -79,14 +79,14 @@ class Position:
     batch_output: int = 0
 
     def begun(self, iteration: int, index: int) -> "Position":
-        """At the beginning of an iteration, at a local number."""
+        """Where the consumer is as an iteration begins, at a local number."""
         return replace(
             self, iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
             next_index=index, first_index=index, first_number=self.next_number, output=0, batch_output=0,
         )  # fmt: skip
 
     def after(self, batch: Batch) -> "Position":
-        """Once the consumer has taken a batch."""
+        """Where the consumer is once it has taken a batch."""
         # Asked for each batch: dataclasses.replace takes ten times as long.
         return Position(
             batch.fresh_examples, self.reread_examples, batch.next_index, self.skipped, batch.next_number,
@@ -95,7 +95,7 @@ class Position:
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "Position":
-        """At the iteration's end, at a local number, maybe after bad examples that no batch followed."""
+        """Where it is as an iteration ends, at a local number, maybe after bad examples without a batch."""
         # How many examples a bad whole batch has is not known.
         fresh_examples = self.fresh_examples if whole else index - self.skipped
         return replace(self, in_pass=False, next_index=index, fresh_examples=fresh_examples)
@@ -121,7 +121,7 @@ class Reread:
 
     def select(self, serials: Serials) -> Any:
         """The examples of some of the serials."""
-        indices = np.searchsorted(self._serials, serials)
+        indices = np.searchsorted(self._serials, serials)  # int64 [len(serials)]
         examples = self._examples
         if isinstance(examples, list):
             return [examples[index] for index in indices]
@@ -341,14 +341,14 @@ class WholeBatches(HoldsNothing):
 
     def work(self, fresh: Fresh) -> list[Batch]:
         """Count its examples (called in order, by one thread)."""
-        batch, before = fresh.examples[0], self.fresh_examples
-        length, own = self._length(batch), self._own(batch)
+        content, before = fresh.examples[0], self.fresh_examples
+        length, own = self._length(content), self._own(content)
         self.fresh_examples += length
         items = stand_ins(before, self.fresh_examples)
-        made = Batch(own, items, 0, fresh.next_index, self.fresh_examples)
+        batch = Batch(own, items, 0, fresh.next_index, self.fresh_examples)
         if self._ages:
-            made.ages = ages_of(self, Recipe(items, fresh.next_index - 1), 0)
-        return [made]
+            batch.ages = ages_of(self, Recipe(items, fresh.next_index - 1), 0)
+        return [batch]
 
     def begin(self, position: Position) -> None:
         self.fresh_examples, self.skipped = position.fresh_examples, position.skipped

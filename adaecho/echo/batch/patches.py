@@ -43,7 +43,7 @@ class CutPatches:
 
     def __call__(self, serial: int, example: Any) -> Patches:
         """The patches of the example with this serial, which may be written into."""
-        serials = np.array([serial], dtype=np.int64)
+        serials = np.array([serial], dtype=np.int64)  # [1]
         items = keyed.uses(serials, self._counts(serials))  # [repeats]
         example = _one(self._once, items[:1], example)
         last = len(items) - 1
@@ -65,7 +65,7 @@ def _one(augment: Augment | None, item: keyed.Items, example: Any) -> Any:
 
 
 def take_patches(items: keyed.Items, examples: Examples) -> Examples:
-    """Of each example the patch for its item: what ``augment`` does where this has been done before."""
+    """Give each example's patch for its item: what ``augment`` does where this has been done before."""
     assert not isinstance(examples, Columns)
     patches: Sequence[Patches] = examples
     echoes = (items % keyed.MAX_ECHOES).tolist()

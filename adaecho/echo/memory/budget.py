@@ -25,7 +25,7 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
 
 
 def check_slots(items: int, example_bytes: int, key: str) -> None:
-    """The same for so many items, of a known number of bytes each or 0, before anything is allocated."""
+    """Refuse a buffer of so many items, of known bytes each or 0, before anything is allocated."""
     check_memory(items * (_SLOT_BYTES + example_bytes), key)
 
 

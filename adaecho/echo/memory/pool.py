@@ -85,7 +85,7 @@ class FreeRows:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self._stack = np.empty(0, dtype=np.int32)
+        self._stack = np.empty(0, dtype=np.int32)  # [capacity], of which the first _free are free
         self._free = 0
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class FreeRows:
     def grow(self, capacity: int) -> None:
         # Below what is free already, and falling: the lowest of the new rows leave first, and pages of the
         # highest may never be touched.
-        added = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.int32)
+        added = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.int32)  # [new rows]
         stack = np.empty(capacity, dtype=np.int32)
         stack[: len(added)] = added
         stack[len(added) : len(added) + self._free] = self._stack[: self._free]
@@ -150,7 +150,7 @@ class ColumnsPool:
         # By a quarter at least: to copy all rows for each block would take a time quadratic in the buffer.
         capacity = max(self._free.capacity + needed, self._free.capacity * 5 // 4)
         for index, array in enumerate(self._arrays):
-            grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+            grown = np.empty((capacity, *array.shape[1:]), array.dtype)  # array: [old capacity, ...]
             grown[: len(array)] = array
             self._arrays[index] = grown
         self._repeats = np.concatenate(
@@ -159,7 +159,7 @@ class ColumnsPool:
         self._free.grow(capacity)
 
     def as_list_pool(self) -> "ListPool":
-        """The same rows as a pool that takes examples of any shape."""
+        """Its rows, unchanged, in a pool that takes examples of any shape."""
         pool = ListPool()
         pool.adopt(Columns(self._form, self._arrays), self._repeats, self._free)
         return pool
@@ -187,7 +187,7 @@ class ListPool:
             self._examples[row] = duplicate(example)
 
     def insert(self, examples: Sequence[Any], repeats: NDArray[np.int64]) -> Rows:
-        rows = np.empty(len(examples), dtype=np.int64)
+        rows = np.empty(len(examples), dtype=np.int64)  # [n]
         for index, (example, count) in enumerate(zip(examples, repeats.tolist(), strict=True)):
             if self._free:
                 row = self._free.pop()

@@ -42,7 +42,7 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     try:
         block = spare.pop()
     except IndexError:
-        block = np.empty(num_bytes, np.uint8)
+        block = np.empty(num_bytes, np.uint8)  # [num_bytes]
     return np.asarray(_Lease(block, spare)).view(dtype).reshape(shape)
 
 

@@ -180,7 +180,7 @@ class Columns:
         return self.form.build(iter(self.arrays))
 
     def with_tree(self, tree: Any) -> "Columns":
-        """The same examples after a vectorised stage; raises ValueError where their number changed."""
+        """These examples after a vectorised stage; raises ValueError where their number changed."""
         flat = flatten(tree)
         if flat is None or any(array.ndim == 0 or len(array) != len(self) for array in flat[1]):
             raise ValueError(
@@ -203,12 +203,12 @@ class Columns:
         return sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self.arrays)
 
 
-def _same_nesting(one: TreeSpec, other: TreeSpec) -> bool:
-    if len(one.parts) != len(other.parts) or one.names != other.names:
+def _same_nesting(form: TreeSpec, other: TreeSpec) -> bool:
+    if len(form.parts) != len(other.parts) or form.names != other.names:
         return False
-    if (one.kind in _CONTAINERS or other.kind in _CONTAINERS) and one.kind != other.kind:
+    if (form.kind in _CONTAINERS or other.kind in _CONTAINERS) and form.kind != other.kind:
         return False
-    return all(map(_same_nesting, one.parts, other.parts))
+    return all(map(_same_nesting, form.parts, other.parts))
 
 
 def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[Any]:
@@ -268,11 +268,11 @@ def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -
     return all(_stack(part, field, columns) for part, field in zip(form.parts, fields, strict=True))
 
 
-def same_layout(one: Columns, other: Columns) -> bool:
+def same_layout(columns: Columns, other: Columns) -> bool:
     """Whether two stacks can lie in one."""
-    return one.form == other.form and all(
+    return columns.form == other.form and all(
         a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
-        for a, b in zip(one.arrays, other.arrays, strict=True)
+        for a, b in zip(columns.arrays, other.arrays, strict=True)
     )
 
 
@@ -373,9 +373,7 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     shape = (sum(map(len, tensors)), *first.shape[1:])
     num_bytes = math.prod(shape) * first.itemsize
     plain = first.device.type == "cpu" and not first.is_quantized and num_bytes > 0
-    if not plain or not all(
-        one.is_contiguous() for one in tensors
-    ):  # of another format the result has it, too
+    if not plain or not all(tensor.is_contiguous() for tensor in tensors):  # the result has their format
         return torch.cat(list(tensors))
     memory = torch.from_numpy(recycle.empty((num_bytes,), np.uint8))
     return torch.cat(list(tensors), out=memory.view(first.dtype).view(shape))

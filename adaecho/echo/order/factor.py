@@ -22,7 +22,7 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
     Paper, section 2: a factor that is not whole is reached by repeating probabilistically, here per item.
     """
     whole = math.floor(factor)
-    counts = np.full(len(numbers), whole, dtype=np.int64)
+    counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
     if factor > whole:
         drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)
         counts += drawn < factor - whole
@@ -34,7 +34,7 @@ class Factor:
 
     Args:
         seed: of the draws where a factor is not whole. They are keyed by local number, not by serial, so that
-            ranks that read equally many things put out equally many items.
+            ranks that read equally many examples put out equally many items.
         first: the factor until it is changed.
         world: the local number of a serial is ``serial // world``.
 

@@ -46,7 +46,7 @@ def _hash(values: Keys) -> Keys:
 
 
 def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
-    """Every use of some fresh things, one thing after another.
+    """Every use of some fresh examples (or batches), one example after another.
 
     Args:
         serials: shape [n].
@@ -62,7 +62,7 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
 
 
 def serials_of(items: Items) -> NDArray[np.int64]:
-    """The fresh things behind items, each once, rising."""
+    """The fresh examples (or batches) behind items, each once, rising."""
     return distinct(items >> ECHO_BITS)
 
 
@@ -73,7 +73,7 @@ def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     imports ``numpy.ma`` when first called, in which an interrupt would fall in the middle of a block.
     """
     rising: NDArray[np.int64] = np.sort(numbers)
-    new = np.ones(len(rising), dtype=bool)
+    new = np.ones(len(rising), dtype=bool)  # [numbers]: it differs from the one before
     np.not_equal(rising[1:], rising[:-1], out=new[1:])
     return rising[new]
 

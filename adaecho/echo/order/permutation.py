@@ -72,15 +72,15 @@ class Permutation:
         if not 1 < len(serials) <= BLOCK:
             return self._of_serials(serials)
         first, step, rows = self._block
-        places, rest = np.divmod(serials - first, step)  # [n] each
-        if rest.any() or places.min() < 0 or places.max() >= len(rows):
+        indices, rest = np.divmod(serials - first, step)  # [n] each
+        if rest.any() or indices.min() < 0 or indices.max() >= len(rows):
             first, step = int(serials[0]), int(serials[1] - serials[0])
             if step < 1 or (np.diff(serials) != step).any():
                 return self._of_serials(serials)
             rows = self._of_serials(first + step * np.arange(BLOCK, dtype=np.int64))
             self._block = first, step, rows  # at once: what an interrupt leaves is whole
-            places = np.arange(len(serials))
-        return rows[places]
+            indices = np.arange(len(serials))
+        return rows[indices]
 
     def _of_serials(self, serials: NDArray[np.int64]) -> Rows:
         if self.iteration_length != self._stored:
@@ -93,7 +93,7 @@ class Permutation:
             return positions
         if (passes == passes[0]).all():
             return self._of_pass(int(passes[0]), positions)
-        rows = np.empty(len(serials), dtype=np.int64)
+        rows = np.empty(len(serials), dtype=np.int64)  # [n]
         for number in np.unique(passes):
             chosen = passes == number  # bool [n]
             rows[chosen] = self._of_pass(int(number), positions[chosen])
@@ -122,7 +122,7 @@ class Permutation:
             assert self._lengths is not None
             shards = rng.permutation(len(self._lengths))  # [shards], as they come in this pass
             lengths, starts = self._lengths[shards], (np.cumsum(self._lengths) - self._lengths)[shards]
-            ends = np.cumsum(lengths)
+            ends = np.cumsum(lengths)  # [shards]
             # [2, shards]: the position where each ends, and its rows less their positions.
             return np.stack([ends, starts - (ends - lengths)])
         return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]

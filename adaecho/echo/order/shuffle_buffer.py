@@ -24,7 +24,8 @@ class ShuffleBuffer:
     def __init__(self, seed: int, size: int, rows: int = 0) -> None:
         self.size = size
         self._seed = seed
-        self._items = np.zeros(size, dtype=np.int64)  # [size], by slot; and the row in the pool of each:
+        self._items = np.zeros(size, dtype=np.int64)  # [size], by slot
+        # [size], the row in the pool of each.
         self._rows = np.zeros(size, dtype=np.int32 if rows <= 1 << 31 else np.int64)
         self._filled = 0
         self._drain: NDArray[np.int64] | None = None  # slots in the order in which they leave

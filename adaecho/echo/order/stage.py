@@ -98,17 +98,17 @@ class Echo:
         self._pool.clear()
         self._begun, self._entered = at, -1
         self.next_index, self.emitted = at.next_index, 0
-        items = at.items  # [held], those in the buffer first
-        rows = np.zeros(len(items), dtype=np.int64)
+        items = at.items  # int64 [buffered + waiting to enter]
+        rows = np.zeros(len(items), dtype=np.int64)  # [len(items)], where each one's example lies
         if len(items) and reread is not None:
             # Each example goes into the pool once, with the repeats that are left.
             serials, inverse, counts = np.unique(
                 items >> keyed.ECHO_BITS, return_inverse=True, return_counts=True
             )
             rows = self._pool.insert(reread(serials), counts)[inverse]
-        held = len(at.buffer)
-        self._buffer.load(at.buffer, rows[:held], at.draining)
-        self._tail = self._with_slots(items[held:], rows[held:])
+        buffered = len(at.buffer)
+        self._buffer.load(at.buffer, rows[:buffered], at.draining)
+        self._tail = self._with_slots(items[buffered:], rows[buffered:])
 
     def take_repeats(self) -> list[Output]:
         """The next outputs: as all repeats of one fresh example enter, where that is possible."""
@@ -271,13 +271,13 @@ class EchoStage(Echo):
         super()._end()
 
     def _once_more(self, count: int) -> Fresh | None:
-        """The same fresh serials again, for the follower."""
+        """Give the follower the fresh serials that this stage was given."""
         start = self._follower.next_index
         _, other_factor = self.factor.span(start)
         stop = min(start + count, other_factor, self._pass_end)
         if stop <= start:
             return None
-        indices = np.arange(start, stop, dtype=np.int64)
+        indices = np.arange(start, stop, dtype=np.int64)  # [stop - start], less the bad ones
         bad = self._bad[bisect_left(self._bad, start) : bisect_left(self._bad, stop)]
         if bad:
             indices = np.setdiff1d(indices, bad, assume_unique=True)
@@ -309,8 +309,8 @@ class EchoStage(Echo):
 
     def _last_known(self, output: int) -> tuple[int, StageState]:
         """The last mark up to an output, or the state asked for last, if that lies between."""
-        place = 0  # few lie before it; another thread appends
-        while place + 1 < len(self._marks) and self._marks[place + 1][0] <= output:
-            place += 1
-        mark = self._marks[place]
+        latest = 0  # few lie before it; another thread appends
+        while latest + 1 < len(self._marks) and self._marks[latest + 1][0] <= output:
+            latest += 1
+        mark = self._marks[latest]
         return self._played if mark[0] < self._played[0] <= output else mark

@@ -1,4 +1,4 @@
-"""How often each fresh thing has left an echo stage before."""
+"""How often each fresh example or batch has left an echo stage before."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from adaecho.echo.order.items import StageState
 
 
 class Uses:
-    """Counts, as outputs leave, which use of its fresh thing each one is.
+    """Counts, as outputs leave, which use of its fresh example (or batch) each one is.
 
     The repeat in an item doesn't tell: all repeats enter a shuffle buffer together, which lets any of them
     leave first. What a state holds does: all repeats but those that are left have been used.
@@ -24,6 +24,7 @@ class Uses:
 
     def begin(self, at: StageState) -> None:
         """Go on from a state."""
+        # [examples with repeats left] each
         serials, left = np.unique(at.items >> keyed.ECHO_BITS, return_counts=True)
         self._used = dict(zip(serials.tolist(), (self._factor.totals(serials) - left).tolist(), strict=True))
 
@@ -31,12 +32,12 @@ class Uses:
         """The echo index of each item that leaves now, 0 for the first use of its example; int64 [n]."""
         serials = items >> keyed.ECHO_BITS
         totals = self._factor.totals(serials)
-        uses = np.zeros(len(items), dtype=np.int64)
+        uses = np.zeros(len(items), dtype=np.int64)  # [n]
         several = np.flatnonzero(totals > 1)
-        for place, serial, total in zip(
+        for index, serial, total in zip(
             several.tolist(), serials[several].tolist(), totals[several].tolist(), strict=True
         ):
-            use = uses[place] = self._used.pop(serial, 0)
+            use = uses[index] = self._used.pop(serial, 0)
             if use + 1 < total:
                 self._used[serial] = int(use) + 1
         return uses

@@ -64,7 +64,7 @@ class Preparation:
         return isolated(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
-        """Examples in one thing as it is read."""
+        """How many examples there are in what is read at once."""
         if self.length is None:
             return 1
         try:

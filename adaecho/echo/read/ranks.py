@@ -109,7 +109,7 @@ def _knows_ranks(part: Any) -> bool:
         # What webdataset has by default refuses several ranks itself.
         return _splits(part) or (function and str(part.__name__) == "single_node_only")
     functions = [part] if function else _methods(type(part))
-    names = [*getattr(part, "__dict__", ()), *(name for one in functions for name in _names(one.__code__))]
+    names = [*getattr(part, "__dict__", ()), *(name for each in functions for name in _names(each.__code__))]
     return any(map(_SIGNS.search, names))
 
 
@@ -117,17 +117,17 @@ def _splits(part: Any) -> bool:
     """Whether a part of a library's gives each rank a part of its own."""
     if hasattr(part, "__code__"):
         return str(part.__name__) == "split_by_node"  # of webdataset
-    held = getattr(part, "__dict__", {})
-    counts = [held.get("shard_count"), held.get("num_replicas")]
+    attributes = getattr(part, "__dict__", {})
+    counts = [attributes.get("shard_count"), attributes.get("num_replicas")]
     return (
         type(part).__name__ == "SliceMapDataset"  # Grain's dataset[rank::world_size]
-        or held.get("_distributed") is not None  # of Hugging Face's split_dataset_by_node
+        or attributes.get("_distributed") is not None  # of Hugging Face's split_dataset_by_node
         or any(isinstance(count, int) and count > 1 for count in counts)
     )
 
 
-def _library_of(thing: Any) -> str | None:
-    root = (getattr(thing, "__module__", None) or "").partition(".")[0]
+def _library_of(value: Any) -> str | None:
+    root = (getattr(value, "__module__", None) or "").partition(".")[0]
     return root if root in _REMEDIES or root in ("builtins", "numpy") else None
 
 

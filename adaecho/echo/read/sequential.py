@@ -137,18 +137,18 @@ class SequentialReader:
                     break
                 number, example = following
                 if number % self._every == self._kept:
-                    place = number - self._pass[1]
-                    self.witnesses.add(self._serial(number), place, example)
+                    index_in_pass = number - self._pass[1]
+                    self.witnesses.add(self._serial(number), index_in_pass, example)
                     # Before the source goes on, which may put its next example into the same memory.
                     own = self._preparation.own(example)
-                    claimed.append((self._serial(number), place, own))
+                    claimed.append((self._serial(number), index_in_pass, own))
         if not claimed:
             return None
-        serials, places, examples = zip(*claimed, strict=True)
-        return np.array(serials, dtype=np.int64), list(examples), places
+        serials, indices_in_pass, examples = zip(*claimed, strict=True)
+        return np.array(serials, dtype=np.int64), list(examples), indices_in_pass
 
     def work(self, claim: SequentialClaim) -> Fresh:
-        serials, raw, places = claim
+        serials, raw, indices_in_pass = claim
         return self._preparation.fresh(
             serials,
             int(serials[-1]) // self._world + 1,
@@ -156,7 +156,7 @@ class SequentialReader:
             lambda position: self._source.origin(int(serials[position])),
             self._world,
             # Passes that may differ in their order don't tell which example it is.
-            None if self._source.reordered else places,
+            None if self._source.reordered else indices_in_pass,
         )
 
     def restore(

@@ -1,7 +1,8 @@
-"""Whether a source gives the same things again: fingerprints of a few, compared when these are read again.
+"""Whether a source gives the same examples again: fingerprints of a few, compared when these are read again.
 
 What can only be iterated is read again from some place on after a resume. Where its order, or what it draws,
-follows no seed, other things come then: some would be used too often, others never.
+follows no seed, other examples come then: some would be used too often, others never. What is said of
+examples goes for whole batches, where the source gives these.
 """
 
 import dataclasses
@@ -18,19 +19,19 @@ from numpy.typing import NDArray
 
 _KEPT = 1024  # many more than are read ahead of the consumer
 _FIRST = 32  # of a pass, each a witness: few have been read when an early state is made
-_IN_A_STATE = 32  # buffers that shuffle a little give the same thing at some places
+_IN_A_STATE = 32  # buffers that shuffle a little give the same example at some places
 _WHOLE_BYTES, _ELEMENTS = 1 << 14, 2048  # of an array: what is small, and of what is larger so many
 _PARTS, _DEPTH = 8, 4  # of a list, about; of what holds others
 
 Witness = tuple[int, int]
-"""The serial of a thing, and its fingerprint."""
+"""The serial of an example, and its fingerprint."""
 
 
 class Witnesses:
-    """Some of the things that a reader has read. One thread adds them while another saves a state.
+    """Some of the examples that a reader has read. One thread adds them while another saves a state.
 
     Args:
-        spacing: one of so many things is a witness.
+        spacing: one of so many examples is a witness.
         world: ranks that share out serials.
     """
 
@@ -45,11 +46,11 @@ class Witnesses:
         with self._lock:
             self._seen.clear()
 
-    def add(self, serial: int, place: int, thing: Any) -> None:
-        """Remember a thing, if it is to be a witness; its place in its pass is counted over all ranks."""
-        if place // self._world >= _FIRST and serial // self._world % self._spacing:
+    def add(self, serial: int, index: int, example: Any) -> None:
+        """Remember an example, if it is to be a witness; its index in its pass is counted over all ranks."""
+        if index // self._world >= _FIRST and serial // self._world % self._spacing:
             return
-        witness = serial, fingerprint(thing)
+        witness = serial, fingerprint(example)
         with self._lock:
             self._seen.append(witness)
 
@@ -59,30 +60,30 @@ class Witnesses:
             return [list(witness) for witness in self._seen if witness[0] < serial][-_IN_A_STATE:]
 
     def expect(self, witnesses: list[list[int]]) -> None:
-        """What a state holds: these things are to come again, as far as they are read again."""
-        self._expected = {int(serial): int(found) for serial, found in witnesses}
+        """What a state holds: these examples are to come again, as far as they are read again."""
+        self._expected = {int(serial): int(known) for serial, known in witnesses}
         with self._lock:
             self._seen = deque(self._expected.items(), maxlen=_KEPT)
 
-    def is_as_before(self, serial: int, thing: Any) -> bool:
-        """Whether a thing that is read again is what it was, as far as is known."""
+    def is_as_before(self, serial: int, example: Any) -> bool:
+        """Whether an example that is read again is what it was, as far as is known."""
         expected = self._expected.pop(serial, None)
-        return expected is None or expected == fingerprint(thing)
+        return expected is None or expected == fingerprint(example)
 
 
-def fingerprint(thing: Any) -> int:
-    """56 bits of what a thing is made of, of a large array about so many elements; alike in every process.
+def fingerprint(example: Any) -> int:
+    """56 bits of what an example is made of, of a large array about so many elements; alike in every process.
 
     The lowest bit says whether any content was seen, or types and shapes alone.
     """
     digest = _Digest()
-    digest.feed(thing, _DEPTH)
+    digest.feed(example, _DEPTH)
     return (int.from_bytes(digest.of_all.digest(), "big") & ~1) | digest.saw_content
 
 
 def tells_content(witnesses: list[list[int]]) -> bool:
-    """Whether another order of the things would show in these."""
-    return any(found & 1 for _, found in witnesses)
+    """Whether another order of the examples would show in these."""
+    return any(known & 1 for _, known in witnesses)
 
 
 class _Digest:
@@ -90,30 +91,32 @@ class _Digest:
         self.of_all = hashlib.blake2b(digest_size=7)
         self.saw_content = False
 
-    def feed(self, thing: Any, depth: int) -> None:
-        """Add a thing, and what it holds down to a depth."""
-        self.of_all.update(type(thing).__name__.encode())
-        if isinstance(thing, torch.Tensor):
-            self.of_all.update(f"{thing.dtype}{tuple(thing.shape)}".encode())
-            for array in _arrays(thing):
+    def feed(self, value: Any, depth: int) -> None:
+        """Add a value, and what it holds down to a depth."""
+        self.of_all.update(type(value).__name__.encode())
+        if isinstance(value, torch.Tensor):
+            self.of_all.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            for array in _arrays(value):
                 self._feed_array(array)
-        elif isinstance(thing, np.ndarray) or hasattr(type(thing), "__array_interface__"):  # Pillow's images
-            self._feed_array(np.asarray(thing))
-        elif isinstance(thing, bytes | bytearray | memoryview):
-            self._feed_array(np.frombuffer(thing, np.uint8))
-        elif isinstance(thing, str | int | float | np.generic):
-            self._feed_content(str(thing).encode())
-        elif isinstance(thing, list | tuple) and depth:
-            self.of_all.update(str(len(thing)).encode())
-            for part in thing[:: max(1, len(thing) // _PARTS)]:
+        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # Pillow's images
+            self._feed_array(np.asarray(value))
+        elif isinstance(value, bytes | bytearray | memoryview):
+            self._feed_array(np.frombuffer(value, np.uint8))
+        elif isinstance(value, str | int | float | np.generic):
+            self._feed_content(str(value).encode())
+        elif isinstance(value, list | tuple) and depth:
+            self.of_all.update(str(len(value)).encode())
+            for part in value[:: max(1, len(value) // _PARTS)]:
                 self.feed(part, depth - 1)
-        elif isinstance(thing, Mapping) and depth:
-            self._feed_named(thing, depth)
-        elif dataclasses.is_dataclass(thing) and depth:
-            self._feed_named(getattr(thing, "__dict__", {}), depth)
+        elif isinstance(value, Mapping) and depth:
+            self._feed_named(value, depth)
+        elif dataclasses.is_dataclass(value) and depth:
+            self._feed_named(getattr(value, "__dict__", {}), depth)
         elif depth:  # an object of some class; its numbers may be of that object alone, as a time is
-            held = getattr(thing, "__dict__", {})
-            self._feed_named({name: part for name, part in held.items() if isinstance(part, _CONTENT)}, depth)
+            attributes = getattr(value, "__dict__", {})
+            self._feed_named(
+                {name: part for name, part in attributes.items() if isinstance(part, _CONTENT)}, depth
+            )
 
     def _feed_named(self, parts: Mapping[Any, Any], depth: int) -> None:
         for name, part in parts.items():
@@ -124,7 +127,7 @@ class _Digest:
         """All of a small array, else elements at random places: evenly spaced ones may all be padding."""
         self.of_all.update(f"{array.dtype}{array.shape}".encode())
         if array.nbytes > _WHOLE_BYTES:
-            array = array.flat[_places(array.size)]
+            array = array.flat[_indices(array.size)]
         self._feed_content(str(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
 
     def _feed_content(self, content: bytes) -> None:
@@ -133,8 +136,8 @@ class _Digest:
 
 
 @functools.lru_cache(maxsize=64)
-def _places(size: int) -> NDArray[np.int64]:
-    """The places of the elements of an array to look at, rising, int64 [_ELEMENTS]; always the same."""
+def _indices(size: int) -> NDArray[np.int64]:
+    """The indices of the elements of an array to look at, rising, int64 [_ELEMENTS]; always the same."""
     return np.sort(np.random.Generator(np.random.PCG64(size)).integers(size, size=_ELEMENTS))
 
 

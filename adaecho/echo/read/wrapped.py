@@ -332,4 +332,4 @@ def parts_of(source: Any) -> list[Any]:
     batch_sampler = getattr(source, "batch_sampler", None)
     named = [getattr(source, name, None) for name in ("dataset", "sampler")]
     parts = [source, *named, batch_sampler, getattr(batch_sampler, "sampler", None)]
-    return [part for place, part in enumerate(parts) if all(part is not other for other in parts[:place])]
+    return [part for index, part in enumerate(parts) if all(part is not other for other in parts[:index])]

@@ -103,12 +103,12 @@ class SeededProcess:
 
     def __init__(self, pickled: bytes, name: str, remedy: str) -> None:
         self._name, self._remedy = name, remedy
-        self._connection, theirs = _PROCESSES.Pipe()
+        self._connection, other_end = _PROCESSES.Pipe()
         self._process = _PROCESSES.Process(
-            target=_serve, args=(theirs, pickled), name=f"adaecho-{name}", daemon=True
+            target=_serve, args=(other_end, pickled), name=f"adaecho-{name}", daemon=True
         )
         self._process.start()
-        theirs.close()
+        other_end.close()
 
     def __call__(self, examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
         """Run it there, as ``seeded`` does here.

@@ -51,7 +51,7 @@ class _Sums:
 
 def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple[float, ...]) -> list[float]:
     earlier = sums or [0.0] * len(now)
-    return [keep * one + new - old for one, old, new in zip(earlier, before, now, strict=True)]
+    return [keep * total + new - old for total, old, new in zip(earlier, before, now, strict=True)]
 
 
 class Deliveries(Generic[Claim]):
