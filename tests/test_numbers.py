@@ -4,21 +4,23 @@ import json
 import math
 import re
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean, median, stdev
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from adaecho.figures.__main__ import decisions, rows_of_tables
 from adaecho.figures.claims_page import claims_page, overview
 from adaecho.figures.committed import read_curves, read_table
 from adaecho.figures.decisions import FRAGILE, Decision, Records, decide
 from adaecho.figures.predicted_time import section_of_cells
+from adaecho.figures.repeat_value import readings
 from adaecho.records.files import read_json
 from adaecho.records.outcome import best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
-from adaecho.records.trials import read_rows
+from adaecho.records.trials import digest, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 _ROW = re.compile(
@@ -326,3 +328,116 @@ def test_the_table_of_losses_by_use_is_its_records() -> None:
                 words = {True: "holds", False: "doesn't hold"}
                 print(f"| `{arm}` | {words[falls]} | {words[nearer]} |")
                 assert f"| `{arm}` | {words[falls]} | {words[nearer]} |" in page
+
+
+ECHOED = [
+    (variant, factor)
+    for factor in (2, 4)
+    for variant in ("batch", "example_after_augmentation", "example_before_augmentation")
+]
+
+
+def _branches() -> dict[tuple[int, int], dict[str, Any]]:
+    """Of each run and checkpoint: its noise, and the loss after each branch."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in read_rows(ROOT / "results" / "repeat_value" / "digits" / "branches.json"):
+        one = found.setdefault((row["seed"], row["fresh_examples"]), {**row, "after": {}})
+        one["after"][row["echo_variant"], row["echo_factor"]] = row["loss_after"]
+    return found
+
+
+def _worths() -> dict[tuple[int, int], dict[tuple[str, int], float]]:
+    """By the formula of experiments/repeat_value, of each run, checkpoint and branch."""
+    branches = _branches()
+    gains: dict[int, list[float]] = {}
+    for (_, at), one in branches.items():
+        gains.setdefault(at, []).append(one["loss_before"] - one["after"]["none", 1])
+    mean = {at: math.fsum(of_runs) / len(of_runs) for at, of_runs in gains.items()}
+    return {
+        (run, at): {
+            (variant, e): (one["after"]["none", 1] - one["after"][variant, e]) / (e - 1) / mean[at]
+            for variant, e in ECHOED
+        }
+        for (run, at), one in branches.items()
+        if mean[at] > 0
+    }
+
+
+def test_the_table_of_worths_is_its_records() -> None:
+    branches, worths = _branches(), _worths()
+    page = (ROOT / "experiments" / "repeat_value" / "README.md").read_text()
+    assert len(branches) == 24 * 8
+    for at in sorted({at for _, at in worths}):
+        ours = [one for (_, other), one in branches.items() if other == at]
+        noise = median((one["between"] + one["within"]) / 32 / one["square"] for one in ours)
+        within = median(one["within"] / (one["between"] + one["within"]) for one in ours)
+        loss = fmean(one["loss_before"] for one in ours)
+        gain = fmean(one["loss_before"] - one["after"]["none", 1] for one in ours)
+        of_branches = [
+            fmean(worth[branch] for (_, other), worth in worths.items() if other == at) for branch in ECHOED
+        ]
+        cells = [f"{at:,}", f"{loss:.2f}", f"{noise:.3g}", f"{100 * within:.0f} %", f"{gain:.3f}"]
+        line = f"| {' | '.join([*cells, *(f'{worth:.2f}' for worth in of_branches)])} |"
+        print(line)
+        assert line in page
+
+
+def test_the_readings_of_repeat_value_are_its_records() -> None:
+    """The three that the rule decides, again, one correlation at a time."""
+    branches, worths = _branches(), _worths()
+    runs, positions = sorted({run for run, _ in worths}), sorted({at for _, at in worths})
+
+    def signal(run: int, at: int, variant: str) -> float:
+        one = branches[run, at]
+        is_drawn_anew = variant == "example_before_augmentation"
+        return float(one["square"] / (one["between"] + (0 if is_drawn_anew else one["within"])))
+
+    def correlation(pairs: list[tuple[float, float]]) -> float:
+        return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
+
+    along = [
+        fmean(
+            correlation([(signal(run, at, branch[0]), worths[run, at][branch]) for at in positions])
+            for branch in ECHOED
+        )
+        for run in runs
+    ]
+    beyond = fmean(
+        correlation([(signal(run, at, branch[0]), worths[run, at][branch]) for run in runs])
+        for branch in ECHOED
+        for at in positions
+    )
+    split = []
+    for run in runs:
+        added = {
+            (at, e): worths[run, at]["example_before_augmentation", e]
+            - worths[run, at]["example_after_augmentation", e]
+            for at in positions
+            for e in (2, 4)
+        }
+        noise = {at: -branches[run, at]["square"] / branches[run, at]["within"] for at in positions}
+        split.append(fmean(correlation([(noise[at], added[at, e]) for at in positions]) for e in (2, 4)))
+    recorded = json.loads((ROOT / "results" / "repeat_value" / "digits" / "outcome.json").read_text())
+    assert [row["correlation"] for row in recorded[:3]] == pytest.approx([fmean(along), beyond, fmean(split)])
+    page = (ROOT / "experiments" / "repeat_value" / "README.md").read_text()
+    for number, of_runs in ((0, along), (2, split)):
+        row = recorded[number]
+        half = stats.t.ppf(1 - 0.05 / 6, 23) * stdev(of_runs) / math.sqrt(24)
+        assert [row["low"], row["high"]] == pytest.approx([fmean(of_runs) - half, fmean(of_runs) + half])
+        verdict = "predicts" if row["low"] > 0 else "the reverse" if row["high"] < 0 else "does not"
+        assert row["verdict"] == verdict
+    assert recorded[1]["verdict"] == ("predicts" if recorded[1]["p"] < 0.05 / 3 else "does not")
+    for row in recorded:
+        between = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else f"p = {row['p']:.2g}"
+        line = f"| {row['reading']} | {row['correlation']:.2f} | {between} | {row.get('verdict', '-')} |"
+        print(line)
+        assert line in page
+
+
+def test_the_outcome_of_repeat_value_is_what_its_branches_say() -> None:
+    folder = ROOT / "results" / "repeat_value" / "digits"
+    recorded = json.loads((folder / "outcome.json").read_text())
+    again = readings(read_rows(folder / "branches.json"))
+    assert list(map(_rounded, recorded)) == list(map(_rounded, again))
+    digests = json.loads((folder / "origin.json").read_text())["sha256"]
+    assert digests == {name: digest((folder / name).read_bytes()) for name in digests}

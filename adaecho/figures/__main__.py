@@ -11,7 +11,7 @@ from pathlib import Path
 
 from adaecho.errors import DataError, say, told
 from adaecho.figures.claims_page import claims_page
-from adaecho.figures.committed import read_commands, read_curves, read_table
+from adaecho.figures.committed import read_branches, read_commands, read_curves, read_table
 from adaecho.figures.decisions import Decision, Records, decide
 from adaecho.figures.predicted_time import draw_cells, section_of_cells
 from adaecho.figures.repeat_value import draw_branches, section_of_branches
@@ -19,7 +19,7 @@ from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors, read_json, record_errors, write_text
 from adaecho.records.outcome import Row
-from adaecho.records.trials import check_name, read_rows
+from adaecho.records.trials import check_name
 
 
 def draw_all(results: Path, into: Path, claims_into: Path | None = None) -> list[Path]:
@@ -92,7 +92,7 @@ def _draw(table: Path, into: Path) -> tuple[list[Path], str]:
 
 def _draw_branches(table: Path, into: Path) -> tuple[list[Path], str]:
     experiment, task = (check_name("folder", part) for part in table.parts[-3:-1])
-    rows = read_rows(table)
+    rows = read_branches(table)
     title = f"{experiment}, {task}: what a repeat is worth along a run"
     figures = [into / f"{experiment}_{task}.{form}" for form in ("png", "svg")]
     for path in figures:

@@ -85,6 +85,12 @@ def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
     return [curve for curve in curves if curve["values"]]
 
 
+def read_branches(table: Path) -> list[Row]:
+    """The rows of ``branches.json``, as they are."""
+    rows: list[Row] = rows_of(_read(table))
+    return rows
+
+
 def read_commands(table: Path) -> list[str]:
     """The commands that made a table; none where it doesn't say."""
     origin = _read(table.with_name("origin.json"), {})

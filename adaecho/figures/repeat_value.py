@@ -27,6 +27,7 @@ _ALONG, _BEYOND, _SPLIT = (
     "it tells more than how far the run is",
     "the noise within copies tells what new augmentation adds",
 )
+_DASHED: Any = (0, (4, 2))
 _PREDICTS, _DOES_NOT, _REVERSED = "predicts", "does not", "the reverse"
 
 
@@ -150,7 +151,7 @@ def _with_interval(name: str, of_runs: Numbers, *, decides: bool = False) -> Row
 
 
 def draw_branches(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Left: noise over what has been read; right: worths over noise. Medians and means over runs.
+    """Along the runs. Left: noise, medians; right: worths, means with 95 % intervals over runs.
 
     Args:
         rows: of ``branches.json``.
@@ -160,7 +161,19 @@ def draw_branches(rows: Sequence[Row], path: Path, title: str) -> None:
     found = measured(rows)
     with figure(3.9, path) as drawing:
         noise, worth = drawing.subplots(1, 2)
-        _draw_noise(noise, found)
+        for axes in (noise, worth):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(found.fresh_examples, [f"{at:,}" for at in found.fresh_examples], rotation=60)
+            axes.minorticks_off()
+            axes.set_xlabel("fresh examples read before")
+            axes.grid(color="#dddddd", linewidth=0.6)
+        for values, name, line in zip(
+            found.noise, ("all of it", "between examples"), ("-", _DASHED), strict=True
+        ):
+            noise.plot(found.fresh_examples, np.median(values, 0), color=INK, linestyle=line, label=name)
+        noise.set_ylim(0, None)
+        noise.set_ylabel("σ² / μ² of a batch, median of runs")
+        noise.legend(frameon=False, fontsize=8.5)
         _draw_worth(worth, found)
         drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         names = [
@@ -170,40 +183,22 @@ def draw_branches(rows: Sequence[Row], path: Path, title: str) -> None:
         drawing.legend(handles=names, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
 
 
-def _draw_noise(axes: Axes, found: Measured) -> None:
-    for values, name, dashes in zip(
-        found.noise, ("all of it", "between examples"), ((), (4, 2)), strict=True
-    ):
-        line = (0, dashes) if dashes else "-"
-        axes.plot(found.fresh_examples, np.median(values, 0), color=INK, linestyle=line, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("fresh examples read before")
-    axes.set_ylabel("σ² / μ² of a batch, median of runs")
-    axes.set_xticks(found.fresh_examples, [f"{at:,}" for at in found.fresh_examples], rotation=60)
-    axes.minorticks_off()
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8.5)
-
-
 def _draw_worth(axes: Axes, found: Measured) -> None:
-    for (variant, factor), signal, worth in zip(BRANCHES, found.signal, found.worth, strict=True):
+    for (variant, factor), worth in zip(BRANCHES, found.worth, strict=True):
         means = worth.mean(0)
         ends = np.array([mean_interval(of_runs.tolist()) for of_runs in worth.T])  # [checkpoints, 2]
-        marker, line = ("o", "-") if factor == FACTORS[0] else ("s", (0, (4, 2)))
+        marker, line = ("o", "-") if factor == FACTORS[0] else ("s", _DASHED)
         axes.errorbar(
-            1 / np.median(signal, 0), means, np.abs(ends.T - means), color=VARIANTS[variant][1],
+            found.fresh_examples, means, np.abs(ends.T - means), color=VARIANTS[variant][1],
             marker=marker, linestyle=line, markersize=4, linewidth=1.1, capsize=2,
         )  # fmt: skip
-    for level, words in ((0, "nothing"), (1, "a new example")):
+    for level, words in ((0, "nothing"), (1, "a new\nexample")):
         axes.axhline(level, color=MUTED, linewidth=0.8, zorder=0)
         axes.annotate(
-            words, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel("σ² / μ², the part that repeats share")
-    axes.set_ylabel("a repeat's worth (solid: e = 2, dashed: 4)")
-    axes.grid(color="#dddddd", linewidth=0.6)
+            words, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+            va="center", fontsize=8, color=MUTED,
+        )  # fmt: skip
+    axes.set_ylabel("worth of a repeat (e = 2; dashed: e = 4)")
 
 
 def section_of_branches(title: str, rows: Sequence[Row], figure: str, commands: Sequence[str]) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 from adaecho.records.files import dumps, read_json
 
 Row = dict[str, Any]
-TABLES = ("trials.json", "outcome.json", "curves.json")  # of a folder of results; see ``records.collect``
+# Of a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
+TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
 _INSIDE = ":"  # between the name of a dict-valued column and a key of it
 
 

@@ -329,7 +329,10 @@ def at_least(rows: list[dict[str, Any]], arm: str) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/outcome.json")), ids=lambda path: path.parts[-3])
+OUTCOMES = sorted(path.with_name("outcome.json") for path in RESULTS.glob("*/*/trials.json"))
+
+
+@pytest.mark.parametrize("path", OUTCOMES, ids=lambda path: path.parts[-3])
 def test_outcomes(path: Path) -> None:
     rows = table(*path.parts[-3:-1])
     for arm in json.loads(path.read_text()):

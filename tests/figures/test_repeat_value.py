@@ -1,6 +1,7 @@
 """Readings of branches whose worth follows the noise, runs against it, or has nothing to do with it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from adaecho.errors import DataError
+from adaecho.figures.__main__ import draw_all
 from adaecho.figures.repeat_value import (
     BASELINE,
     BRANCHES,
@@ -19,6 +22,7 @@ from adaecho.figures.repeat_value import (
     readings,
     section_of_branches,
 )
+from adaecho.records.trials import table_text
 
 RUNS, CHECKPOINTS = 12, (256, 512, 1024, 2048)
 Worth = Callable[[str, float, float], float]
@@ -122,3 +126,21 @@ def test_the_figure_and_the_report_say_what_the_readings_do(tmp_path: Path) -> N
     assert "p = 0.0001" in text
     assert text.endswith("```\npython it.py\n```")
     assert json.dumps(readings(rows))
+
+
+def test_make_figures_draws_the_table_and_names_a_damaged_one(tmp_path: Path) -> None:
+    committed = Path(__file__).resolve().parents[2] / "results" / "split" / "digits"
+    shutil.copytree(committed, tmp_path / "results" / "split" / "digits")
+    table = tmp_path / "results" / "repeat_value" / "digits" / "branches.json"
+    table.parent.mkdir(parents=True)
+    table.write_text(table_text(rows_of(in_common)))
+    (tmp_path / "figures").mkdir()
+    written = draw_all(tmp_path / "results", tmp_path / "figures")
+    assert tmp_path / "figures" / "repeat_value_digits.png" in written
+    assert "tells a repeat's worth along a run" in (tmp_path / "figures" / "report.md").read_text()
+    table.write_text(table_text(rows_of(in_common)[:3]))
+    with pytest.raises(DataError, match=r"branches.json: holds records of another form"):
+        draw_all(tmp_path / "results", tmp_path / "figures")
+    table.with_name("origin.json").write_text(json.dumps({"sha256": {"branches.json": "0"}}))
+    with pytest.raises(DataError, match=r"branches.json: not what origin.json tells of"):
+        draw_all(tmp_path / "results", tmp_path / "figures")
