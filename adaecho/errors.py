@@ -106,12 +106,19 @@ def how_they_differ(of_training: Sequence[str], of_validation: Sequence[str]) ->
 
 @contextmanager
 def told() -> Iterator[None]:
-    """End a command like that at a ``UserError`` inside; any other exception is a crash."""
+    """End a command like that at a ``UserError`` inside, or a thread too many; all else is a crash."""
     sys.excepthook = _tell_crash
     try:
         yield
     except UserError as error:
         fail(error)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):  # CPython's words
+            raise
+        fail(
+            "can't start new thread: too little memory for one more, or too low a limit (ulimit -u, or a "
+            "container's of processes); raise it, or lower data.num_workers"
+        )
 
 
 def _tell_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,25 @@ def test_a_crash_exits_with_1_and_shows_its_traceback(
         command(*QUICK)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert "a bug" in Path("run/traceback.txt").read_text()
+
+
+def test_a_thread_too_many_gets_one_message_and_the_same_command_goes_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adaecho.echo.threads.workers import PoolThread
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolThread, "start", refused)
+        code, _, err = command("task=digits_mlp", "data.num_workers=1", *QUICK)
+    (line,) = err.splitlines()
+    assert code == 2
+    assert line.startswith(
+        "error: can't start new thread: too little memory for one more, or too low a limit"
+    )
+    assert command("task=digits_mlp", "data.num_workers=1", *QUICK)[0] == 0
 
 
 def test_printing_a_config_imports_no_torch() -> None:

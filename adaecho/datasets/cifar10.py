@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, read_schema, readable
+from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
 from adaecho.errors import DataError
@@ -186,7 +186,7 @@ def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:
     _check_schema(table.schema, origin)
     encoded = compute.struct_field(table.column("img"), "bytes").to_pylist()
     images, undecodable = _decode_images(encoded)
-    labels = compute.fill_null(table.column("label"), -1).to_numpy().astype(np.int64)
+    labels = whole_numbers(table.column("label"), origin)
     return _keep_good(images, labels, undecodable, origin, bad)
 
 

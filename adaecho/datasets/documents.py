@@ -216,6 +216,8 @@ def _row(row: Any) -> Text:
 def _check_column(file: Path, schema: Any, column: str) -> None:
     from pyarrow import types
 
+    if schema.names.count(column) > 1:
+        raise DataError(f"{file}: has {schema.names.count(column)} columns {column!r}; keep one of them")
     if column not in schema.names:
         raise DataError(
             f"{file}: needs a column {column!r} and has {', '.join(schema.names)}; set task.column to the "

@@ -15,7 +15,7 @@ import numpy as np
 
 from adaecho.datasets import hub
 from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
-from adaecho.datasets.parquet import describe, read_schema
+from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
 from adaecho.datasets.split import Rows
 from adaecho.errors import DataError, warn
 from adaecho.shards import IndexedTarShards
@@ -64,12 +64,12 @@ class LabelledTables:
         lengths, labels = [], []
         for file in files:
             _check_schema(file)
-            with parquet.ParquetFile(file) as table:
+            with readable(file), parquet.ParquetFile(file) as table:
                 for group in range(table.num_row_groups):
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
                 column = table.read(columns=["label"]).column(0)
-                labels.append(column.fill_null(-1).to_numpy().astype(np.int64))
+            labels.append(whole_numbers(column, str(file)))
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
         self._first = [0, *np.cumsum(self.shard_lengths).tolist()]
@@ -90,7 +90,7 @@ class LabelledTables:
         images = self._kept.get(group)
         if images is None:
             file, number = self._groups[group]
-            with parquet.ParquetFile(file) as table:
+            with readable(file), parquet.ParquetFile(file) as table:
                 images = table.read_row_group(number, columns=["image"]).column(0)
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
             # A new dict, so that another thread goes on with the old one.

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adaecho.errors import DataError
 
 
@@ -31,6 +34,20 @@ def read_schema(file: Path) -> Any:
 
     with readable(file):
         return parquet.read_schema(file)
+
+
+def whole_numbers(column: Any, origin: str) -> NDArray[np.int64]:
+    """A column of integers of whichever size, -1 where it holds none.
+
+    Raises:
+        DataError: one is larger than 63 bits hold.
+    """
+    import pyarrow
+
+    try:
+        return np.asarray(column.cast(pyarrow.int64()).fill_null(-1).to_numpy(), np.int64)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{origin}: a label can't be ({error})") from error
 
 
 def describe(schema: Any) -> str:

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
-from adaecho.errors import ConfigError, UserError, fail, say
+from adaecho.errors import ConfigError, fail, say, told
 from adaecho.headroom.images import measure_images
 from adaecho.headroom.measure import BUDGET_S, measure, report
 from adaecho.run import CONF, explain
@@ -56,6 +56,7 @@ def cli() -> None:
         print(__doc__.strip())
         return
     try:
-        main(sys.argv[1:])
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+        with told():
+            main(sys.argv[1:])
+    except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error, "images", "step_s"))

@@ -128,6 +128,39 @@ def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
         find_labelled(str(tmp_path), "train")
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint64"])
+def test_labels_may_be_integers_of_any_size(tmp_path: Path, kind: str) -> None:
+    labels = pa.array([0, 2, 1], kind)
+    parquet.write_table(pa.table({"image": [encoded(0)] * 3, "label": labels}), tmp_path / "train-0.parquet")
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    assert found.source.labels.tolist() == [0, 2, 1]
+    assert found.source.labels.dtype == np.int64
+
+
+def test_a_label_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
+    labels = pa.array([0, 2**64 - 1], "uint64")
+    parquet.write_table(pa.table({"image": [encoded(0)] * 2, "label": labels}), tmp_path / "train-0.parquet")
+    with pytest.raises(
+        DataError, match=r"train-0\.parquet: a label can't be \(Integer value 18446744073709551615"
+    ):
+        find_labelled(str(tmp_path), "train")
+
+
+def test_a_row_group_that_was_damaged_names_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "train-0.parquet"
+    table(file, range(6), group=2)
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    at = parquet.read_metadata(file).row_group(1).column(0).data_page_offset
+    content = bytearray(file.read_bytes())
+    content[at : at + 64] = bytes([255]) * 64
+    file.write_bytes(content)
+    assert found.source[0]["label"] == 0
+    with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
+        found.source[2]
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``datasets.load_dataset`` gives what is put into the dict, by split."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from adaecho.datasets import tokens as tokens_module
 from adaecho.datasets.documents import find_documents
@@ -350,6 +351,14 @@ def test_a_column_that_is_no_text(
 ) -> None:
     with pytest.raises(DataError, match=message):
         _make(write_parquet(tmp_path / "train.parquet", values, column, kind))
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    columns = [pyarrow.array(texts())] * 2
+    (tmp_path / "text").mkdir()
+    parquet.write_table(pyarrow.table(columns, names=["text"] * 2), tmp_path / "text" / "train.parquet")
+    with pytest.raises(DataError, match=r"train\.parquet: has 2 columns 'text'; keep one"):
+        _make(tmp_path / "text")
 
 
 def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
