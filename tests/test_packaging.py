@@ -83,7 +83,7 @@ def test_the_wheel_measures_headroom(bin_folder: Path, tmp_path: Path) -> None:
     for number in range(8):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((16, 16, 3), number, np.uint8))
     options = ["images=.", "step_s=0.001", "batch_size=4", "num_workers=0", "size=8"]
-    code = f"from adaecho.headroom.command import main; main({options}, budget_s=0.5)"
+    code = f"from adaecho.headroom.__main__ import main; main({options}, budget_s=0.5)"
     assert "R = " in run(bin_folder / "python", "-c", code, folder=tmp_path)
 
 

@@ -8,6 +8,11 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
+from adaecho.errors import ConfigError
+
+# A callback's module has a function ``build(config, folder)``; see ``adaecho.training.callbacks``.
+_CALLBACKS = "adaecho.callbacks"  # the group of entry points
+
 
 def module_path(name: str, group: str, typed: Collection[str]) -> str | None:
     """The dotted path of the module that a name means; None where there is none, or a record may not name it.
@@ -26,6 +31,31 @@ def module_path(name: str, group: str, typed: Collection[str]) -> str | None:
     except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
         return None
     return None if found is None else name
+
+
+def callback_path(name: str, typed: Collection[str] = ()) -> str:
+    """The dotted path of a callback's module, which is not imported.
+
+    Args:
+        name: of an entry point in the group ``adaecho.callbacks``, or one of ``typed``.
+        typed: see ``module_path``.
+
+    Raises:
+        ConfigError: there is none, or it was not typed.
+    """
+    path = module_path(name, _CALLBACKS, typed)
+    if path is not None:
+        return path
+    if name in typed:
+        raise ConfigError(
+            f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}, and no module that can be "
+            "imported from here"
+        )
+    raise ConfigError(
+        f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}; a record can name no other, as "
+        f"the code of whoever wrote it would run. If that module is yours, name it in the command: "
+        f"--callback {name}"
+    )
 
 
 def names_in(config: dict[str, Any]) -> list[str]:

@@ -15,10 +15,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from adaecho.config import scale
 from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
-from adaecho.config.callbacks import callback_path
 from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
-from adaecho.config.named import names_in
+from adaecho.config.named import callback_path, names_in
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
 from adaecho.config.tasks import check_options
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor

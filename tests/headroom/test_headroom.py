@@ -10,7 +10,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from adaecho.errors import ConfigError, DataError
-from adaecho.headroom import command as headroom
+from adaecho.headroom import __main__ as headroom
 from adaecho.headroom.measure import Headroom
 
 

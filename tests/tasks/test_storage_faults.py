@@ -10,7 +10,7 @@ import pytest
 
 from adaecho import evaluate, run, show
 from adaecho.config.schema import Config, from_plain, to_plain
-from adaecho.headroom import command as headroom
+from adaecho.headroom import __main__ as headroom
 from adaecho.headroom import measure
 from adaecho.search import worker
 from adaecho.search.design import Arm, Design

@@ -12,7 +12,7 @@ import pytest
 
 from adaecho import run
 from adaecho.config.schema import from_typed, to_plain
-from adaecho.headroom import command as headroom
+from adaecho.headroom import __main__ as headroom
 from adaecho.search import axes
 from tests.conftest import Compose
 
