@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from adaecho.figures.style import (
     INK,
     MUTED,
     VARIANTS,
-    count_formatter,
-    count_scale,
+    count_axis,
     factor_order,
     figure,
     variant_order,
@@ -175,9 +173,4 @@ def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
             ha="center",
             fontsize=9.5,
         )
-    scale, unit = count_scale(axes.get_ylim()[1])
-    axes.set_ylabel(f"fresh examples{unit}")
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(count_formatter(scale))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
+    count_axis(axes, "fresh examples")

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from adaecho.figures.style import (
-    INK,
     MUTED,
     SERIES,
     VARIANTS,
-    count_formatter,
-    count_scale,
+    count_axis,
     figure,
     variant_order,
 )
@@ -138,9 +136,4 @@ def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(SETTINGS[sweep.x])
     axes.set_ylim(0, None)
-    scale, unit = count_scale(axes.get_ylim()[1])
-    axes.set_ylabel(f"{COSTS.get(cost, _at_the_end(cost))}{unit}", color=INK)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(count_formatter(scale))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
+    count_axis(axes, COSTS.get(cost, _at_the_end(cost)))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from adaecho.records.files import atomic_file
 
@@ -93,3 +94,13 @@ def count_scale(largest: float) -> tuple[float, str]:
 def count_formatter(scale: float) -> FuncFormatter:
     """Tick labels with thousands separators and no needless decimals."""
     return FuncFormatter(lambda value, _: f"{value / scale:,.10g}")
+
+
+def count_axis(axes: Axes, words: str) -> None:
+    """Lay out a y axis of counts: its words with their unit, few ticks, and a grid behind what is drawn."""
+    scale, unit = count_scale(axes.get_ylim()[1])
+    axes.set_ylabel(f"{words}{unit}")
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(count_formatter(scale))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)

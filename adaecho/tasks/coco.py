@@ -6,7 +6,6 @@ The paper names neither backbone nor image size: ResNet-34 from scratch at 300 p
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from adaecho.config.schema import Config
@@ -15,8 +14,7 @@ from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
-from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import Task
 from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
@@ -72,12 +70,6 @@ def build(config: Config, options: Options) -> Task:
         ssd = ssd_resnet34(len(train.categories) + 1, options.image_size)
         return options.with_ghosts(Detector(ssd, channels_last=config.channels_last))
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
-        assert split == "validation", "COCO's test split has no public boxes"
-        return validation.measure(model, device, ranks)
-
     return Task(
         name="coco",
         metrics=validation.metrics,
@@ -87,7 +79,7 @@ def build(config: Config, options: Options) -> Task:
         collate=collate_boxes,
         build_model=build_model,
         loss=detection_loss,
-        evaluate=evaluate,
+        evaluate=validation.evaluate,
         pictures=validation.pictures,
         skipped_examples=bad.count,
         files=[*annotations, *train.files, *held_out.files],

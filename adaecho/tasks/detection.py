@@ -15,7 +15,7 @@ from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.ssd import SSD
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
-from adaecho.tasks.base import Batch, LossAndWeight, Picture
+from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.boxes import ResizeWithBoxes
 from adaecho.transforms.photographs import decode_image
@@ -97,8 +97,11 @@ class DetectionValidation:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def measure(self, model: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
         """The metrics of a model in eval mode; each rank looks at its share of the images."""
+        assert split == "validation", "COCO's test split has no public boxes, and scenes have none"
         shares = ranks.gather_objects(self.found(model, device, ranks.share(len(self))))
         return self._precision.measure([found for share in shares for found in share])
 

@@ -3,7 +3,6 @@
 Glyphs of the validation scenes occur in no training scene.
 """
 
-import torch
 from torch import nn
 
 from adaecho.config.schema import Config
@@ -11,8 +10,7 @@ from adaecho.datasets.coco import TrueBoxes
 from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
 from adaecho.errors import ConfigError
 from adaecho.models.ssd import small_ssd
-from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import Task
 from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
 from adaecho.tasks.digits import NUM_CLASSES, read_digits
 from adaecho.tasks.options import ScenesOptions as Options
@@ -61,12 +59,6 @@ def build(config: Config, options: Options) -> Task:
         detector = Detector(small_ssd(NUM_CLASSES + 1, SIDE), channels_last=config.channels_last)
         return options.with_ghosts(detector)
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
-        assert split == "validation", "scenes have no test split"
-        return validation.measure(model, device, ranks)
-
     return Task(
         name="scenes",
         metrics=validation.metrics,
@@ -77,7 +69,7 @@ def build(config: Config, options: Options) -> Task:
         collate=collate_boxes,
         build_model=build_model,
         loss=detection_loss,
-        evaluate=evaluate,
+        evaluate=validation.evaluate,
         pictures=validation.pictures,
     )
 
