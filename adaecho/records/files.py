@@ -20,7 +20,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MOST_BYTES, _MOST_LEVELS = 1 << 20, 50  # of YAML: a config has some 3,000, and five
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR)
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 
 
