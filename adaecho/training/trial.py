@@ -17,6 +17,7 @@ from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ChangedDataError, DiskError, FolderError, UserError, warn, with_notes
+from adaecho.masking import presentable
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
@@ -330,12 +331,14 @@ class _Trial:
         return summary is not None and summary.get("steps", 0) > 0
 
     def _check_fingerprint(self, then: dict[str, str], now: dict[str, str]) -> None:
+        path = self.config.data.path  # of text the digest is of all documents together
+        here = f"here, in {presentable(path)}," if path else "here"
         for name in {**then, **now}:
             if then.get(name) == now.get(name):
                 continue
             changed = (
                 f"{self.run_folder.path}: its checkpoint was trained with {name} "
-                f"({then.get(name, 'without it')}), and here it is {now.get(name, 'gone')}"
+                f"({then.get(name, 'without it')}), and {here} it is {now.get(name, 'gone')}"
             )
             if not self.config.data.allow_changed:
                 raise ChangedDataError(

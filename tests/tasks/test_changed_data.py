@@ -77,14 +77,14 @@ def test_a_resume_with_other_labels_of_equal_length_names_the_file(
     if form != "photographs":
         assert {path: path.stat().st_size for path in sizes} == sizes
     with pytest.raises(
-        FolderError, match=rf"trained with \S*{name} \(.* bytes, sha256 \w+\), and here it is"
+        FolderError, match=rf"trained with \S*{name} \(.* bytes, sha256 \w+\), and here, in .*, it is"
     ):
         run_trial(longer, tmp_path / "run")
 
     write(tmp_path / "data", LABELS)
     if form == "shards":
         (tmp_path / "data" / name).rename(tmp_path / "elsewhere")
-        with pytest.raises(FolderError, match=rf"{name} \(.*\), and here it is gone; put back"):
+        with pytest.raises(FolderError, match=rf"{name} \(.*\), and here, in .*, it is gone; put back"):
             run_trial(longer, tmp_path / "run")
         (tmp_path / "elsewhere").rename(tmp_path / "data" / name)
     write(tmp_path / "data", LABELS)  # with other times

@@ -179,7 +179,8 @@ def test_a_checkpoint_of_other_tokens_is_refused(
             path.write_text(tokens._sealed({**meta, "tokenizer sha256": "another"}))
     longer = from_plain({**to_plain(config), "max_steps": 20})
     with pytest.raises(
-        FolderError, match=f"{message}.*put back what was there, or start anew with fresh=true"
+        FolderError,
+        match=f"{message}.* here, in .*text, it is .*put back what was there, or start anew with fresh=true",
     ):
         run_trial(longer, tmp_path / "run")
 
