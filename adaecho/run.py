@@ -127,7 +127,7 @@ def cli() -> None:
             raise
         fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
     except ValueError as error:
-        told = _number_for_group(str(error))
+        told = _told_of_hydra(str(error))
         if told is None:
             raise
         fail(told)
@@ -187,8 +187,10 @@ def _of_another_form(messages: list[str]) -> str | None:
     return None
 
 
-def _number_for_group(message: str) -> str | None:
-    """Say what to write where Hydra looks for a group's choice, finds a number and says not of which key."""
+def _told_of_hydra(message: str) -> str | None:
+    """What to write where a group's choice is a number, or two of Hydra's options clash; else None."""
+    if message.startswith("Only one of --run"):
+        return f"{message}; leave out -m to see a config"
     if not message.startswith("Config group override must be"):
         return None
     for typed in sys.argv[1:]:

@@ -113,6 +113,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("optimizer=3",), ("optimizer=3: optimizer holds other keys; set one of them, optimizer.",)),
         (("echo=2",), ("echo=2: echo is one of batch, example_after", "(the factor is echo.factor=2)")),
         (("task=3",), ("task=3: task is one of cifar10, ",)),
+        (("-m", "--cfg", "job"), ("Only one of --run, --multirun, --cfg", "leave out -m to see a config")),
         (("search.arms=batch",), ("search.arms=batch: search.arms holds names with a value each",)),
         (("experiment=quickstart",), ("search.arms", "which -m runs")),
     ],
