@@ -1,6 +1,7 @@
 """The paper's Fig. 3: how many fresh examples each arm needs to reach the target."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ Arm = dict[str, Any]
 _BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
 _MANY_RUNS = 10  # from which on an interval of the mean says more than extremes, which grow with the number
 _MANY = 10  # arms whose names stand upright, so that they don't overlap
+_WIDTH = 12  # characters of a line below a bar
 _LEAST_HALF_WIDTH = 2.6  # so that a pair of bars is not two walls
 _SHORT = {
     "none": "baseline",
@@ -150,7 +152,7 @@ def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
 def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
     names = [
-        _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else arm["arm"]
+        _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else fill(arm["arm"].replace("_", " "), _WIDTH)
         for arm, kind in zip(ordered, kinds, strict=True)
     ]
     many = len(ordered) > _MANY

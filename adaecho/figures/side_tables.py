@@ -23,7 +23,8 @@ _POINTS = (
 _AT_POINTS = """Ratios of fresh examples to the baseline's, all arms at one point (the quickstart: each at
 its own, found on other seeds). They decide no claim. In `bccd`, `cifar10_echo` and `cifar10_depth8_80` the
 rate falls with steps, of which an echoed run takes as many from half the fresh examples: their ratios are
-too good by as much as the schedule saves. Pages: [experiments/](../experiments)."""
+too good by as much as the schedule saves. What each of the two saves:
+[schedule_clock](../experiments/schedule_clock/README.md). Pages: [experiments/](../experiments)."""
 _PILOTS = """[Reuse](../experiments/reuse/README.md): whether E(e), the baseline's fresh examples over the
 arm's, differs from e. [Controls](../experiments/controls/README.md): whether the least cross entropies
 differ. Three searches each; two-sided p by Welch, and adjusted by Holm for the comparisons of an

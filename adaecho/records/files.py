@@ -53,7 +53,7 @@ def _explain(path: Path, error: OSError) -> str:
     if error.errno in _FULL:
         return (
             f"{path}: the disk is full; nothing was half-written. Free some space and run the same command "
-            "again: it continues from the last checkpoint"
+            "again: a run continues from its last checkpoint"
         )
     if error.errno in _NOT_WRITABLE:
         return f"{path}: can't be written ({error.strerror}). Make it writable or choose another folder"

@@ -163,7 +163,7 @@ def test_fig3_names_arms_that_share_variant_and_factor(tmp_path, drawn):
     rows += rows_of("auto", "batch", "auto", [300])
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
     names = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
-    assert names == ["buffer_1k", "buffer_10k", "batch"]
+    assert names == ["buffer 1k", "buffer 10k", "batch"]
     assert {"e = 2", "e = auto"} <= set(words(drawn[0].axes[0]))
 
 
