@@ -92,7 +92,8 @@ class Marks:
             opened = [mark for mark in self._marks if mark.first <= next_count]
             if not opened:  # no pass has begun
                 return []
-            oldest = min(oldest, max(after, opened[-1].first))
+            # Within a pass the last example is read again, to see whether it comes again.
+            oldest = min(oldest, max(after - 1, opened[-1].first))
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
             first, *later = opened[unneeded:]
             farthest, needed = self._needed

@@ -58,6 +58,7 @@ class SequentialReader:
         self._count = 0
         self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
+        self._taken_up = False  # from a position within it
         self._last_pass: int | None = None
         self._following: Mark | None = None  # of a restored state: where the iteration after it begins
 
@@ -85,7 +86,7 @@ class SequentialReader:
         if self._last_pass is not None and number >= self._last_pass and not position:
             position = self._source.position_after_pass()
         self._let_go()
-        self._pass = number, self._count if first is None else first
+        self._pass, self._taken_up = (number, self._count if first is None else first), bool(position)
         if self._last_pass is None or number < self._last_pass:
             self._iterator = self._source.open(number, position)
             if not position and not self._source.seekable:
@@ -111,6 +112,9 @@ class SequentialReader:
         """Go on to the next pass."""
         number, first = self._pass
         length = self._count - first
+        if not length and self._taken_up:  # where it had ended when it told its position: this was its rest
+            self._open(number)
+            return
         if not length:
             raise ValueError(
                 f"source: pass {number} of {self._source.name} gave no examples; "
@@ -138,7 +142,9 @@ class SequentialReader:
                 number, example = following
                 if number % self._every == self._kept:
                     index_in_pass = number - self._pass[1]
-                    self.witnesses.add(self._serial(number), index_in_pass, example)
+                    # From a position that the source tells few examples may be read again.
+                    told = not self._source.seekable and apart > 0
+                    self.witnesses.add(self._serial(number), index_in_pass, example, always=told)
                     # Before the source goes on, which may put its next example into the same memory.
                     own = self._preparation.own(example)
                     claimed.append((self._serial(number), index_in_pass, own))
@@ -190,7 +196,7 @@ class SequentialReader:
                     )
                 number, example = following
                 if not self.witnesses.is_as_before(self._serial(number), example):
-                    self._source.check_other(self._serial(number))
+                    self._source.check_other(self._serial(number), same_rows=bool(mark.position))
                 reread += self._preparation.examples_in(example)
                 if number in wanted:
                     kept.append(self._preparation.own(example))

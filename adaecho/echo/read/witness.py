@@ -46,9 +46,9 @@ class Witnesses:
         with self._lock:
             self._seen.clear()
 
-    def add(self, serial: int, index: int, example: Any) -> None:
+    def add(self, serial: int, index: int, example: Any, *, always: bool = False) -> None:
         """Remember an example, if it is to be a witness; its index in its pass is counted over all ranks."""
-        if index // self._world >= _FIRST and serial // self._world % self._spacing:
+        if not always and index // self._world >= _FIRST and serial // self._world % self._spacing:
             return
         witness = serial, fingerprint(example)
         with self._lock:

@@ -1,6 +1,7 @@
 """Sources that tell and take their own position: a resume begins there, and reads next to nothing again."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from adaecho import EchoLoader
 from tests.helpers import through_torch_save
@@ -163,6 +164,77 @@ def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
             assert take(restored, 12) == batches[stop : stop + 12], stop
 
 
+class LeavesOutItsOrder:
+    """Draws each pass anew, and tells only how far it has come."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = np.random.permutation(LENGTH)
+        while self.next < LENGTH:
+            self.next += 1
+            yield rows[self.next - 1 : self.next]
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_an_order_that_a_position_leaves_out_is_noticed_also_just_at_that_position(
+    batch_size: int | None,
+) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(LeavesOutItsOrder(), batch_size, epochs=1, num_workers=1, prefetch=20)
+
+    for batches in (8, 16, 20, 32, 40):  # one lies at every 16th example, or batch
+        with make() as loader, make() as restored:
+            iterator = iter(loader)
+            for _ in range(batches):
+                next(iterator)
+            while loader.examples_read < loader.fresh_examples + 16:  # a position has been asked for there
+                time.sleep(0.001)
+            with pytest.raises(ValueError, match="is another one than when the state was saved"):
+                restored.load_state_dict(loader.state_dict())
+
+
+class EndsAtItsEnd:
+    """After a pass it tells its end, and beginning there gives the rest of that pass: nothing."""
+
+    def __init__(self) -> None:
+        self.start = self.next = self.number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = np.random.default_rng(self.number).permutation(40)
+        self.next, self.start = self.start, 0
+        while self.next < 40:
+            self.next += 1
+            yield rows[self.next - 1 : self.next]
+        self.number += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next, "number": self.number - (self.next == 40)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start, self.number = state["next"], state["number"]
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+def test_the_rest_of_a_pass_that_had_ended_is_passed_over(epochs: int | None) -> None:
+    loader, resumed = (EchoLoader(EndsAtItsEnd(), 10, epochs=epochs) for _ in range(2))
+    first = [batch.tolist() for batch in islice(loader, 4)]
+    if epochs:
+        assert list(loader) != [], "the pass after"
+    state = through_torch_save(loader.state_dict())
+    expected = [batch.tolist() for batch in islice(loader, 4)]
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in islice(resumed, 4)] == expected != first
+
+
 def test_what_tells_no_position_and_is_read_once_is_refused() -> None:
     loader = EchoLoader(map(np.array, range(40)), 4, shuffle_buffer=8)
     next(iter(loader))
@@ -190,6 +262,10 @@ def test_a_position_is_of_no_use_to_what_takes_none() -> None:
     next(iter(loader))
     with pytest.raises(ValueError, match="told its own position when the state was saved"):
         EchoLoader(lambda: map(np.array, range(40)), 4).load_state_dict(loader.state_dict())
+    loader = EchoLoader(DataLoader(TensorDataset(torch.arange(40)), 4), None)
+    list(islice(loader, 2))
+    with pytest.raises(ValueError, match="told its own position when the state was saved"):
+        EchoLoader(OfTellingIterators(), None).load_state_dict(loader.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
