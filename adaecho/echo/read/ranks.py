@@ -27,6 +27,7 @@ _REMEDIES = {
     "torch": "an __iter__ that gives every world_size-th example from the rank-th on, beside what it does "
     "with get_worker_info(), gives each its part",
 }
+_REMEDY_OF_OTHERS = "every world_size-th batch from the rank-th on gives each its part"
 _SIGNS = re.compile(
     r"(^|_)(rank|world|world_?size|num_replicas|process_(index|count)|num_processes|shard_(id|index))($|_)",
     re.IGNORECASE,
@@ -39,10 +40,7 @@ def warn_if_unshared(source: Any, world_size: int) -> bool:
     """Warn where each of several ranks reads everything of a loader; whether it did."""
     if world_size == 1:
         return False
-    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        told = _unshared_rows(source)
-    else:
-        told = _unshared_stream(source)
+    told = _unshared_rows(source) if _is_of_rows(source) else _unshared_stream(source)
     if not told:
         return False
     warn_caller(
@@ -60,6 +58,11 @@ def warn_if_shared_twice(source: Any, world_size: int) -> None:
             f"loader gives each of {world_size} ranks a part again, so that most examples never come; give "
             "rank=0, world_size=1, or leave the splitting to this loader"
         )
+
+
+def _is_of_rows(part: Any) -> bool:
+    """Whether it is a DataLoader of a map-style dataset."""
+    return isinstance(part, DataLoader) and not isinstance(part.dataset, IterableDataset)
 
 
 def _unshared_rows(loader: DataLoader[Any]) -> str:
@@ -91,15 +94,18 @@ def _shares_out(sampler: Any, rows: int) -> bool:
 
 
 def _unshared_stream(source: Any) -> str:
-    """What to say of a list, or of a library's or torch's stream, in which no part knows of ranks."""
+    """What to say of a list, or anything else that can only be iterated, in which no part knows of ranks."""
     if isinstance(source, list | tuple):
         return "nothing shares it out; source[rank::world_size] gives each its part"
+    parts = list(_all_parts(source))
+    if any(map(_knows_ranks, parts)):
+        return ""
+    for part in filter(_is_of_rows, parts):
+        return _unshared_rows(part)
     within = source.dataset if isinstance(source, DataLoader) else source
     libraries = [kind.__module__.partition(".")[0] for kind in type(within).__mro__]
-    library = next((name for name in libraries if name in _REMEDIES), None)
-    if library is None or any(map(_knows_ranks, _all_parts(source))):
-        return ""
-    return f"nothing in it is seen to share out; {_REMEDIES[library]}"
+    remedy = next((_REMEDIES[name] for name in libraries if name in _REMEDIES), _REMEDY_OF_OTHERS)
+    return f"nothing in it is seen to share out; {remedy}"
 
 
 def _knows_ranks(part: Any) -> bool:
@@ -169,5 +175,6 @@ def _inner(part: Any) -> list[Any]:
     if isinstance(part, MethodType):
         return [part.__self__, part.__func__]
     if isinstance(part, FunctionType):
-        return list(inspect.getclosurevars(part).nonlocals.values())
+        used = inspect.getclosurevars(part)
+        return [*used.nonlocals.values(), *used.globals.values()]
     return list(getattr(part, "__dict__", {}).values())

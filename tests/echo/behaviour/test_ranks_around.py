@@ -137,6 +137,24 @@ def of_rank(_: Any, rank: int = 0) -> int:
     return rank
 
 
+def generator_function() -> Iterator[Any]:
+    yield from torch.arange(ROWS).split(4)
+
+
+def generator_function_of_rank() -> Iterator[Any]:
+    yield from torch.arange(torch.distributed.get_rank(), ROWS, 2).split(4)
+
+
+class Prefetched:
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+shared_rows = DataLoader(rows, sampler=DistributedSampler(rows, 2, 0))
+
 UNSHARED: dict[str, tuple[Callable[[], Any], str]] = {
     "stream": (Stream, "__iter__"),
     "stream in a DataLoader": (lambda: DataLoader(Stream(), 4), "__iter__"),
@@ -146,6 +164,13 @@ UNSHARED: dict[str, tuple[Callable[[], Any], str]] = {
     "grain": (grain, r"dataset\[rank::world_size\]"),
     "Grain's DataLoader": (lambda: grain_loader(1), "ShardOptions"),
     "WebDataset": (lambda: web_dataset(nodesplitter=None).batched(4), "split_by_node"),
+    "a generator function": (lambda: generator_function, "every world_size-th batch"),
+    "a class of one's own": (lambda: Prefetched(generator_function()), "every world_size-th batch"),
+    "a wrapper of a DataLoader": (lambda: Prefetched(DataLoader(rows, 4)), r"EchoLoader\(dataset, batch"),
+    "a function around a DataLoader": (
+        lambda: partial(iter, DataLoader(rows, shuffle=True)),
+        "sampler=DistributedSampler",
+    ),
 }
 SHARED: dict[str, Callable[[], Any]] = {
     "rows": lambda: DataLoader(rows, sampler=DistributedSampler(rows, 2, 0)),
@@ -163,6 +188,10 @@ SHARED: dict[str, Callable[[], Any]] = {
     "grain": lambda: grain(0, ROWS, 2),
     "Grain's DataLoader": lambda: grain_loader(2),
     "WebDataset": lambda: web_dataset(nodesplitter=library("webdataset").split_by_node).batched(4),
+    "a generator function": lambda: generator_function_of_rank,
+    "a wrapper of a DataLoader": lambda: Prefetched(shared_rows),
+    "a function around a DataLoader": lambda: lambda: iter(shared_rows),
+    "an EchoLoader": lambda: EchoLoader(rows, 4, epochs=1),
     "WebDataset, which refuses ranks itself": lambda: web_dataset().batched(4),
 }
 
@@ -171,7 +200,7 @@ SHARED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", UNSHARED)
 def test_of_a_stream_that_nothing_shares_out_the_librarys_own_way_is_named(name: str) -> None:
     make, remedy = UNSHARED[name]
-    with pytest.warns(UserWarning, match=f"each of 2 ranks reads all .* nothing .* share out; .*{remedy}"):
+    with pytest.warns(UserWarning, match=f"each of 2 ranks reads all .* nothing.* .*{remedy}"):
         EchoLoader(make(), None, **RANKS)
     assert not warn_if_unshared(make(), 1)
 
