@@ -526,6 +526,12 @@ class EchoLoader(Gauges):
         if self._finalizer.detach() is not None:
             self._pipeline.close(wait_s)
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "EchoLoader: its threads and its source can't be shared or sent, so no copy or pickle; make "
+            "another with the same arguments (in each process its own), and give it state_dict()"
+        )
+
     def __enter__(self) -> "EchoLoader":
         return self
 

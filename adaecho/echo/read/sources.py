@@ -81,11 +81,18 @@ class IterableSource:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
         if position and not isinstance(position, OwnState):
+            if not self.seekable:
+                raise self._takes_no_position()
             return self._source.iterate_from(position)  # type: ignore[union-attr,no-any-return]
         of_source = _teller_of(self._source)
         if isinstance(position, OwnState) and of_source is not None:
             of_source.take(copy.deepcopy(position.state))
         given = self._source if isinstance(self._source, Iterable) else self._source()
+        if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+            raise ValueError(
+                f"source: {self.name} returned a {type(given).__name__}, which can't be iterated; "
+                "a function given as a source returns an iterator for each pass"
+            )
         if given is self._begun and not is_unread(given) and not position:
             raise self._begins_once()
         if _begins_once(given):
@@ -94,10 +101,7 @@ class IterableSource:
         self._teller = of_source or _teller_of(iterator)
         if isinstance(position, OwnState) and of_source is None:
             if self._teller is None:
-                raise ValueError(
-                    f"load_state_dict: {self.name} told its own position when the state was saved, and takes "
-                    "none now; give the source it was saved with"
-                )
+                raise self._takes_no_position()
             self._teller.take(copy.deepcopy(position.state))
         return iterator
 
@@ -129,18 +133,23 @@ class IterableSource:
         if _begins_once(self._source) and not is_unread(self._source):
             raise self._begins_once()
 
-    def check_other(self, serial: int) -> None:
+    def check_other(self, serial: int, *, same_rows: bool) -> None:
         """Answer that an example which was read again is another one than before.
+
+        Args:
+            serial: of the example.
+            same_rows: the source has begun within a pass; one that knows its rows has a digest of them there.
 
         Raises:
             ValueError: which examples come is not known either.
         """
         if getattr(self._source, "rows_are_known", False):
+            or_others = "" if same_rows else ", or of others, if its sampler draws from what no seed governs"
             warn_caller(
-                f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows: "
-                "its dataset draws, from a generator of its own, or in a thread of this loader's, which must "
-                "not seed the global ones; let it draw from the global generators, and give the DataLoader "
-                "num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
+                f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows"
+                f"{or_others}: its dataset draws, from a generator of its own, or in a thread of this "
+                "loader's, which must not seed the global ones; let it draw from the global generators, and "
+                "give the DataLoader num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
             )
             return
         raise ValueError(
@@ -166,6 +175,12 @@ class IterableSource:
             "Let all that it draws follow a seed and the pass, which a method set_epoch(pass) of it is told "
             "(webdataset: detshuffle in place of shuffle), or let it give examples in their stored order, "
             "and shuffle here: shuffle_buffer="
+        )
+
+    def _takes_no_position(self) -> ValueError:
+        return ValueError(
+            f"load_state_dict: {self.name} told its own position when the state was saved, and takes "
+            "none now; give the source it was saved with"
         )
 
     def _begins_once(self) -> ValueError:
@@ -233,7 +248,9 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
 
 
 def _check_rows(source: Any) -> None:
-    """Raises ValueError for what is indexed by the names of its columns, or splits."""
+    """Raises ValueError for what is indexed by the names of its columns, or splits, and for a class."""
+    if isinstance(source, type):
+        raise ValueError(f"source: {source.__name__} is a class; give a dataset: {source.__name__}(...)")
     if isinstance(source, dict) and source and all(map(_is_dataset, source.values())):
         name = next(iter(source))
         raise ValueError(

@@ -61,6 +61,9 @@ class KeyedDataLoader:
         self._sampler: Any = None
         self._copied: DataLoader[Any] | None = None
         self.draws = _may_draw(loader)  # from global generators
+        # Workers are told of a pass as they begin; but Hugging Face's streams share its number with them.
+        hears = hasattr(loader.dataset, "set_epoch")
+        self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -81,7 +84,7 @@ class KeyedDataLoader:
 
     def batches(self, indices: "_Indices", seed: int) -> Iterator[Any]:
         """The batches of these indices. Persistent workers stay from one pass to the next."""
-        if self._copied is None:
+        if self._copied is None or self._told_once:
             self._copied = copy.copy(self._loader)
             of_samples = self._loader.batch_sampler is None
             # Not assigned as attributes, which a DataLoader refuses for some of them.
@@ -158,8 +161,8 @@ class Pass:
         if self.position != position:
             raise ValueError(
                 f"load_state_dict: the first {number} batches of this {self._loader.__name__} would be "
-                "others than when the state was saved: its sampler draws from something that no seed "
-                "governs, or its dataset has changed; let the sampler draw from a torch.Generator in its "
+                "others than when the state was saved: its dataset or batch_size has changed, or its sampler "
+                "draws from something that no seed governs; let it draw from a torch.Generator in its "
                 "attribute `generator`, or from what set_epoch(pass) told"
             )
 

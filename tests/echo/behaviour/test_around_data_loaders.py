@@ -256,6 +256,25 @@ def test_each_pass_is_told_to_the_sampler(kind: type[Loader], within: bool) -> N
     assert list(dict.fromkeys(told)) == [0, 1, 7]
 
 
+class OfItsPass(Dataset[int]):
+    number = 0
+
+    def set_epoch(self, number: int) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> int:
+        return self.number
+
+
+def test_each_pass_is_told_to_copies_of_the_dataset_in_persistent_workers() -> None:
+    data_loader: Loader = DataLoader(OfItsPass(), 4, num_workers=1, persistent_workers=True)
+    with EchoLoader(data_loader, None, epochs=1) as loader:
+        assert [[batch.tolist() for batch in loader] for _ in range(3)] == [[[n] * 4] * 2 for n in range(3)]
+
+
 def test_a_distributed_sampler_draws_each_epoch_anew_as_in_a_loop_that_sets_it() -> None:
     sampler: Any = DistributedSampler(Drawn(), 2, 1)
     data_loader: Loader = DataLoader(range(ROWS), 5, sampler=sampler)  # type: ignore[arg-type]

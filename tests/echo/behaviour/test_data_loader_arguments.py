@@ -1,6 +1,8 @@
 """Every argument and attribute of a DataLoader gets an answer."""
 
+import copy
 import inspect
+import pickle
 import tracemalloc
 import warnings
 from itertools import islice
@@ -309,6 +311,21 @@ def test_what_is_no_function_is_refused(name: str) -> None:
 def test_a_single_number_is_no_source(number: Any) -> None:
     with pytest.raises(ValueError, match="is one number, and no array of examples"):
         EchoLoader(number, 3)
+
+
+def test_a_class_and_what_a_function_forgot_to_return_are_no_sources() -> None:
+    with pytest.raises(ValueError, match=r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"):
+        EchoLoader(Frame, 3)
+    with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
+        next(iter(EchoLoader(lambda: None, 3, epochs=1)))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
+    with EchoLoader(arrays(9), 3, num_workers=1) as loader:
+        next(iter(loader))
+        with pytest.raises(TypeError, match=r"no copy or pickle; make another .* give it state_dict\(\)"):
+            copied(loader)
 
 
 def test_of_a_dict_of_splits_one_is_asked_for() -> None:
