@@ -16,7 +16,7 @@ _REMEDY = "collect it again, or remove it"
 
 
 def read_table(table: Path) -> list[Row]:
-    """The rows of ``trials.json``: each once, of one experiment and task, with the columns that figures need.
+    """The rows of ``trials.json``: each once, of the experiment and task of its folder, with all columns.
 
     Raises:
         DataError: it holds anything else; naming the row.
@@ -31,13 +31,13 @@ def read_table(table: Path) -> list[Row]:
         raise DataError(f"{table}: an empty table; {_REMEDY}")
     seen: set[tuple[Any, ...]] = set()
     for number, row in enumerate(rows):
-        if wrong := _fault(row, rows[0], seen):
+        if wrong := _fault(row, table.parts[-3:-1], seen):
             raise DataError(f"{table}: row {number} {wrong}; {_REMEDY}")
     return rows
 
 
-def _fault(row: Row, first: Row, seen: set[tuple[Any, ...]]) -> str:
-    """What makes a row unusable, or nothing; remembers it as seen."""
+def _fault(row: Row, folder: tuple[str, ...], seen: set[tuple[Any, ...]]) -> str:
+    """What makes a row of the table in ``<experiment>/<task>`` unusable, or nothing; remembers it as seen."""
     try:
         for key in row:
             check_name("column", key)
@@ -50,9 +50,9 @@ def _fault(row: Row, first: Row, seen: set[tuple[Any, ...]]) -> str:
     missing = [column for column in needed if column not in row]
     if missing:
         return f"lacks {', '.join(missing)}"
-    for key in ("experiment", "task"):
-        if row[key] != first[key]:
-            return f"is of {key} {row[key]}, the first one of {first[key]}"
+    for key, named in zip(("experiment", "task"), folder, strict=True):  # claims find tables by their folder
+        if row[key] != named:
+            return f"is of {key} {row[key]}, in the folder of {key} {named}"
     trial = (row["arm"], row["repeat"], row["index"])
     if trial in seen:
         return f"is trial {'/'.join(map(str, trial))} once more"

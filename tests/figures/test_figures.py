@@ -455,8 +455,8 @@ def test_a_table_that_cannot_be_used_is_named(results, content, says):
     ("change", "says"),
     [
         ({"repeat": 0, "index": 0}, "row 1 is trial baseline/0/0 once more"),
-        ({"experiment": "other"}, "row 1 is of experiment other, the first one of quickstart"),
-        ({"task": "mnist"}, "row 1 is of task mnist, the first one of digits"),
+        ({"experiment": "other"}, "row 1 is of experiment other, in the folder of experiment quickstart"),
+        ({"task": "mnist"}, "row 1 is of task mnist, in the folder of task digits"),
         ({"echo_variant": "loud"}, "row 1 has echo_variant loud"),
         ({"experiment": "fig6"}, "row 1 lacks batch_size"),
         ({"status": "finished"}, "row 1 has status finished, which must be one of running"),
@@ -482,6 +482,14 @@ def test_a_row_that_does_not_belong_is_named(results, change, says):
     rows[1] |= change
     (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
     with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
+        draw_all(results, results / "figures")
+
+
+def test_a_table_in_the_folder_of_another_experiment_decides_none_of_its_claims(results):
+    (results / "quickstart").rename(results / "fig3")
+    with pytest.raises(
+        DataError, match="row 0 is of experiment quickstart, in the folder of experiment fig3"
+    ):
         draw_all(results, results / "figures")
 
 

@@ -236,6 +236,7 @@ def test_bad_images_are_skipped_within_the_budget_and_named(
     with pytest.raises(DataError, match="no whole image") as raised:
         run_trial(compose_config(*strict), tmp_path / "strict")
     assert str(bad) in with_notes(raised.value)
+    assert "data.max_bad_examples of a run" in with_notes(raised.value)
     assert str(bad) in json.loads((tmp_path / "strict" / "summary.json").read_text())["error"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, obstacle, remedy, stack
 from adaecho.echo.order import keyed
+from adaecho.echo.read.failures import NONE_SKIPPED
 from adaecho.echo.threads.seeded_process import SeededProcess, global_generators_kept, one_by_one, seeded
 from adaecho.echo.threads.workers import PoolThread
 
@@ -166,7 +167,7 @@ class DecodeThenAugment:
             return self._decode(example)
         except Exception as error:
             origin = self._origin(item >> keyed.ECHO_BITS)
-            error.add_note(f"while decoding {origin}; max_bad_examples= skips and lists so many like it")
+            error.add_note(f"while decoding {origin}; {NONE_SKIPPED}")
             raise
 
 

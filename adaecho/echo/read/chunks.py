@@ -16,7 +16,7 @@ from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.items import Bad, Fresh
-from adaecho.echo.read.failures import is_of_machine, without_frames
+from adaecho.echo.read.failures import NONE_SKIPPED, is_of_machine, without_frames
 from adaecho.echo.read.witness import Witnesses
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread
 
@@ -204,9 +204,9 @@ class BadExamples:
 
     def _explanation(self) -> str:
         if not self._budget:
-            return "max_bad_examples=0 skips none; a larger budget skips and lists them in bad_examples"
+            return NONE_SKIPPED
         others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
-        return f"more bad examples than max_bad_examples={self._budget}; the last before it: {others}"
+        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
 
 
 class FreshQueue:

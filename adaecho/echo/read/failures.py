@@ -19,6 +19,12 @@ _NETWORK_CLIENTS = (
 )  # fmt: skip
 
 
+NONE_SKIPPED = (
+    "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
+    "bad_examples"
+)  # whoever reads it has made a loader, or has typed a run's command
+
+
 def is_of_machine(error: Exception) -> bool:
     """Whether machine or network failed, so that the error is raised and never counted as a bad example.
 
