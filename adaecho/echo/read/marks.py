@@ -83,7 +83,7 @@ class Marks:
         Args:
             oldest: count of the example; ``after`` where that comes first.
             next_count: count of the next example to be read.
-            after: the count just after the last example before it.
+            after: the count just after the last example before it; one less where that is to be read again.
 
         Returns:
             None before the first pass has been opened.
@@ -92,8 +92,7 @@ class Marks:
             opened = [mark for mark in self._marks if mark.first <= next_count]
             if not opened:  # no pass has begun
                 return []
-            # Within a pass the last example is read again, to see whether it comes again.
-            oldest = min(oldest, max(after - 1, opened[-1].first))
+            oldest = min(oldest, max(after, opened[-1].first))
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
             first, *later = opened[unneeded:]
             farthest, needed = self._needed

@@ -132,9 +132,10 @@ class SequentialReader:
             if self._released is not None:
                 self._iterator = self._source.open(self._pass[0], self._released)
                 self._released = None
-            apart = self._source.marks_apart
+            apart, marked = self._source.marks_apart, False
             if apart and self._iterator is not None and self._count - self._marks.latest.count >= apart:
                 self._marks.add(Mark(*self._pass, self._count, self._source.position(self._iterator)))
+                marked = True
             while len(claimed) < count:
                 following = self._next()
                 if following is None:
@@ -142,9 +143,9 @@ class SequentialReader:
                 number, example = following
                 if number % self._every == self._kept:
                     index_in_pass = number - self._pass[1]
-                    # From a position that the source tells few examples may be read again.
-                    told = not self._source.seekable and apart > 0
-                    self.witnesses.add(self._serial(number), index_in_pass, example, always=told)
+                    # The first after a mark always: it may be the only one that is read again.
+                    first = marked and not claimed
+                    self.witnesses.add(self._serial(number), index_in_pass, example, always=first)
                     # Before the source goes on, which may put its next example into the same memory.
                     own = self._preparation.own(example)
                     claimed.append((self._serial(number), index_in_pass, own))
@@ -232,7 +233,10 @@ class SequentialReader:
                 "objects that show no arrays): a resume wouldn't notice if it gave another order then; let "
                 "its order follow from a seed, or from what set_epoch(pass) told it"
             )
-        marks = self._marks.since(oldest, index * self._every + self._kept, self._after(index))
+        # Within a pass the last example is read again, to see that it comes again; but what `iterate_from`
+        # begins has to be as it was.
+        after = self._after(index) - (self._source.rows_are_known or not self._source.seekable)
+        marks = self._marks.since(oldest, index * self._every + self._kept, after)
         return [mark.plain() for mark in marks]
 
     def release(self) -> None:

@@ -60,6 +60,7 @@ class IterableSource:
         self.seekable = hasattr(source, "iterate_from")
         self._teller: _Teller | None = None  # of the iterator opened last
         self.kept_open = bool(getattr(source, "kept_open", False))  # also while nobody reads
+        self.rows_are_known = bool(getattr(source, "rows_are_known", False))  # but not what they hold
         self.reordered = hears_of_passes(source)  # passes may differ in their order
 
     @property
@@ -143,7 +144,7 @@ class IterableSource:
         Raises:
             ValueError: which examples come is not known either.
         """
-        if getattr(self._source, "rows_are_known", False):
+        if self.rows_are_known:
             or_others = "" if same_rows else ", or of others, if its sampler draws from what no seed governs"
             warn_caller(
                 f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows"
@@ -174,7 +175,8 @@ class IterableSource:
         return (
             "Let all that it draws follow a seed and the pass, which a method set_epoch(pass) of it is told "
             "(webdataset: detshuffle in place of shuffle), or let it give examples in their stored order, "
-            "and shuffle here: shuffle_buffer="
+            "and shuffle here: shuffle_buffer=. In place of what wraps a DataLoader, as Accelerate and "
+            "Fabric do, give the DataLoader"
         )
 
     def _takes_no_position(self) -> ValueError:
