@@ -317,7 +317,16 @@ def adjust_colours(image: Image, brightness: float, contrast: float, saturation:
 
 
 def _field(example: Any, field: Any) -> Any:
-    return example if field is None else example[field]
+    if field is None:
+        return example
+    try:
+        return example[field]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"keys {', '.join(map(repr, example))}" if isinstance(example, dict) else type(example).__name__
+        raise ValueError(
+            f"field={field!r}: no such part of an example ({has}); field= is a dict's key, a tuple's index, "
+            "or None where the example is the image"
+        ) from error
 
 
 def _with_field(example: Any, field: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from adaecho.transforms.photographs import (
     GREY,
+    DecodeImage,
     RandomResizedCrop,
     adjust_colours,
     crop_box,
@@ -27,6 +28,16 @@ def test_decodes_to_the_pixels_of_pillow(kind: str) -> None:
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     for form in (content, np.frombuffer(content, np.uint8), {"bytes": content, "path": "a.jpg"}):
         np.testing.assert_array_equal(decode_image(form), expected)
+
+
+@pytest.mark.parametrize(
+    ("example", "has"), [((b"", 1), "tuple"), ({"jpg": b"", "cls": 1}, "keys 'jpg', 'cls'"), (b"", "bytes")]
+)
+def test_a_field_that_examples_lack_is_named(example: Any, has: str) -> None:
+    for transform in (DecodeImage(), RandomResizedCrop(8)):
+        arguments = (np.random.default_rng(0),) if isinstance(transform, RandomResizedCrop) else ()
+        with pytest.raises(ValueError, match=rf"field='image': no such part of an example \({has}\)"):
+            transform(example, *arguments)
 
 
 def test_decodes_grey_images_as_three_equal_channels() -> None:
