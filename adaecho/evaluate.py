@@ -23,7 +23,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from adaecho.config.schema import Config, from_plain
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError, FolderError, say, told
-from adaecho.records.files import record_errors
+from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
@@ -108,10 +108,10 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
 def _load(file: Path, model: nn.Module) -> int:
     """Load the weights; after how many steps they were saved."""
     try:
-        with safe_open(file, "pt") as opened:
+        with folder_errors(file), safe_open(file, "pt") as opened:
             steps = int(opened.metadata()["steps"])
-        model.load_state_dict(load_file(file))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            model.load_state_dict(load_file(file))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FolderError(
             f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
         ) from error

@@ -1,8 +1,11 @@
 """python -m adaecho.evaluate: a run's saved weights measured again."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -82,10 +85,22 @@ def test_what_can_not_be_measured_is_refused_in_one_message(
 
 
 def test_damaged_weights_are_refused(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compose_config: Compose,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_trial(compose_config(*DIGITS[:1], "max_steps=1", "target.value=null"), tmp_path / "run")
     file = tmp_path / "run" / "model" / "final.safetensors"
+
+    def refuse(_: Path) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "load_file", refuse)
+        with pytest.raises(SystemExit, match="2"):
+            evaluate.main([str(tmp_path / "run")])
+    assert capsys.readouterr().err == f"error: {file}: Input/output error\n"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(SystemExit, match="2"):
         evaluate.main([str(tmp_path / "run")])

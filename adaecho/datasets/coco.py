@@ -208,7 +208,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 def _load(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: is no JSON ({error}); copy it anew") from error
     needed = {
         "images": ("id", "file_name", "height", "width"),

@@ -233,7 +233,7 @@ def _json_rows(file: Path, column: str) -> Iterator[Text]:
         for line in lines:
             try:
                 text = json.loads(line)[column]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 yield ValueError(f"is no JSON object with {column!r} ({type(error).__name__}: {error})")
                 continue
             yield (text if isinstance(text, str) else ValueError(f"{column!r} is a {type(text).__name__}"))

@@ -45,7 +45,7 @@ def record_errors(what: object, kind: type[UserError] = FolderError) -> Iterator
     """Tell of records that can't be used inside, whoever wrote them, by an error that names ``what``."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
         raise kind(f"{what}: holds records of another form than adaecho writes ({error!r})") from error
 
 

@@ -250,7 +250,7 @@ class RunFolder:
         for number, line in enumerate(whole_lines(self._metrics), start=1):
             try:
                 metrics.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise FolderError(f"{self._metrics}: line {number} is damaged ({error})") from error
         return metrics
 
@@ -469,7 +469,7 @@ def _first_bad_line(lines: list[bytes]) -> str:
     for number, line in enumerate(lines, start=1):
         try:
             json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"; line {number} is no JSON"
         if line in seen:
             return f"; line {number} repeats an earlier one"

@@ -134,6 +134,7 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path, kind: str) -> None:
     ("text", "message"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", "no list 'images'"),
         ('{"images": [], "annotations": {}, "categories": []}', "no list 'annotations'"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no file_name"),

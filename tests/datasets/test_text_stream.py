@@ -92,7 +92,7 @@ def test_a_loader_goes_on_in_the_middle_of_a_document(stream: TokenStream, world
 
 
 def test_bad_documents_are_counted_within_the_budget(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "some words of text"}\n{"text": 3}\nno json\n')
+    (tmp_path / "train.jsonl").write_text('{"text": "some words of text"}\n{"text": 3}\n' + "[" * 100_000)
     files, tokenizer = find_documents(str(tmp_path)), train_tokenizer(iter(texts()), 400)
     with pytest.raises(DataError, match=r"train\.jsonl, document 1: 'text' is a int"):
         _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16))

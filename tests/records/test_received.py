@@ -180,6 +180,24 @@ def test_json_nested_too_deeply_is_damaged(tmp_path: Path, name: str) -> None:
         read_json(tmp_path / name)
 
 
+@pytest.mark.parametrize("file", ["config.yaml", "metrics.jsonl"])
+def test_a_run_with_a_line_nested_too_deeply_is_named(
+    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    often = "evaluate.every_fresh_examples=128"
+    config = compose_config("task=digits", "max_steps=9", "target.value=null", "echo.shuffle_buffer=1", often)
+    run_trial(config, tmp_path / "run")
+    spoiled = tmp_path / "run" / file
+    _, _, rest = spoiled.read_text().partition("\n")
+    spoiled.write_text({"config.yaml": "# overrides: "}.get(file, "") + "[" * 100_000 + "\n" + rest)
+    with pytest.raises(SystemExit, match="2"):
+        collect.main(
+            [str(tmp_path / "run"), "--experiment", "theirs", "--results", str(tmp_path / "results")]
+        )
+    assert f"error: {tmp_path / 'run'}" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def _rows(**changes: Any) -> list[dict[str, Any]]:
     row = {"experiment": "x", "task": "digits", "arm": "none", "repeat": 0, "index": 0}
     return [row | changes]
