@@ -8,7 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-RULES = ("gain", "sqrt_gain", "measure")
+_MADE_FOR: dict[str, tuple[type[Optimizer], ...]] = {
+    "gain": (torch.optim.SGD,),
+    "sqrt_gain": (torch.optim.Adam, torch.optim.AdamW),
+}
+RULES = (*_MADE_FOR, "measure")
 
 
 def check_parameters(parameters: Iterable[Tensor]) -> None:
@@ -64,20 +68,18 @@ def check_optimizer(optimizer: Optimizer, rule: str) -> None:
     of_torch = any(
         kind.__module__.startswith("torch.optim.") for kind in type(stepping).__mro__ if kind != Optimizer
     )
-    is_sgd, is_adam = (
-        isinstance(stepping, torch.optim.SGD),
-        isinstance(stepping, torch.optim.Adam | torch.optim.AdamW),
-    )
-    measure = 'rule="measure" reads the gain and leaves the rate alone'
-    if rule == "gain" and of_torch and not is_sgd:
-        remedy = f'rule="sqrt_gain" is the rule for it; {measure}' if is_adam else measure
-        raise ValueError(
-            f"AdaScale: around {name}, which divides the gradient by its own size, lr times the gain is too "
-            f"large: AdaScale's theory is of SGD. {remedy}"
-        )
-    if rule == "sqrt_gain" and of_torch and not is_adam:
-        remedy = 'rule="gain" is SGD\'s' if is_sgd else measure
+    if rule == "measure" or not of_torch or isinstance(stepping, _MADE_FOR[rule]):
+        return
+    remedies = [
+        f'rule="{own}" is the rule for it' for own, kinds in _MADE_FOR.items() if isinstance(stepping, kinds)
+    ]
+    remedy = "; ".join([*remedies, 'rule="measure" reads the gain and leaves the rate alone'])
+    if rule == "sqrt_gain":
         raise ValueError(f'AdaScale: rule="sqrt_gain" is for Adam and AdamW, not for {name}; {remedy}')
+    raise ValueError(
+        f"AdaScale: around {name}, which divides the gradient by its own size, lr times the gain is too "
+        f"large: AdaScale's theory is of SGD. {remedy}"
+    )
 
 
 def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:

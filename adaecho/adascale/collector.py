@@ -42,7 +42,6 @@ class GradientCollector:
         self._on_first_pass, self._on_last_pass = on_first_pass, on_last_pass
         self._handles: dict[Tensor, RemovableHandle] = {}
         self.groups: list[list[Tensor]] = []  # the watched parameters of each group
-        self._numbers: list[list[int]] = []  # their places among the handles
         self._slots: Slots | None = None
         self._callback_queued = False
         self._newest_task = -1  # the autograd engine's number of the latest graph task; they only go up
@@ -58,14 +57,12 @@ class GradientCollector:
         for index, parameters in enumerate(groups):
             if index == len(self.groups):
                 self.groups.append([])
-                self._numbers.append([])
             for parameter in parameters:
                 if parameter.requires_grad and parameter not in self._handles:
                     number = len(self._handles)
                     handle = parameter.register_hook(self._hook_for(number))  # type: ignore[no-untyped-call]
                     self._handles[parameter] = handle
                     self.groups[index].append(parameter)
-                    self._numbers[index].append(number)
                     self._slots = None
         if self._slots is None and self._handles:
             self._make_slots()
@@ -77,7 +74,7 @@ class GradientCollector:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        self.groups, self._numbers, self._slots = [], [], None
+        self.groups, self._slots = [], None
         self.reset()
 
     def reset(self) -> None:
@@ -162,7 +159,9 @@ class GradientCollector:
         self.passes += 1
 
     def _make_slots(self) -> Slots:
-        self._slots = Slots(self._numbers, list(self._handles))
+        numbers = {parameter: number for number, parameter in enumerate(self._handles)}
+        groups = [[numbers[parameter] for parameter in group] for group in self.groups]
+        self._slots = Slots(groups, list(self._handles))
         return self._slots
 
     def _add_up(self) -> None:

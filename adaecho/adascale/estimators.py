@@ -92,22 +92,14 @@ def estimate_between_steps(
 
 
 def _difference_and_inner_product(before: StepGradient, now: StepGradient, group: Sequence[Tensor]) -> Tensor:
-    # A parameter that is unused in one of the steps has no gradient there: the difference is the other one's.
-    both = [p for p in group if p in before and p in now]
-    alone = [before[p] for p in group if p in before and p not in now]
-    alone += [now[p] for p in group if p in now and p not in before]
-    differences = torch._foreach_sub([now[p] for p in both], [before[p] for p in both]) if both else ()
-    difference = _square([*differences, *alone], group)
-    square_before = _square([before[p] for p in group if p in before], group)
-    square_now = _square([now[p] for p in group if p in now], group)
+    reached = [p for p in group if p in before or p in now]
+    if not reached:
+        return torch.zeros(2, dtype=statistics_dtype(group[0].device), device=group[0].device)
+    a = [before[p] if p in before else torch.zeros_like(now[p]) for p in reached]
+    b = [now[p] if p in now else torch.zeros_like(before[p]) for p in reached]
+    difference = sum_of_squares(torch._foreach_sub(b, a))
     # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>: no kernel multiplies lists of tensors and adds up.
-    return torch.stack([difference, (square_before + square_now - difference) / 2])  # [2]
-
-
-def _square(gradients: Sequence[Tensor], group: Sequence[Tensor]) -> Tensor:
-    if gradients:
-        return sum_of_squares(gradients)
-    return torch.zeros((), dtype=statistics_dtype(group[0].device), device=group[0].device)
+    return torch.stack([difference, (sum_of_squares(a) + sum_of_squares(b) - difference) / 2])  # [2]
 
 
 def _widened(gradient: Tensor) -> Tensor:
@@ -140,9 +132,9 @@ class Averages(NamedTuple):
     weight: Tensor
 
     @staticmethod
-    def empty(num_groups: int, device: torch.device, dtype: torch.dtype = torch.float64) -> "Averages":
-        """Return averages of no samples yet."""
-        return Averages(*(torch.zeros(num_groups, device=device, dtype=dtype) for _ in range(3)))
+    def empty(num_groups: int) -> "Averages":
+        """Return averages of no samples yet, on the CPU."""
+        return Averages(*(torch.zeros(num_groups, dtype=torch.float64) for _ in range(3)))
 
     def to(self, device: torch.device) -> "Averages":
         """Return the same averages on ``device``."""

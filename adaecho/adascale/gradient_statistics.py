@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adaecho.adascale import saved_state
 from adaecho.adascale.collector import GradientCollector
 from adaecho.adascale.estimators import (
     Averages,
@@ -63,7 +62,7 @@ class GradientStatistics:
     def __init__(self, groups: Sequence[Sequence[Tensor]], settings: GainSettings) -> None:
         self.settings = settings
         # On the CPU until the first sample, then where the gradients are: float64 [num_groups] each.
-        self.averages = Averages.empty(len(groups), torch.device("cpu"))
+        self.averages = Averages.empty(len(groups))
         self._next_is_repeated = self._is_repeated = False
         self._gradient: StepGradient = {}  # of the last step; only where a step has one gradient
         self._sample: Sample | None = None
@@ -112,14 +111,43 @@ class GradientStatistics:
         self.averages = self.averages.with_group()
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """Return averages and the last gradient as tensors and plain numbers."""
-        return saved_state.packed(self.averages, self.settings.debias_ewma, self._gradient, parameters)
+        """Return averages and, in the order of ``parameters``, the last gradient: tensors, plain numbers."""
+        return {
+            **self.averages._asdict(),
+            "debias_ewma": self.settings.debias_ewma,
+            "gradient": [self._gradient.get(parameter) for parameter in parameters] if self._gradient else [],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
-        """Continue from ``state_dict()``."""
-        num_groups = len(self.averages.weight)
-        self.averages = saved_state.unpacked_averages(state, num_groups, self.settings.debias_ewma)
-        self._gradient = saved_state.unpacked_gradient(state, parameters)
+        """Continue from ``state_dict()``; from nothing where it is empty.
+
+        Raises:
+            ValueError: of another number of groups, or averaged in the other way.
+        """
+        num_groups, debias_ewma = len(self.averages.weight), self.settings.debias_ewma
+        if not state:
+            self.averages, self._gradient = Averages.empty(num_groups), {}
+            return
+        averages = Averages(*(state[name].to("cpu", torch.float64) for name in Averages._fields))
+        if len(averages.weight) != num_groups:
+            raise ValueError(
+                f"AdaScale: the checkpoint has statistics of {len(averages.weight)} parameter group(s), the "
+                f"optimizer has {num_groups}; build the same groups before loading"
+            )
+        if state["debias_ewma"] != debias_ewma:
+            raise ValueError(
+                f"AdaScale: the checkpoint was averaged with debias_ewma={state['debias_ewma']}, the "
+                f"optimizer has debias_ewma={debias_ewma}; use the checkpoint's"
+            )
+        gradient = state["gradient"] or [None] * len(parameters)
+        self.averages, self._gradient = (
+            averages,
+            {
+                parameter: copy.to(parameter.device)
+                for parameter, copy in zip(parameters, gradient, strict=True)
+                if copy is not None
+            },
+        )
 
     def _take_mark(self) -> None:
         # The mark is of the step that begins here, and gone with it, whether or not it is taken.

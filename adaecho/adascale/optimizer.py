@@ -273,11 +273,9 @@ class AdaScale(Optimizer):
             ValueError: groups or kind of averaging differ from the checkpoint's.
         """
         self._statistics.collector.refuse_between_passes("load_state_dict()")
-        optimizer_state, own = saved_state.split(
-            state_dict, len(self.param_groups), self._settings.debias_ewma
-        )
+        optimizer_state, own = saved_state.split(state_dict)
         self._statistics.load_state_dict(own, self._parameters())
-        self._progress.load_state_dict(own["progress"])
+        self._progress.load_state_dict(own.get("progress", ScaleInvariantSteps().state_dict()))
         self._optimizer.load_state_dict(optimizer_state)
         self._statistics.begin(self._groups())
 

@@ -7,7 +7,7 @@ from adaecho.adascale.estimators import Averages, Estimate, updated
 
 
 def run(samples, smoothing, debias):
-    averages = Averages.empty(1, torch.device("cpu"))
+    averages = Averages.empty(1)
     for sample in samples:
         value = torch.tensor([sample], dtype=torch.float64)
         averages = updated(averages, Estimate(value, 2 * value), smoothing, debias)
@@ -50,13 +50,13 @@ def test_a_sample_that_is_not_finite_leaves_no_trace(debias, bad):
 
 
 def test_one_bad_group_discards_the_whole_sample():
-    averages = Averages.empty(2, torch.device("cpu"))
+    averages = Averages.empty(2)
     sample = torch.tensor([1.0, float("nan")], dtype=torch.float64)
     assert updated(averages, Estimate(sample, sample), 0.9, debias=True).weight.tolist() == [0.0, 0.0]
 
 
 def test_a_group_added_later_has_its_own_weight():
-    averages = Averages.empty(1, torch.device("cpu"))
+    averages = Averages.empty(1)
     one = torch.ones(1, dtype=torch.float64)
     for _ in range(5):
         averages = updated(averages, Estimate(one, one), 0.9, debias=True)

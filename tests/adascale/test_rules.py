@@ -151,7 +151,7 @@ def under(rule, kind):
         (of(torch.optim.RMSprop), 'around RMSprop, .* rule="measure"'),
         (of(torch.optim.LBFGS), "LBFGS searches along a line .* use LBFGS by itself"),
         (under("measure", torch.optim.LBFGS), "LBFGS searches along a line"),
-        (under("sqrt_gain", torch.optim.SGD), 'not for SGD; rule="gain" is SGD'),
+        (under("sqrt_gain", torch.optim.SGD), 'not for SGD; rule="gain" is the rule for it'),
         (under("sqrt_gain", torch.optim.Adagrad), 'not for Adagrad; rule="measure"'),
         (under("root", torch.optim.SGD), "rule='root': must be one of gain, sqrt_gain, measure"),
         (lambda: AdaScale(of(torch.optim.SGD)()), "is an AdaScale already, .* wrap the SGD"),
