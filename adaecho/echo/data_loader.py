@@ -2,20 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
 from adaecho.echo.gauges import Gauges
 
+Collate = Callable[[list[Any]], Any]
+
 # Of each argument that has no meaning here: the values that ask for nothing, and what to do for the others.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "batch_sampler": (
         (None,),
-        "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep the "
-        "DataLoader that "
-        "has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
+        "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep the DataLoader "
+        "that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
     ),
     "generator": ((None,), "all randomness follows seed=; give seed=generator.initial_seed()"),
     "in_order": ((True,), "batches always come in order, which makes a resume exact; leave it out"),
@@ -29,7 +29,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "augment(example, rng)",
     ),
 }
-# Those of DataLoader's arguments that are taken.
+# Those of DataLoader's arguments that are taken; threads that end or persist are the same.
 _TAKEN = ("shuffle", "collate_fn", "prefetch_factor", "persistent_workers")
 NO_SOURCE = object()
 # Attributes of a DataLoader that have no counterpart.
@@ -61,70 +61,57 @@ def source_of(source: Any, given: dict[str, Any]) -> Any:
     return dataset if source is NO_SOURCE else source
 
 
-@dataclass
-class Taken:
-    """Arguments of an EchoLoader that a DataLoader has under another name."""
+def translated(
+    given: dict[str, Any],
+    *,
+    order: str,
+    collate: Collate | None,
+    prefetch: int,
+    num_workers: int,
+    shuffle_buffer: int,
+    names: Iterable[str],
+) -> tuple[str, Collate | None, int]:
+    """``order``, ``collate`` and ``prefetch`` where a DataLoader's arguments may ask for others.
 
-    order: str
-    collate: Callable[[list[Any]], Any] | None
-    prefetch: int
+    Args:
+        given: arguments beyond EchoLoader's own.
+        order, collate, prefetch, num_workers, shuffle_buffer: of the EchoLoader.
+        names: of its own arguments.
 
-    def take(
-        self, given: dict[str, Any], *, num_workers: int, shuffle_buffer: int, names: Iterable[str]
-    ) -> None:
-        """Take a DataLoader's arguments where they mean the same.
-
-        Args:
-            given: what was given beyond EchoLoader's own arguments.
-            num_workers, shuffle_buffer: of the EchoLoader.
-            names: of its own arguments.
-
-        Raises:
-            ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
-            TypeError: neither has such an argument.
-        """
-        for name, value in given.items():
-            if name == "shuffle":
-                self._shuffle(value, shuffle_buffer)
-            elif name == "collate_fn":
-                self._collate(value)
-            elif name == "prefetch_factor":
-                self._prefetch(value, num_workers)
-            elif name == "persistent_workers":
-                pass  # threads: to end them or keep them is the same
-            elif name not in _REFUSED:
-                known = [*names, *_TAKEN, *_REFUSED]
-                raise TypeError(f"EchoLoader has no argument {name!r}{_similar(name, known)}")
-            elif not any(value is nothing or value == nothing for nothing in _REFUSED[name][0]):
-                raise ValueError(f"{name}={_shown(value)}: {_REFUSED[name][1]}")
-
-    def _shuffle(self, shuffle: bool | None, shuffle_buffer: int) -> None:
-        if shuffle is None:
-            return
-        if bool(shuffle) != (self.order != "stored") and self.order != "permutation":
-            raise ValueError(
-                f"shuffle={shuffle} with order={self.order!r}: they contradict each other; give one"
+    Raises:
+        ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
+        TypeError: neither has such an argument.
+    """
+    for name, value in given.items():
+        if name not in _TAKEN and name not in _REFUSED:
+            raise TypeError(
+                f"EchoLoader has no argument {name!r}{_similar(name, [*names, *_TAKEN, *_REFUSED])}"
             )
-        if not shuffle and shuffle_buffer:
-            raise ValueError(
-                f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; "
-                "leave one out "
-                "(order='stored' says that the source's own order goes into the buffer)"
-            )
-        if not shuffle:
-            self.order = "stored"
+        if name in _REFUSED and not any(
+            value is nothing or value == nothing for nothing in _REFUSED[name][0]
+        ):
+            raise ValueError(f"{name}={_shown(value)}: {_REFUSED[name][1]}")
+    collate_fn = given.get("collate_fn")
+    if collate_fn is not None and collate is not None:
+        raise ValueError("collate_fn with collate: they are the same argument; give one")
+    factor = given.get("prefetch_factor")
+    if factor is not None and not num_workers:
+        raise ValueError(f"prefetch_factor={factor}: with num_workers=0 nothing is read ahead")
+    prefetch = prefetch if factor is None else factor * num_workers
+    return _order(given.get("shuffle"), order, shuffle_buffer), collate or collate_fn, prefetch
 
-    def _collate(self, collate: Any) -> None:
-        if collate is not None and self.collate is not None:
-            raise ValueError("collate_fn with collate: they are the same argument; give one")
-        self.collate = self.collate or collate
 
-    def _prefetch(self, prefetch_factor: Any, num_workers: int) -> None:
-        if prefetch_factor is None:
-            return
-        if not num_workers:
-            raise ValueError(f"prefetch_factor={prefetch_factor}: with num_workers=0 nothing is read ahead")
-        self.prefetch = prefetch_factor * num_workers
+def _order(shuffle: bool | None, order: str, shuffle_buffer: int) -> str:
+    if shuffle is None:
+        return order
+    if bool(shuffle) != (order != "stored") and order != "permutation":
+        raise ValueError(f"shuffle={shuffle} with order={order!r}: they contradict each other; give one")
+    if not shuffle and shuffle_buffer:
+        raise ValueError(
+            f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave one out "
+            "(order='stored' says that the source's own order goes into the buffer)"
+        )
+    return order if shuffle else "stored"
 
 
 def _shown(value: Any) -> str:
@@ -146,9 +133,8 @@ def check_source(source: Any, batch_size: int | None) -> None:
     """Raises ValueError for what can be iterated and is no source of examples."""
     if isinstance(source, str | bytes):
         raise ValueError(
-            f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, "
-            "a Dataset, "
-            "TarShards(...) for urls and paths of tar archives), or give a list of texts"
+            f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, a "
+            "Dataset, TarShards(...) for urls and paths of tar archives), or give a list of texts"
         )
     if batch_size is None or not isinstance(source, DataLoader | Gauges):  # Gauges: an EchoLoader
         return
@@ -176,9 +162,8 @@ def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | N
         raise ValueError(f"{kind}: it has no length, and passes need one; give it a __len__")
     if isinstance(sampler, DistributedSampler) and world_size > 1:
         raise ValueError(
-            f"{kind} with world_size={world_size}: EchoLoader shares out the examples among the "
-            "ranks itself; "
-            "leave the sampler out (or give rank=0, world_size=1 to share by it alone)"
+            f"{kind} with world_size={world_size}: EchoLoader shares out the examples among the ranks "
+            "itself; leave the sampler out (or give rank=0, world_size=1 to share by it alone)"
         )
 
 

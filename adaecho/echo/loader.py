@@ -16,12 +16,12 @@ from adaecho.echo.batch.batches import Batch, Position
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.data_loader import (
     NO_SOURCE,
-    Taken,
     absent,
     check_iterable,
     check_sampler,
     check_source,
     source_of,
+    translated,
 )
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.lookahead import holds_last_batch
@@ -168,14 +168,11 @@ class EchoLoader(Gauges):
         check_source(source, batch_size)
         shuffle = arguments_of_data_loader.get("shuffle")
         check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
-        taken = Taken(order, collate, whole("prefetch", prefetch, 0))
-        taken.take(
-            arguments_of_data_loader,
-            num_workers=num_workers,
-            shuffle_buffer=shuffle_buffer,
-            names=_OWN_ARGUMENTS,
-        )
-        order, collate, prefetch = taken.order, taken.collate, whole("prefetch", taken.prefetch, 0)
+        order, collate, prefetch = translated(
+            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
+            num_workers=num_workers, shuffle_buffer=shuffle_buffer, names=_OWN_ARGUMENTS,
+        )  # fmt: skip
+        prefetch = whole("prefetch", prefetch, 0)
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
             world_size, max_factor, max_bad_examples, drop_last,
@@ -333,9 +330,8 @@ class EchoLoader(Gauges):
                 "goes on after the last batch" if self.settings.epochs is None else "begins a new iteration"
             )
             raise RuntimeError(
-                f"this EchoLoader was stopped by an error ({type(self._failed).__name__}); "
-                f"iter(loader) {again}, "
-                "loader.load_state_dict(state) goes on from a state"
+                f"this EchoLoader was stopped by an error ({type(self._failed).__name__}); iter(loader) "
+                f"{again}, loader.load_state_dict(state) goes on from a state"
             ) from self._failed
         if self._position.in_pass and self._pipeline.thread_pool is not None:
             self._pipeline.thread_pool.check_process()
@@ -558,9 +554,8 @@ class EchoIterator:
         if self._number != self._loader._iterators_made and not self._warned:
             self._warned = True
             warnings.warn(
-                "an EchoLoader has one position, which its iterators share: this one takes batches "
-                "from a newer one; "
-                "make a second EchoLoader to iterate twice at a time",
+                "an EchoLoader has one position, which its iterators share: this one takes batches from a "
+                "newer one; make a second EchoLoader to iterate twice at a time",
                 stacklevel=2,
             )
         loader = self._loader

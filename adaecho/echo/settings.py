@@ -64,13 +64,13 @@ class Settings:
     def _check_whole_batches(self) -> None:
         if not self.variant.batches_upstream:
             raise ValueError(
-                f"echo={self.echo!r} with batch_size=None: the source's batches are whole; "
-                "choose echo='batch', or give a source of examples and a batch_size"
+                f"echo={self.echo!r} with batch_size=None: the source's batches are whole; choose "
+                "echo='batch', or give a source of examples and a batch_size"
             )
         if self.shuffle_buffer:
             raise ValueError(
-                f"shuffle_buffer={self.shuffle_buffer} with batch_size=None: examples of whole batches "
-                "can't be shuffled; batch_shuffle_buffer shuffles batches"
+                f"shuffle_buffer={self.shuffle_buffer} with batch_size=None: examples of whole batches can't "
+                "be shuffled; batch_shuffle_buffer shuffles batches"
             )
         if self.order == "shards":
             raise ValueError("order='shards' with batch_size=None: whole batches come in the source's order")
@@ -105,9 +105,9 @@ class Settings:
             return
         raise ValueError(
             f"epochs={self.epochs} with world_size={self.world_size}: {name} can only be iterated, how many "
-            "examples of it a rank gets is not known, and ranks with unequal numbers of batches wait "
-            "for each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give "
-            "a source with a length, or share it out yourself, with rank=0, world_size=1"
+            "examples of it a rank gets is not known, and ranks with unequal numbers of batches wait for "
+            "each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give a "
+            "source with a length, or share it out yourself, with rank=0, world_size=1"
         )
 
     @property
@@ -145,8 +145,8 @@ class Settings:
             warn_caller(f"{echo} with factor=1 repeats nothing; give factor=2, say, or leave echo out")
         elif repeats == "examples" and self.shuffle_buffer == 0:
             warn_caller(
-                f"{echo} with shuffle_buffer=0: all repeats of an example follow one "
-                "another, mostly in one batch; give shuffle_buffer=, many times batch_size, to spread them"
+                f"{echo} with shuffle_buffer=0: all repeats of an example follow one another, mostly in one "
+                "batch; give shuffle_buffer=, many times batch_size, to spread them"
             )
 
     @property
@@ -182,8 +182,8 @@ class Settings:
             )
             if passes > _MOST_PASSES:
                 raise ValueError(
-                    f"{told}; a buffer as large as the data shuffles as well: make it smaller "
-                    f"(more than {_MOST_PASSES} passes need as many epochs=)"
+                    f"{told}; a buffer as large as the data shuffles as well: make it smaller (more than "
+                    f"{_MOST_PASSES} passes need as many epochs=)"
                 )
             warn_caller(f"{told}; a buffer as large as the data shuffles as well")
 
@@ -225,9 +225,8 @@ def check_workers(num_workers: Any) -> int:
     number = whole("num_workers", num_workers, 0)
     if number > _MOST_WORKERS:
         raise ValueError(
-            f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, "
-            "or some more for "
-            "a store that answers slowly, is enough"
+            f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, or some "
+            "more for a store that answers slowly, is enough"
         )
     return number
 
@@ -268,8 +267,8 @@ def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> No
         if not settings.variant.augments_before:
             pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
         raise ValueError(
-            f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; "
-            f"choose place='decoded' or {otherwise}"
+            f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; choose "
+            f"place='decoded' or {otherwise}"
         )
 
 

@@ -136,9 +136,8 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
     foreign = _foreign(state)
     if foreign:
         raise ValueError(
-            f"load_state_dict: this is no state of an EchoLoader ({foreign}); give what "
-            "state_dict() returned, "
-            "and where there is none begin without load_state_dict"
+            f"load_state_dict: this is no state of an EchoLoader ({foreign}); give what state_dict() "
+            "returned, and where there is none begin without load_state_dict"
         )
     if state["version"] != VERSION:
         raise ValueError(

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from adaecho.config.bounds import one_of
 from adaecho.config.schema import DEVICES
 from adaecho.datasets.image_files import find_images
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import ConfigError, DataError
-from adaecho.headroom.measure import Headroom, Upstream, report, time_call
+from adaecho.errors import ConfigError, DataError, with_notes
+from adaecho.headroom.measure import Headroom, Upstream, report, sgd_step_s
 
 _JITTER = 0.4
 
@@ -40,16 +41,15 @@ def parse(arguments: list[str]) -> ImageArguments:
     Raises:
         ConfigError: one is unknown or out of range.
     """
-    known = {field.name: field for field in fields(ImageArguments)}
+    known = {field.name: field.type for field in fields(ImageArguments)}
     values: dict[str, Any] = {}
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name not in known:
             raise ConfigError(f"{argument}: with images= there are only {', '.join([*known, 'step_s'])}")
-        values[name] = value if known[name].type is str else _whole(name, value)
+        values[name] = value if known[name] is str else _whole(name, value)
     given = ImageArguments(**values)
-    if given.device not in DEVICES:
-        raise ConfigError(f"device={given.device}: must be one of {', '.join(DEVICES)}")
+    one_of("device", given.device, DEVICES)
     return given
 
 
@@ -79,7 +79,7 @@ def measure_images(arguments: list[str], budget_s: float, step_s: float | None) 
     try:
         upstream_s, batch = upstream.batch_s(budget_s)
     except ValueError as error:  # an image that can't be decoded; the notes say which
-        raise DataError("; ".join([str(error), *getattr(error, "__notes__", [])])) from error
+        raise DataError(with_notes(error).replace("\n", "; ")) from error
     if step_s is None:
         step_s = _resnet50_step_s(batch["image"], given.device, budget_s)
     found = Headroom(upstream.stages_s(budget_s), upstream_s, step_s)
@@ -90,21 +90,13 @@ def _resnet50_step_s(images: torch.Tensor, device: str, budget_s: float) -> floa
     """Seconds of one SGD step of ResNet-50 on a resident batch, in bfloat16 on a GPU."""
     from torchvision.models import resnet50
 
-    from adaecho.training.device import synchronize
-
     cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
     where = torch.device("cuda" if cuda else "cpu")
-    model = resnet50().to(where, memory_format=torch.channels_last).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    model = resnet50().to(where, memory_format=torch.channels_last)
     pixels = images.to(where).permute(0, 3, 1, 2).float() / 255
     labels = torch.zeros(len(images), dtype=torch.int64, device=where)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(where.type, torch.bfloat16, enabled=cuda):
-            loss = nn.functional.cross_entropy(model(pixels), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        synchronize(where)
+    def loss() -> tuple[torch.Tensor, int]:
+        return nn.functional.cross_entropy(model(pixels), labels), 1
 
-    return time_call(step, budget_s)
+    return sgd_step_s(model, loss, "bfloat16" if cuda else "float32", budget_s)

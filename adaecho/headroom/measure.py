@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.storage import storage_errors
 from adaecho.echo import EchoLoader
 from adaecho.echo.batch.augment import augmentations, in_turn
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Task
+from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
+from adaecho.training.loader import upstream_arguments
 
 BUDGET_S = 2.0  # for each measurement
 _LEAST_BATCHES = 3
@@ -81,14 +83,6 @@ class Upstream:
 
     arguments: dict[str, Any]
 
-    @property
-    def decode(self) -> Callable[[Any], Any] | None:
-        return self.arguments.get("decode")
-
-    @property
-    def augment(self) -> Callable[..., Any] | None:
-        return self.arguments.get("augment")
-
     def loader(self, **changes: Any) -> EchoLoader:
         """Upstream without echo. The shuffle buffer only delays what is read: a batch's worth will do."""
         arguments = {**self.arguments, "shuffle_buffer": self.arguments["batch_size"], **changes}
@@ -103,11 +97,12 @@ class Upstream:
 
     def stages_s(self, budget_s: float) -> dict[str, float]:
         """Each stage's own time per batch, in one thread."""
-        return self._of_arrays_s(budget_s) if self.decode is None else self._of_encoded_s(budget_s)
+        encoded = self.arguments.get("decode") is not None
+        return self._of_encoded_s(budget_s) if encoded else self._of_arrays_s(budget_s)
 
     def _of_arrays_s(self, budget_s: float) -> dict[str, float]:
         """What augmenting adds to reading: both work on many small examples at once."""
-        stages: dict[str, Any] = {"read": None, "augment": self.augment}
+        stages: dict[str, Any] = {"read": None, "augment": self.arguments.get("augment")}
         times, before_s = {}, 0.0
         for name, augment in stages.items():
             with self.loader(augment=augment, num_workers=0, shuffle_buffer=0) as loader:
@@ -126,7 +121,8 @@ class Upstream:
             encoded = next(iter(loader))
         decoded = self._decoded(encoded)
         times["decode"] = time_call(lambda: self._decoded(encoded), budget_s)
-        augment = in_turn(augmentations(self.augment, 0, "example {}".format, threads=False))
+        given = self.arguments.get("augment")
+        augment = in_turn(augmentations(given, 0, "example {}".format, threads=False))
         if augment is not None:
             items = np.arange(len(decoded), dtype=np.int64)
             times["augment"] = time_call(lambda: augment(items, decoded), budget_s)
@@ -134,11 +130,10 @@ class Upstream:
 
     def _decoded(self, encoded: list[Any]) -> list[Any]:
         """The examples that can be decoded; the others were counted while the whole was measured."""
-        assert self.decode is not None
         decoded = []
         for example in encoded:
             with contextlib.suppress(ValueError):
-                decoded.append(self.decode(example))
+                decoded.append(self.arguments["decode"](example))
         return decoded
 
 
@@ -155,31 +150,26 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
         UserError: the task can't be built.
     """
     torch.set_num_threads(config.threads)
-    task = build_task(config)
-    from adaecho.training.device import choose_device
-    from adaecho.training.loader import upstream_arguments
-
-    upstream = Upstream(upstream_arguments(config, task, choose_device(config)))
+    task, device = build_task(config), choose_device(config)
+    upstream = Upstream(upstream_arguments(config, task, device))
     upstream_s, batch = upstream.batch_s(budget_s)
     if step_s is None:
-        step_s = _step(config, task, batch, budget_s)
+        model = task.build_model().to(device)
+        precision = choose_precision(config, device)
+        step_s = sgd_step_s(model, lambda: task.loss(model, batch), precision, budget_s)
     return Headroom(upstream.stages_s(budget_s), upstream_s, step_s)
 
 
-def _step(config: Config, task: Task, batch: Any, budget_s: float) -> float:
-    """Seconds of one SGD step on a resident batch."""
-    from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
-
-    device = choose_device(config)
-    precision = choose_precision(config, device)
-    model = task.build_model().to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=config.optimizer.momentum)
+def sgd_step_s(model: nn.Module, loss: Callable[[], Any], precision: str, budget_s: float) -> float:
+    """Seconds of one step of SGD with momentum on a resident batch, whose loss is as a ``Task``'s."""
+    device = next(model.parameters()).device
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=1e-4, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
         with autocast(device, precision):
-            loss, weight = task.loss(model, batch)
-        (loss / weight).backward()  # type: ignore[no-untyped-call]
+            total, weight = loss()
+        (total / weight).backward()
         optimizer.step()
         synchronize(device)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 PROBE_AFTER = 5  # batches: the first ones of a loop are slower (kernels chosen, caches cold)
 LONGEST_PROBE_S = 5.0
@@ -26,33 +26,22 @@ _LEAST_R = 1.05
 _UNSURE = "something else was running, or the loop was short; watch more steps, on an idle machine."
 
 
-class Clock(Protocol):
-    """Marks points in time; the time between two may be known later only."""
+class HostClock:
+    """Marks points in time, here the processor's."""
 
     def mark(self) -> Any:
         """Now."""
+        return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float | None:
         """Between two marks; None where the later has not come yet."""
+        return float(end - begin)
 
     def wait_for(self, mark: Any) -> None:
         """Return once a mark has come."""
 
 
-class HostClock:
-    """The processor's time."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def seconds(self, begin: float, end: float) -> float:
-        """Between two marks."""
-        return end - begin
-
-    def wait_for(self, mark: float) -> None:
-        """Nothing to wait for."""
-
-
-class DeviceClock:
+class DeviceClock(HostClock):
     """The GPU's time, by events in its stream.
 
     The loop runs ahead of the GPU, so that a wait of the loop costs nothing until the GPU has caught up.
@@ -76,7 +65,7 @@ class DeviceClock:
         mark.synchronize()
 
 
-def _clock() -> Clock:
+def _clock() -> HostClock:
     torch = sys.modules.get("torch")
     return DeviceClock() if torch is not None and torch.cuda.is_initialized() else HostClock()
 
@@ -102,7 +91,7 @@ class Watch:
         if replay < 0:
             raise ValueError(f"headroom.watch: replay={replay}: batches to read ahead, so at least 0")
         self._loader, self._replay = loader, replay
-        self._clock: Clock = _clock()
+        self._clock = _clock()
         self._ready: Any = None  # the mark since which the loop has been asking for a batch
         self._given: Any = None
         self._read_ahead: deque[Any] = deque()

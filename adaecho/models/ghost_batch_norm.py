@@ -3,7 +3,7 @@
 E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better", 2017, algorithm 1.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.nn import functional
 from adaecho.errors import ConfigError
 
 Statistics = Literal["average", "sequential"]
-STATISTICS: tuple[Statistics, ...] = ("average", "sequential")
+STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 BLOCK = 2**17  # numbers: 512 KiB, at home in a core's second-level cache
 
 
@@ -70,13 +70,13 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
             )
         slices = number // self.ghost_size
         means, variances = x.new_zeros(2, slices, self.num_features, dtype=torch.float32)
-        interleaved = x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last)
-        if interleaved:
+        result: torch.Tensor
+        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
             result = self._interleaved(x, means, variances)
         elif torch.compiler.is_compiling():
             result = self._traceable(x, means, variances)
         else:
-            result = self._successive(x, means, variances)
+            result = _Successive.apply(x, self.weight, self.bias, means, variances, self.eps)
         self._update(means, variances)
         return result
 
@@ -88,11 +88,6 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         return functional.batch_norm(
             viewed, means.view(-1), variances.view(-1), weight, bias, True, 1.0, self.eps
         ).view(x.shape)
-
-    def _successive(self, x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
-        """One slice after another: in channels_last the view would be a copy, successive examples are not."""
-        result: torch.Tensor = _Successive.apply(x, self.weight, self.bias, means, variances, self.eps)
-        return result
 
     def _traceable(self, x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """Normalise the slices in operations that ``torch.compile`` fuses: it refuses writes into parts."""
@@ -129,6 +124,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
 class _Successive(torch.autograd.Function):
     """Batch norm on k successive slices, each written where it belongs: ``torch.cat`` copies the batch twice.
+
+    In channels_last the view that ``_interleaved`` takes would be a copy; successive examples are none.
 
     x is [N, C, H, W], weight and bias [C]; means and variances [k, C] are written to.
     """

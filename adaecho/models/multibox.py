@@ -146,18 +146,12 @@ def detect(
     """
     probabilities = functional.softmax(logits.float(), dim=-1)
     boxes = decode(codes.float(), default_boxes).clamp(0, image_size)
-    return [
-        _detect_in_image(*image, least_score=least_score, overlap=overlap, most=most)
-        for image in zip(probabilities, boxes, strict=True)
-    ]
-
-
-def _detect_in_image(
-    probabilities: torch.Tensor, boxes: torch.Tensor, *, least_score: float, overlap: float, most: int
-) -> Detections:
-    # [classes without the background, candidates] each
-    scores, indices = probabilities[:, 1:].t().topk(min(_CANDIDATES, len(boxes)), dim=1)
-    class_index, rank = (scores > least_score).nonzero(as_tuple=True)
-    indices, scores = indices[class_index, rank], scores[class_index, rank]
-    kept = batched_nms(boxes[indices], scores, class_index, overlap)[:most]
-    return Detections(boxes[indices[kept]], scores[kept], class_index[kept] + 1)
+    found = []
+    for of_image, boxes_of_image in zip(probabilities, boxes, strict=True):
+        # [classes without the background, candidates] each
+        scores, indices = of_image[:, 1:].t().topk(min(_CANDIDATES, len(boxes_of_image)), dim=1)
+        class_index, rank = (scores > least_score).nonzero(as_tuple=True)
+        candidates, scores = boxes_of_image[indices[class_index, rank]], scores[class_index, rank]
+        kept = batched_nms(candidates, scores, class_index, overlap)[:most]
+        found.append(Detections(candidates[kept], scores[kept], class_index[kept] + 1))
+    return found

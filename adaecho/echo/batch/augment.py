@@ -104,8 +104,8 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
                 f"{remedy(unfit)}, or give an augment(example, rng) without block"
             )
         raise ValueError(
-            "augment.block needs examples of one shape and numeric type, and these differ; "
-            "make decode give them one shape, or give an augment(example, rng) without block"
+            "augment.block needs examples of one shape and numeric type, and these differ; make decode give "
+            "them one shape, or give an augment(example, rng) without block"
         )
     return stacked.with_tree(block(stacked.tree(), drawn))
 

@@ -20,8 +20,8 @@ def batch_length(batch: Any) -> int:
     length = _length(batch)
     if length is None:
         raise ValueError(
-            f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}; "
-            "give batch_length=, a function of the batch"
+            f"source: can't tell how many examples are in a batch that is a {type(batch).__name__}; give "
+            "batch_length=, a function of the batch"
         )
     return length
 

@@ -85,7 +85,7 @@ def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:
         return with_children(batch, [on_tensors(part, call) for _, part in children(batch)])
     if isinstance(batch, Mapping):
         raise ValueError(
-            f"device=: a batch that is a {type(batch).__name__} can't be made again from its fields; "
-            "make it a dict or a UserDict, or leave device out"
+            f"device=: a batch that is a {type(batch).__name__} can't be made again from its fields; make it "
+            "a dict or a UserDict, or leave device out"
         )
     return batch

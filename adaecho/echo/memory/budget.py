@@ -19,8 +19,8 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     free = free_bytes()
     if free is not None and needed_bytes > free:
         raise ValueError(
-            f"{key}: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; "
-            f"make {key} smaller, or buffer smaller examples"
+            f"{key}: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; make {key} smaller, "
+            "or buffer smaller examples"
         )
 
 

@@ -413,8 +413,8 @@ def collate(examples: list[Any]) -> Any:
         shapes = sorted({tuple(example.shape) for example in examples})
         if len(shapes) > 1:
             raise ValueError(
-                f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; "
-                "make augment give them one shape, or give collate="
+                f"examples of one batch have different shapes, {shapes[0]} and {shapes[1]}; make augment "
+                "give them one shape, or give collate="
             )
     try:
         return default_collate(examples)

@@ -44,9 +44,8 @@ class SampledOrder(Permutation):
         self._lock = threading.Lock()  # a sampler draws for one thread at a time
         if not hasattr(sampler, "generator") and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
-                f"sampler={type(sampler).__name__}: it drew two orders for one pass, and no resume "
-                "could be exact; "
-                "let it draw from a torch.Generator in its attribute `generator`, or from what "
+                f"sampler={type(sampler).__name__}: it drew two orders for one pass, and no resume could be "
+                "exact; let it draw from a torch.Generator in its attribute `generator`, or from what "
                 "set_epoch(pass) told"
             )
 
@@ -74,8 +73,8 @@ class SampledOrder(Permutation):
             rows = np.fromiter(map(operator.index, self._sampler), dtype=np.int64)
         except TypeError as error:
             raise ValueError(
-                f"sampler={name}: it must give rows, one whole number after another ({error}); "
-                "of a BatchSampler give its sampler, batch_size= and drop_last="
+                f"sampler={name}: it must give rows, one whole number after another ({error}); of a "
+                "BatchSampler give its sampler, batch_size= and drop_last="
             ) from error
         if len(rows) != self.length:
             raise ValueError(f"sampler={name}: it gave {len(rows)} rows, and its length is {self.length}")

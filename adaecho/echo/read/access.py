@@ -135,10 +135,10 @@ def _pickled(dataset: Any) -> tuple[bytes, list[Any]]:
 
 def _in_turns(dataset: Any, error: str) -> str:
     return (
-        f"source: {type(dataset).__name__} can't be copied for each reading thread ({error}), so that "
-        "its examples are read one at a time: open files when first needed, leave them out of __getstate__, "
-        "or set thread_safe = True on a dataset whose __getitem__ may run in several threads at once; work "
-        "that can run beside the reading belongs in decode="
+        f"source: {type(dataset).__name__} can't be copied for each reading thread ({error}), so that its "
+        "examples are read one at a time: open files when first needed, leave them out of __getstate__, or "
+        "set thread_safe = True on a dataset whose __getitem__ may run in several threads at once; work that "
+        "can run beside the reading belongs in decode="
     )
 
 

@@ -117,9 +117,8 @@ class SequentialReader:
             return
         if not length:
             raise ValueError(
-                f"source: pass {number} of {self._source.name} gave no examples; "
-                "a source that can be iterated once only needs epochs=1, "
-                "or a function that returns a new iterator"
+                f"source: pass {number} of {self._source.name} gave no examples; a source that can be "
+                "iterated once only needs epochs=1, or a function that returns a new iterator"
             )
         if not self._checked:
             self._check_length(length * self._world // self._every)
@@ -192,8 +191,8 @@ class SequentialReader:
                 following = self._next()
                 if following is None:
                     raise ValueError(
-                        f"restoring: {self._source.name} ended at example {self._count}, before {end}; "
-                        "it must give the same examples again"
+                        f"restoring: {self._source.name} ended at example {self._count}, before {end}; it "
+                        "must give the same examples again"
                     )
                 number, example = following
                 if not self.witnesses.is_as_before(self._serial(number), example):

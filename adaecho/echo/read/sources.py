@@ -91,8 +91,8 @@ class IterableSource:
         given = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
             raise ValueError(
-                f"source: {self.name} returned a {type(given).__name__}, which can't be iterated; "
-                "a function given as a source returns an iterator for each pass"
+                f"source: {self.name} returned a {type(given).__name__}, which can't be iterated; a function "
+                "given as a source returns an iterator for each pass"
             )
         if given is self._begun and not is_unread(given) and not position:
             raise self._begins_once()
@@ -181,16 +181,16 @@ class IterableSource:
 
     def _takes_no_position(self) -> ValueError:
         return ValueError(
-            f"load_state_dict: {self.name} told its own position when the state was saved, and takes "
-            "none now; give the source it was saved with"
+            f"load_state_dict: {self.name} told its own position when the state was saved, and takes none "
+            "now; give the source it was saved with"
         )
 
     def _begins_once(self) -> ValueError:
         return ValueError(
             f"source: {self.name} is an iterator, which can be iterated once and tells no position, so that "
             "it can't begin again, as a further pass, load_state_dict and going on after an interruption "
-            "need; give a function that returns a new one, such as "
-            "lambda: open(path), or an object whose __iter__ does, or iterate once with epochs=1"
+            "need; give a function that returns a new one, such as lambda: open(path), or an object whose "
+            "__iter__ does, or iterate once with epochs=1"
         )
 
     def origin(self, serial: int) -> str:
@@ -241,8 +241,8 @@ def as_source(source: Any) -> ArraySource | MapSource | IterableSource:
         return IterableSource(source)
     else:
         raise ValueError(
-            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; "
-            "give arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
+            f"source: a {type(source).__name__} is neither indexable with a length nor iterable; give "
+            "arrays, a dataset with __getitem__ and __len__, an iterable, or a function that returns one"
         )
     if not readable.length:
         raise ValueError("source: it holds no examples (length 0)")
@@ -302,8 +302,8 @@ def _no_rows(fields: dict[Any, Any]) -> ValueError:
     name, field = next((name, field) for name, field in fields.items() if flatten(field) is None)
     where = f" on {field.device}" if isinstance(field, torch.Tensor) else ""
     return ValueError(
-        f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; "
-        "convert it, or give a dataset whose __getitem__(row) returns one example"
+        f"source: field {name!r}, {field.dtype}{where}, is no numeric array in memory; convert it, or give a "
+        "dataset whose __getitem__(row) returns one example"
     )
 
 

@@ -191,11 +191,9 @@ class ThreadPool:
         """Raises RuntimeError in a process that was forked from the one with the threads."""
         if self._stayed_behind:
             raise RuntimeError(
-                f"this EchoLoader began to iterate in process {self._process}, from which this one "
-                "was forked, and "
-                "its threads stayed there; make a loader in this process, or start it before the "
-                "first batch or by "
-                "the start method 'spawn'"
+                f"this EchoLoader began to iterate in process {self._process}, from which this one was "
+                "forked, and its threads stayed there; make a loader in this process, or start it before the "
+                "first batch or by the start method 'spawn'"
             )
 
     def pause(self) -> None:

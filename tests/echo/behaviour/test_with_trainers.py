@@ -129,8 +129,18 @@ def test_under_lightning(on_two_ranks: OnTwoRanks) -> None:
         assert rank["resumed_weight"] == rank["weight"]
 
 
-def gloo_threads() -> int:
-    return sum(path.read_text() == "pt_gloo_runloop\n" for path in Path("/proc/self/task").glob("*/comm"))
+def threads() -> dict[str, str]:
+    """The name of each thread of this process by its id; a thread of gloo's names itself once it runs."""
+    names = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ended since
+            names[task.name] = (task / "comm").read_text().strip()
+    return names
+
+
+def gloo_threads_besides(before: dict[str, str]) -> set[str]:
+    """Those begun since. By id, not by number: of those before, some may not have named themselves then."""
+    return {thread for thread, name in threads().items() if name == "pt_gloo_runloop"} - set(before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc tells the names of threads")
@@ -142,19 +152,20 @@ def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
 
     def watched(*arguments: Any, **named: Any) -> None:
         gather(*arguments, **named)
-        during.append(gloo_threads())
+        during.append(gloo_threads_besides(before))
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", watched)
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         torch.distributed.barrier()  # with which the default group's threads begin
-        before = gloo_threads()
+        before = threads()
         with make() as loader:
             next(iter(loader))
             state = loader.state_dict()
             assert [own["fresh_examples"] for own in state["ranks"]] == [loader.fresh_examples]
-        assert during[0] > gloo_threads() == before
+        assert during[0]  # else the line below shows nothing
+        assert not gloo_threads_besides(before)
     finally:
         torch.distributed.destroy_process_group()
 
