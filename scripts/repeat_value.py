@@ -26,9 +26,10 @@ from adaecho import EchoLoader
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import told
 from adaecho.figures.repeat_value import BASELINE, BRANCHES, readings
+from adaecho.records.collect import one_line_each, write_tables
 from adaecho.records.environment import environment
-from adaecho.records.files import dumps, folder_errors, read_json, write_json, write_text
-from adaecho.records.trials import digest, table_text
+from adaecho.records.files import folder_errors, read_json, write_json
+from adaecho.records.trials import table_text
 from adaecho.run import CONF
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
@@ -237,19 +238,6 @@ def workload() -> Workload:
     return Workload(config, build_task(config))
 
 
-def write_tables(rows: list[dict[str, Any]], environments: list[dict[str, Any]], into: Path) -> None:
-    """The committed form: ``branches.json``, what they say, and where they come from."""
-    with folder_errors(into):
-        into.mkdir(parents=True, exist_ok=True)
-    said = ",\n".join(map(dumps, readings(rows)))
-    texts = {"branches.json": table_text(rows), "outcome.json": f"[\n{said}\n]\n"}
-    digests = {name: digest(text.encode()) for name, text in texts.items()}
-    origin = {"commands": [COMMAND], "environments": environments, "sha256": digests}
-    write_json(into / "origin.json", origin)
-    for name, text in texts.items():
-        write_text(into / name, text)
-
-
 def measured(seed: int, runs: Path, work: Workload) -> dict[str, Any]:
     """The record of one run, measured unless it lies there already."""
     path = runs / f"{seed}.json"
@@ -277,7 +265,9 @@ def measure_all(runs: Path, results: Path) -> None:
     made_by: list[dict[str, Any]] = []
     for record in records:
         made_by += [record["environment"]] if record["environment"] not in made_by else []
-    write_tables([row for record in records for row in record["rows"]], made_by, results)
+    rows = [row for record in records for row in record["rows"]]
+    texts = {"branches.json": table_text(rows), "outcome.json": one_line_each(readings(rows))}
+    write_tables(results, texts, {"commands": [COMMAND], "environments": made_by})
 
 
 def main() -> None:

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from adaecho.figures.__main__ import decisions, rows_of_tables
-from adaecho.figures.claims_page import claims_page, overview
-from adaecho.figures.committed import read_curves, read_table
-from adaecho.figures.decisions import FRAGILE, Decision, Records, decide
+from adaecho.figures.committed import read_curves, read_table, read_tables
+from adaecho.figures.decisions import FRAGILE, Decision, Records, decide, decide_all
 from adaecho.figures.predicted_time import section_of_cells
 from adaecho.figures.repeat_value import readings
 from adaecho.records.files import read_json
@@ -21,6 +19,7 @@ from adaecho.records.outcome import best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.table import summarize
 from adaecho.records.trials import digest, read_rows
+from scripts.claims_page import claims_page, overview
 
 ROOT = Path(__file__).resolve().parent.parent
 _ROW = re.compile(
@@ -46,19 +45,21 @@ def test_the_quickstarts_table_is_its_records() -> None:
     } == expected
 
 
-TABLES = sorted((ROOT / "results").glob("*/*/trials.json"))
-
-
 def test_the_page_of_claims_is_what_the_records_say() -> None:
-    decided = decisions(TABLES)
-    page = claims_page(decided, rows_of_tables(TABLES), ROOT / "results")
+    tables = read_tables(ROOT / "results")
+    decided = decide_all(tables)
+    page = claims_page(decided, {name: rows for name, (rows, _) in tables.items()}, ROOT / "results")
     assert (ROOT / "docs" / "claims.md").read_text() == page, "make figures writes it anew"
     assert overview(decided) in (ROOT / "README.md").read_text()
 
 
 def test_every_decided_verdict_has_the_one_of_the_rule_before_beside_it() -> None:
     earlier = json.loads((ROOT / "results" / "earlier_verdicts.json").read_text())["verdicts"]
-    found = {(one.claim.key, one.task, one.claim.experiment) for one in decisions(TABLES) if one.effect}
+    found = {
+        (one.claim.key, one.task, one.claim.experiment)
+        for one in decide_all(read_tables(ROOT / "results"))
+        if one.effect
+    }
     measured_since = {"fig8_early"}  # with the rule of today
     assert {one[:2] for one in found if one[2] not in measured_since} == {
         (one["claim"], one["task"]) for one in earlier
@@ -296,7 +297,7 @@ def test_the_tables_of_predicted_time_are_their_record() -> None:
     assert "cifar10: holds, 9 of 9 cells" in section
 
 
-@pytest.mark.parametrize("experiment", ["resnet32", "resnet32_14k"])
+@pytest.mark.parametrize("experiment", ["resnet32", "resnet32_14k", "resnet32_others"])
 def test_the_page_of_resnet32_tells_what_its_records_hold(experiment: str) -> None:
     results = ROOT / "results" / experiment / "cifar10"
     page = (ROOT / "experiments" / "resnet32" / "README.md").read_text()
@@ -304,6 +305,8 @@ def test_the_page_of_resnet32_tells_what_its_records_hold(experiment: str) -> No
         reached = "missed" if row["to_target_fresh_examples"] is None else "reached"
         cells = f"{row['steps']:,} | {row['fresh_examples']:,} | {row['best_value']:.4f} | {reached}"
         assert f"| `{row['arm']}` | {cells} |" in page
+        if experiment == "resnet32_others":  # whose rule compares the ends
+            assert f"{row['final_accuracy']:.4f}" in page
     for of_arm in json.loads((results / "test.json").read_text()).values():
         assert f"{of_arm['accuracy']:.4f}" in page
 

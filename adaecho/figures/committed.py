@@ -8,11 +8,33 @@ from adaecho.errors import DataError
 from adaecho.figures.columns import OF_CURVES, OF_TRIALS, fault
 from adaecho.figures.tables import LINES
 from adaecho.masking import presentable
+from adaecho.records.files import record_errors
 from adaecho.records.outcome import COLUMNS, Row
 from adaecho.records.trials import TABLES, check_name, digest, rows_of
 
 Curve = dict[str, Any]
+RowsAndCurves = dict[tuple[str, str], tuple[list[Row], list[Curve]]]
+"""By experiment and task."""
 _REMEDY = "collect it again, or remove it"
+
+
+def read_tables(results: Path) -> RowsAndCurves:
+    """The rows and curves of all tables ``<experiment>/<task>/trials.json``, in the order of their names.
+
+    Raises:
+        DataError: there are no tables, or one can't be used.
+    """
+    tables: RowsAndCurves = {}
+    for path in sorted(results.glob("*/*/trials.json")):
+        with record_errors(path, DataError):
+            rows = read_table(path)
+            tables[path.parts[-3], path.parts[-2]] = rows, read_curves(path, rows)
+    if not tables:
+        raise DataError(
+            f"{results}: no <experiment>/<task>/trials.json in it; "
+            "`python -m adaecho.records.collect` makes them"
+        )
+    return tables
 
 
 def read_table(table: Path) -> list[Row]:

@@ -24,7 +24,7 @@ from adaecho.figures.style import (
     figure,
     variant_order,
 )
-from adaecho.records.outcome import Row, counted_cost, lowest, searches
+from adaecho.records.outcome import Row, by_arm, counted_cost, lowest, searches
 
 Curve = dict[str, Any]
 _LEAST_ERROR = 1e-3  # a log axis has no zero
@@ -60,7 +60,7 @@ def draw_curves(
     looks = {one["arm"]: look(sweep.lines, one[sweep.lines], keys.index(one[sweep.lines])) for one in curves}
     rows = math.ceil(len(panels) / _PANELS)
     columns = math.ceil(len(panels) / rows)  # four panels are two rows of two
-    with figure(1.3 + 2.1 * rows, path) as drawing:
+    with figure(1.3 + 2.1 * rows, path, title) as drawing:
         axes = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
         for unused in axes[len(panels) :]:
             unused.set_axis_off()
@@ -79,8 +79,8 @@ def draw_curves(
             panel.set_ylabel(_axis_label(metric), fontsize=8.5)
         for panel in axes[max(len(panels) - columns, 0) : len(panels)]:
             panel.tick_params(labelbottom=True)
-            panel.set_xlabel(_count_label(curves, metric))
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
+            unit = count_scale(_largest(curves))[1]
+            panel.set_xlabel(f"{'trials of the search' if metric == COST else 'fresh examples'}{unit}")
         lines = list(names.values())
         drawing.legend(lines, list(names), loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
 
@@ -114,13 +114,8 @@ def _panels(curves: Sequence[Curve], sweep: Sweep) -> list[tuple[str, list[Curve
     if not groups:
         return [("", of_all)]
     ordered = sorted(groups.items(), key=lambda item: factor_order(item[0]))
-    return [(_panel_name(sweep.x, key), [*of_all, *group]) for key, group in ordered]
-
-
-def _panel_name(setting: str, value: Any) -> str:
-    if setting == "echo_factor":
-        return f"e = {value}"
-    return f"{SETTINGS[setting]} {value:,}"
+    name = "e = {}" if sweep.x == "echo_factor" else f"{SETTINGS[sweep.x]} {{:,}}"
+    return [(name.format(key), [*of_all, *group]) for key, group in ordered]
 
 
 def _draw_panel(
@@ -129,9 +124,7 @@ def _draw_panel(
     """Draw the arms of one panel; returns a line per name for the legend."""
     if target is not None:
         axes.axhline(_shown(metric, target), color=INK, linestyle=(0, (4, 2)), linewidth=1)
-    arms: dict[str, list[Curve]] = {}
-    for curve in sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])):
-        arms.setdefault(curve["arm"], []).append(curve)
+    arms = by_arm(sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])))
     by_name: dict[str, list[str]] = {}
     for arm in arms:
         by_name.setdefault(looks[arm][0], []).append(arm)
@@ -186,11 +179,6 @@ def _axis_label(metric: str) -> str:
 
 def _largest(curves: Sequence[Curve]) -> int:
     return max((curve["fresh_examples"][-1] for curve in curves), default=1)
-
-
-def _count_label(curves: Sequence[Curve], metric: str) -> str:
-    unit = count_scale(_largest(curves))[1]
-    return f"{'trials of the search' if metric == COST else 'fresh examples'}{unit}"
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:

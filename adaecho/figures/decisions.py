@@ -22,15 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaecho.figures.claims import CLAIMS, Claim
-from adaecho.figures.readings import AS_SEARCHED, OTHERS, Bounds, Curve, Reading, searched_costs
-from adaecho.figures.winners import ratio_of_winners
-from adaecho.records.outcome import Row
+from adaecho.figures.readings import AS_SEARCHED, OTHERS, Curve, Reading
+from adaecho.records.outcome import Bounds, Row, arm_of_winner, by_arm, searched_costs
 from adaecho.records.statistics import (
     Noise,
     Ratio,
     cheaper_p,
+    cost_ratio,
     difference_interval,
     grid_variance,
     holm,
@@ -110,6 +111,15 @@ class _Pair:
 
     def is_exact(self) -> bool:
         return all(one.low == one.high for one in (*self.ours, *self.theirs))
+
+
+def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Curve]]]) -> list[Decision]:
+    """Every claim on every task, from the rows and curves by experiment and task."""
+    by_task: dict[str, Records] = {}
+    for (experiment, task), (rows, curves) in tables.items():
+        records = by_task.setdefault(task, Records())
+        records.rows[experiment], records.curves[experiment] = rows, curves
+    return [one for task in sorted(by_task) for one in decide(by_task[task], task)]
 
 
 def decide(records: Records, task: str) -> list[Decision]:
@@ -282,3 +292,31 @@ def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | Non
 def _reached(pair: _Pair) -> tuple[int, int, int, int]:
     ours, theirs = (sum(math.isfinite(value.high) for value in one) for one in (pair.ours, pair.theirs))
     return ours, len(pair.ours), theirs, len(pair.theirs)
+
+
+def spent(row: Row) -> float:
+    """The fresh examples to the target, or all that were read of a run that missed it."""
+    found: float = row["to_target_fresh_examples"] or row["fresh_examples"]
+    return found
+
+
+def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.float64]]:
+    """The costs of each winner (``<arm>_search0``, ...) on its seeds, by the number of its search."""
+    in_order = by_arm(sorted(rows, key=lambda row: int(row["repeat"])))
+    costs = {
+        int(name.removeprefix(f"{arm}_search")): np.array([*map(spent, of_seeds)], float)  # [seeds]
+        for name, of_seeds in in_order.items()
+        if name != arm and arm_of_winner(name) == arm
+    }
+    return dict(sorted(costs.items()))
+
+
+def mean_logs(rows: Sequence[Row], arm: str) -> list[float]:
+    """Of each search, the mean of the logarithms of its winner's costs over the seeds."""
+    return [float(np.log(costs).mean()) for costs in costs_of_winners(rows, arm).values()]
+
+
+def ratio_of_winners(rows: Sequence[Row], arm: str, other: str) -> Ratio | None:
+    """The ratio of the searches' costs, each the geometric mean of its winner's over the seeds."""
+    ours, theirs = ([*map(math.exp, mean_logs(rows, name))] for name in (arm, other))
+    return cost_ratio(ours, theirs) if ours and theirs else None

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from adaecho.figures.style import FAINT, INK, MUTED, VARIANTS, figure
+from adaecho.figures.style import FAINT, INK, VARIANTS, figure
 from adaecho.records.outcome import LESS_IS_BETTER
 
 Arm = dict[str, Any]
@@ -39,16 +39,14 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     quantities = {**values, **_COUNTS}
     evaluated = [key for key in values if any(arm.get(key) for arm in arms)]
     shown = [key for key in quantities if key in evaluated or _differs(arms, key)] or ["fresh_examples"]
-    with figure(1.25 + 0.2 * len(arms), path) as drawing:
+    equal = [key for key in _COUNTS if key not in shown and any(arm.get(key) for arm in arms)]
+    with figure(1.25 + 0.2 * len(arms), path, title, caption(arms, equal)) as drawing:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for axes, key in zip(panels, shown, strict=True):
             _draw_panel(axes, arms, key, shares=key in values and metric not in LESS_IS_BETTER)
             axes.set_xlabel(quantities[key])
         panels[0].set_yticks(range(len(arms)), [_name(arm) for arm in arms], fontsize=8.5)
         panels[0].set_ylim(len(arms) - 0.4, -0.6)
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        equal = [key for key in _COUNTS if key not in shown and any(arm.get(key) for arm in arms)]
-        drawing.supxlabel(caption(arms, equal), fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
 def _differs(arms: list[Arm], key: str) -> bool:

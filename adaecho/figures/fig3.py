@@ -1,20 +1,13 @@
 """The paper's Fig. 3: how many fresh examples each arm needs to reach the target."""
 
+import math
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from adaecho.figures.style import (
-    INK,
-    MUTED,
-    VARIANTS,
-    count_axis,
-    factor_order,
-    figure,
-    variant_order,
-)
+from adaecho.figures.style import INK, VARIANTS, count_axis, factor_order, figure, variant_order
 from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
@@ -47,16 +40,18 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
     """
     ordered = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
     positions = _positions(ordered)
-    with figure(3.6 if len(arms) <= _MANY else 4.6, path) as drawing:
+    groups: dict[float, list[float]] = {}  # positions by factor
+    for arm, position in zip(ordered, positions, strict=True):
+        groups.setdefault(_factor(arm), []).append(position)
+    with figure(3.6 if len(arms) <= _MANY else 4.6, path, note=caption(arms)) as drawing:
         axes = drawing.add_subplot()
         top = max((_bar_ends(arm)[1] for arm in ordered if arm["fresh_examples"]), default=1.0)
         axes.set_ylim(0, 1.14 * top)
         for arm, position in zip(ordered, positions, strict=True):
             _draw_arm(axes, arm, position)
-        _draw_ideal(axes, ordered, positions)
-        _label(axes, ordered, positions)
+        _draw_ideal(axes, _common_baseline(arms), groups)
+        _label(axes, ordered, positions, groups)
         axes.set_title(title, pad=12)
-        drawing.supxlabel(caption(arms), fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
 def caption(arms: list[Arm]) -> str:
@@ -138,18 +133,15 @@ def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
     axes.text(position, _bar_ends(arm)[1] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")
 
 
-def _draw_ideal(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
+def _draw_ideal(axes: Axes, baseline: float | None, groups: dict[float, list[float]]) -> None:
     """A dashed line over each echoed group at the baseline's mean over its factor."""
-    baseline = _common_baseline(ordered)
-    if baseline is None:
-        return
-    for factor in sorted({_factor(arm) for arm in ordered} - {1.0, float("inf")}):
-        group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
-        ends = (min(group) - _BAR / 2 - 0.08, max(group) + _BAR / 2 + 0.08)
-        axes.plot(ends, (baseline / factor,) * 2, color=INK, linestyle=(0, (4, 2)), linewidth=1.3)
+    for factor, group in groups.items():
+        if baseline is not None and 1 < factor < math.inf:
+            ends = (group[0] - _BAR / 2 - 0.08, group[-1] + _BAR / 2 + 0.08)
+            axes.plot(ends, (baseline / factor,) * 2, color=INK, linestyle=(0, (4, 2)), linewidth=1.3)
 
 
-def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
+def _label(axes: Axes, ordered: list[Arm], positions: list[float], groups: dict[float, list[float]]) -> None:
     kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
     names = [
         _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else fill(arm["arm"].replace("_", " "), _WIDTH)
@@ -163,11 +155,11 @@ def _label(axes: Axes, ordered: list[Arm], positions: list[float]) -> None:
     axes.tick_params(axis="x", length=0)
     middle, half = positions[-1] / 2, max(positions[-1] / 2 + 0.8, _LEAST_HALF_WIDTH)
     axes.set_xlim(middle - half, middle + half)
-    for factor in () if many else sorted({_factor(arm) for arm in ordered} - {1.0}):
-        group = [x for arm, x in zip(ordered, positions, strict=True) if _factor(arm) == factor]
-        name = "auto" if factor == float("inf") else f"{factor:g}"
+    for factor, group in groups.items():
+        if many or factor == 1:
+            continue
         axes.annotate(
-            f"e = {name}",
+            f"e = {'auto' if factor == math.inf else f'{factor:g}'}",
             (sum(group) / len(group), 0),
             xytext=(0, -42),
             xycoords=("data", "axes fraction"),

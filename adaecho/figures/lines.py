@@ -10,14 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from adaecho.figures.style import (
-    MUTED,
-    SERIES,
-    VARIANTS,
-    count_axis,
-    figure,
-    variant_order,
-)
+from adaecho.figures.style import SERIES, VARIANTS, count_axis, figure, variant_order
 
 _CAPTION_WIDTH = 125  # characters: more would not fit beside each other
 Arm = dict[str, Any]
@@ -61,15 +54,13 @@ def draw_lines(arms: Sequence[Arm], path: Path, title: str, sweep: Sweep, captio
         sweep: what is drawn against what.
         caption: what is drawn, where it is not costs of searches to a target.
     """
-    with figure(3.5, path) as drawing:
+    words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
+    with figure(3.5, path, title, words) as drawing:
         panels = drawing.subplots(1, len(sweep.costs), squeeze=False)[0]
         for axes, cost in zip(panels, sweep.costs, strict=True):
             _draw_panel(axes, arms, sweep, cost)
         if len(line_keys(arms, sweep.lines)) > 1:
             panels[0].legend(frameon=False, fontsize=8)
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
-        words = textwrap.fill(caption or caption_of_costs(arms), _CAPTION_WIDTH)
-        drawing.supxlabel(words, fontsize=7.5, color=MUTED, x=0.01, ha="left")
 
 
 def caption_of_costs(arms: Sequence[Arm]) -> str:
@@ -116,10 +107,6 @@ def look(of: str, key: Any, position: int) -> tuple[str, str, str]:
     return name, SERIES[position % len(SERIES)], "osD^v"[position % 5]
 
 
-def _at_the_end(cost: str) -> str:
-    return f"{cost.removeprefix('final_').replace('_', ' ')} at the end"
-
-
 def _ideal(arm: Arm, baseline: Arm | None, cost: str) -> float | None:
     if baseline is None or not baseline[cost] or cost == "steps":
         return None
@@ -136,4 +123,4 @@ def _label(axes: Axes, arms: Sequence[Arm], sweep: Sweep, cost: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(SETTINGS[sweep.x])
     axes.set_ylim(0, None)
-    count_axis(axes, COSTS.get(cost, _at_the_end(cost)))
+    count_axis(axes, COSTS.get(cost, f"{cost.removeprefix('final_').replace('_', ' ')} at the end"))

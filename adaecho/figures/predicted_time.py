@@ -8,7 +8,7 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from adaecho.figures.report import markdown_table
+from adaecho.figures.report import laid_out, markdown_table
 from adaecho.figures.style import INK, MUTED, SERIES, figure
 from adaecho.masking import presentable
 
@@ -26,7 +26,7 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
         title: what was timed.
     """
     colours = dict(zip(sorted({row["e"] for row in record["rows"]}), SERIES, strict=False))
-    with figure(3.4, path) as drawing:
+    with figure(3.4, path, title) as drawing:
         axes = drawing.subplots()
         axes.axhspan(1 - WITHIN, 1 + WITHIN, color=BAND, zorder=0)
         axes.axhline(1, color=MUTED, linewidth=0.8)
@@ -38,7 +38,6 @@ def draw_cells(record: Mapping[str, Any], path: Path, title: str) -> None:
         axes.set_xlabel("predicted seconds to the target")
         axes.set_ylabel("measured over predicted")
         axes.grid(color="#dddddd", linewidth=0.6)
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         names: list[Artist] = [
             Line2D([], [], color=INK, marker=marker, linestyle="", label=task)
             for task, marker in _MARKERS.items()
@@ -59,19 +58,9 @@ def section_of_cells(title: str, record: Mapping[str, Any], figure: str) -> str:
         inside = sum(abs(row["measured_over_predicted"] - 1) <= WITHIN for row in of_task)
         word = "holds" if inside == len(of_task) else "does not hold"
         verdicts.append(f"{task}: {word}, {inside} of {len(of_task)} cells within {100 * WITHIN:.0f} %")
-    cells = [
-        (
-            row["task"],
-            f"{row['R']:g}",
-            str(row["e"]),
-            f"{row['predicted_s']:.1f}",
-            f"{row['measured_s']:.1f}",
-            f"{row['measured_over_predicted']:.2f}",
-        )
-        for row in rows
-    ]
-    table = markdown_table(("task", "R", "e", "predicted s", "measured s", "measured over predicted"), cells)
+    forms = {"task": "", "R": "g", "e": "", "predicted_s": ".1f", "measured_s": ".1f"}
+    forms["measured_over_predicted"] = ".2f"
+    cells = [tuple(format(row[key], form) for key, form in forms.items()) for row in rows]
+    table = markdown_table(tuple(key.replace("_", " ") for key in forms), cells)
     command = presentable(record["command"]).replace("`", "'")
-    return "\n\n".join(
-        [f"## {title}", f"![{title}]({figure})", f"{'; '.join(verdicts)}.", table, f"```\n{command}\n```"]
-    )
+    return laid_out(title, [figure], f"{'; '.join(verdicts)}.", table, commands=[command])

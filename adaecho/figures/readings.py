@@ -11,18 +11,18 @@ In a part of the space another trial may be its search's best, and one that was 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from adaecho.records.outcome import (
     LESS_IS_BETTER,
+    Bounds,
     Row,
-    best_trials,
     best_value,
     counted_cost,
     lowest,
+    searched_costs,
     searches,
 )
 
@@ -34,73 +34,47 @@ _ROUNDING = 1e-9
 _CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
 
 
-class Bounds(NamedTuple):
-    """The bounds of a search's cost: equal where it was read off, ``high`` infinite where it missed."""
-
-    low: float
-    high: float
-
-
 Costs = list[Bounds]  # one of each search
 _UNKNOWN = Bounds(0, math.inf)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read an arm's records.
+    """One way to read an arm's records: as searched, in a part of the space, or to an easier target.
 
     Attributes:
         name: as the report says it.
-        costs: in fresh examples, of an arm's rows and the curves of their best trials; None where the records
-            don't hold it.
-        best_values: the best metric of each search, of an arm's rows, None of a search without one; None
-            where there is no such reading.
+        part: of each axis, where the trials that count lie.
+        step: of the easier target, see ``easier``; 0 for the target itself.
     """
 
     name: str
-    costs: Callable[[Sequence[Row], Sequence[Curve]], Costs | None]
-    best_values: Callable[[Sequence[Row]], list[float | None] | None]
+    part: tuple[float, float] = (-math.inf, math.inf)
+    step: int = 0
 
+    def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
+        """In fresh examples, of an arm's searches; None where the records don't hold it.
 
-def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> Costs:
-    """What each search's best trial, that with the fewest fresh examples, took to the target.
+        Args:
+            rows: of one arm.
+            curves: of their best trials.
+        """
+        if self == AS_SEARCHED:
+            return searched_costs(rows)
+        if not _were_searched(rows):
+            return None
+        if self.step:
+            return _easier_costs(self.step, rows, curves)
+        return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
 
-    Args:
-        rows: of one arm.
-        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example, the ratio of two of these.
-    """
-    best = {repeat: row for (_, repeat), row in best_trials(list(rows)).items()}
-    return [
-        _exact(_cost(best[repeat], cost)) if repeat in best else _missed(search, cost)
-        for repeat, search in _searches(rows)
-    ]
+    def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
+        """The best metric, at any evaluation of any counted trial, of each search, None of one without.
 
-
-def _cost(row: Row, cost: str) -> float:
-    if cost == "s_per_fresh_example":
-        return _cost(row, "train_time_s") / _cost(row, "fresh_examples")
-    found: float = row[f"to_target_{cost}"]
-    return found
-
-
-def _missed(search: Sequence[Row], cost: str) -> Bounds:
-    """The cost of a search that never met its target: at least what its shortest trial had spent."""
-    counted = [row for row in search if row["counted"]]
-    if cost == "s_per_fresh_example":  # known without a target
-        rates = [row["train_time_s"] / row["fresh_examples"] for row in counted]
-        return Bounds(min(rates), max(rates)) if rates else _UNKNOWN
-    return Bounds(min((row[cost] for row in counted), default=0), math.inf)
-
-
-def searched_best_values(rows: Sequence[Row]) -> list[float | None]:
-    """The best metric, at any evaluation of any counted trial, of each search."""
-    return [best_value(search) for _, search in _searches(rows)]
-
-
-def _part_costs(low: float, high: float, rows: Sequence[Row], _: Sequence[Curve]) -> Costs | None:
-    if not _were_searched(rows):
-        return None
-    return [_bounds(_inside(search, low, high)) for _, search in _searches(rows)]
+        None where there is no such reading: an easier target changes no best metric.
+        """
+        if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
+            return None
+        return [best_value(_inside(search, *self.part)) for _, search in _searches(rows)]
 
 
 def _bounds(search: Sequence[Row]) -> Bounds:
@@ -111,14 +85,8 @@ def _bounds(search: Sequence[Row]) -> Bounds:
     return Bounds(lowest([cheapest, *read]) or 0, math.inf if cheapest is None else cheapest)
 
 
-def _part_best_values(low: float, high: float, rows: Sequence[Row]) -> list[float | None] | None:
-    if not _were_searched(rows):
-        return None
-    return [best_value(_inside(search, low, high)) for _, search in _searches(rows)]
-
-
 def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
-    if not curves or not _were_searched(rows):
+    if not curves:
         return None
     metric = rows[0]["target_metric"]
     target = easier(metric, rows[0]["target_value"], step, _CHANCE.get(rows[0]["task"]))
@@ -154,11 +122,7 @@ def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
     sign = -1 if metric in LESS_IS_BETTER else 1
     pairs = zip(curve["fresh_examples"], curve["values"], strict=True)
     first = next((fresh for fresh, value in pairs if sign * value >= sign * target), None)
-    return _UNKNOWN if first is None else _exact(first)
-
-
-def _exact(cost: float) -> Bounds:
-    return Bounds(cost, cost)
+    return _UNKNOWN if first is None else Bounds(first, first)
 
 
 def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
@@ -167,21 +131,22 @@ def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
 
 
 def _were_searched(rows: Sequence[Row]) -> bool:
+    """Whether these are of searches: others can be read in one way alone."""
     return all(row.get("positions") for row in rows)
 
 
 def _inside(rows: Sequence[Row], low: float, high: float) -> list[Row]:
-    return [row for row in rows if all(low <= position <= high for position in row["positions"].values())]
+    return [
+        row
+        for row in rows
+        if all(low <= position <= high for position in (row.get("positions") or {}).values())
+    ]
 
 
-def _part(name: str, low: float, high: float) -> Reading:
-    return Reading(name, partial(_part_costs, low, high), partial(_part_best_values, low, high))
-
-
-AS_SEARCHED = Reading("as searched", lambda rows, _: searched_costs(rows), searched_best_values)
+AS_SEARCHED = Reading("as searched")
 OTHERS = (
-    _part("lower part of the space", 0, _PART),
-    _part("upper part of the space", 1 - _PART, 1),
-    Reading("1.5 times the error", partial(_easier_costs, 1), lambda _: None),
-    Reading("twice the error", partial(_easier_costs, 2), lambda _: None),
+    Reading("lower part of the space", part=(0, _PART)),
+    Reading("upper part of the space", part=(1 - _PART, 1)),
+    Reading("1.5 times the error", step=1),
+    Reading("twice the error", step=2),
 )

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from adaecho.figures.report import markdown_table
+from adaecho.figures.report import laid_out, markdown_table
 from adaecho.figures.style import INK, MUTED, VARIANTS, figure
 from adaecho.records.statistics import mean_interval
 
@@ -159,7 +159,7 @@ def draw_branches(rows: Sequence[Row], path: Path, title: str) -> None:
         title: what was trained.
     """
     found = measured(rows)
-    with figure(3.9, path) as drawing:
+    with figure(3.9, path, title) as drawing:
         noise, worth = drawing.subplots(1, 2)
         for axes in (noise, worth):
             axes.set_xscale("log", base=2)
@@ -175,7 +175,6 @@ def draw_branches(rows: Sequence[Row], path: Path, title: str) -> None:
         noise.set_ylabel("σ² / μ² of a batch, median of runs")
         noise.legend(frameon=False, fontsize=8.5)
         _draw_worth(worth, found)
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         names = [
             Line2D([], [], color=VARIANTS[variant][1], label=VARIANTS[variant][0])
             for variant in VARIANTS_ECHOED
@@ -213,5 +212,4 @@ def section_of_branches(title: str, rows: Sequence[Row], figure: str, commands: 
         for row in readings(rows)
     ]
     headings = ("reading", "rank correlation", f"{100 * (1 - LEVEL):.1f} % interval", "by the rule")
-    made_by = "```\n" + "\n".join(commands) + "\n```"
-    return "\n\n".join([f"## {title}", f"![{title}]({figure})", markdown_table(headings, cells), made_by])
+    return laid_out(title, [figure], markdown_table(headings, cells), commands=commands)

@@ -4,7 +4,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -79,14 +79,15 @@ def section(title: str, rows: list[Row], figures: list[Path], commands: list[str
     cells = list(zip(*(column.cells for column in columns), strict=True))
     shown = (Path(os.path.relpath(path, into)).as_posix() for path in figures)
     note = boundary_note(summarize(rows))
-    parts = [
-        f"## {title}",
-        *(f"![{title}]({figure})" for figure in shown),
-        markdown_table(tuple(column.heading for column in columns), cells),
-        *([note] if note else []),
-        *(["```\n" + "\n".join(commands) + "\n```"] if commands else []),
-    ]
-    return "\n\n".join(parts)
+    table = markdown_table(tuple(column.heading for column in columns), cells)
+    return laid_out(title, shown, table, note, commands=commands)
+
+
+def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
+    """The Markdown of a section: figures as the report links them, parts, and the commands that made it."""
+    made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
+    pictures = (f"![{title}]({figure})" for figure in figures)
+    return "\n\n".join(filter(None, [f"## {title}", *pictures, *parts, made_by]))
 
 
 def boundary_note(arms: list[Row]) -> str:

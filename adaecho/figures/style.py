@@ -46,12 +46,14 @@ _RC: Any = {
 
 
 @contextmanager
-def figure(height_inches: float, path: Path) -> Iterator[Figure]:
+def figure(height_inches: float, path: Path, title: str = "", note: str = "") -> Iterator[Figure]:
     """A figure drawn inside the block and saved at its end; matplotlib's global settings stay as they are.
 
     Args:
         height_inches: the width is fixed.
         path: its suffix decides the format (png, jpg, svg, pdf); the folder is made if missing.
+        title: above it, at the left.
+        note: below it, in small letters.
     """
     # A user's own defaults don't count; touching the backend's would start one.
     default: Any = {
@@ -60,6 +62,10 @@ def figure(height_inches: float, path: Path) -> Iterator[Figure]:
     with matplotlib.rc_context({**default, **_RC}):
         drawing = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
         yield drawing
+        if title:
+            drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
+        if note:
+            drawing.supxlabel(note, fontsize=7.5, color=MUTED, x=0.01, ha="left")
         path.parent.mkdir(parents=True, exist_ok=True)
         dated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)
         with atomic_file(path, durable=False) as file:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.figures.style import INK, MUTED, SERIES, VARIANTS, figure, variant_order
-from adaecho.records.outcome import BY_ECHO_INDEX
+from adaecho.records.outcome import BY_ECHO_INDEX, by_arm
 
 Curve = dict[str, Any]
 _ORDINALS = ("first use", "second use", "third use", "fourth use")
@@ -38,10 +38,8 @@ def draw_uses(curves: Sequence[Curve], path: Path, title: str) -> None:
         path: file to write; its suffix decides the format.
         title: what was trained.
     """
-    arms: dict[str, list[Curve]] = {}
-    for curve in sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])):
-        arms.setdefault(curve["arm"], []).append(curve)
-    with figure(3.4, path) as drawing:
+    arms = by_arm(sorted(curves, key=lambda curve: variant_order(curve["echo_variant"])))
+    with figure(3.4, path, title) as drawing:
         panels = drawing.subplots(1, len(arms), sharey=True, squeeze=False)[0]
         for axes, runs in zip(panels, arms.values(), strict=True):
             common = min(len(run["steps"]) for run in runs)
@@ -61,6 +59,5 @@ def draw_uses(curves: Sequence[Curve], path: Path, title: str) -> None:
             axes.set_title(textwrap.fill(f"{name}, e = {e}", _TITLE_WIDTH), fontsize=8.5)
             axes.grid(color="#dddddd", linewidth=0.6)
         panels[0].set_ylabel("training loss")
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         lines, names = max((axes.get_legend_handles_labels() for axes in panels), key=lambda two: len(two[1]))
         drawing.legend(lines, names, loc="outside lower left", ncols=6, frameon=False, fontsize=8.5)

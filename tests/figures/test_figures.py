@@ -23,6 +23,7 @@ from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.figures.uses import draw_uses, of_uses
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.trials import read_rows
+from scripts import claims_page
 
 CURVE = {
     "arm": "baseline",
@@ -386,7 +387,7 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
 
 
 def test_the_page_of_claims_can_be_made_of_any_results(results, tmp_path):
-    main(["--results", str(results), "--claims", str(tmp_path / "claims.md")])
+    claims_page.main(["--results", str(results), "--into", str(tmp_path / "claims.md")])
     page = (tmp_path / "claims.md").read_text()
     assert page.startswith("# What holds")
     assert "## Winners on new seeds" not in page
