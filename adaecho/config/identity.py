@@ -87,7 +87,7 @@ def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """One line per key whose value differs, nested keys dotted: ``echo.factor: 2 in the folder, 4 now``."""
-    old, new = dict(_flat(recorded)), dict(_flat(now))
+    old, new = dict(flat(recorded)), dict(flat(now))
     return [
         f"{key}: {_show(old.get(key, _ABSENT))} in the folder, {_show(new.get(key, _ABSENT))} now"
         for key in [*old, *(key for key in new if key not in old)]
@@ -105,11 +105,12 @@ def smaller_budgets(recorded: dict[str, Any], now: dict[str, Any], keys: Sequenc
     ]
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys and their values."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            items += _flat(value, f"{prefix}{key}.")
+            items += flat(value, f"{prefix}{key}.")
         else:
             items.append((f"{prefix}{key}", value))
     return items

@@ -9,11 +9,12 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from adaecho.config.identity import flat
 from adaecho.config.schema import SearchConfig, from_typed, to_plain, value_at
 from adaecho.config.tasks import options_class
 from adaecho.errors import ConfigError
@@ -74,7 +75,8 @@ def parse_typed(arguments: Sequence[str], config_loader: ConfigLoader | None = N
             assert isinstance(interval, IntervalSweep)
             intervals[key] = interval
         else:
-            fixed.append(_as_typed(override))
+            assert override.input_line is not None
+            fixed.append(override.input_line)
     return Typed(tuple(fixed), tuple(choices), intervals)
 
 
@@ -139,7 +141,7 @@ def _build_arm(
     _check_conflict(name, [*typed.fixed, *combination, *typed.intervals], extra)
     overrides = [*typed.fixed, *combination, *extra]
     config = _composed(name, typed, compose, [*combination, *extra])
-    chosen = {_key(override) for override in overrides}
+    chosen = {key for override in overrides for key in _keys_set(override)}
     if "seed" in chosen:
         raise ConfigError(
             "seed: the seeds of a search follow from search.seed, repeat and index; set search.seed or "
@@ -265,9 +267,12 @@ def _digest(arm: Arm) -> str:
     return hashlib.sha256(repr(arm.overrides).encode()).hexdigest()[:8]
 
 
-def _as_typed(override: Override) -> str:
-    assert override.input_line is not None
-    return override.input_line
+def _keys_set(override: str) -> list[str]:
+    """The keys that an override gives a value, within ``schedule={decay_steps: 9}`` too."""
+    if override.startswith("~"):
+        return [_key(override)]
+    value = OverridesParser.create().parse_override(override).value()
+    return [key for key, _ in flat({_key(override): value})]
 
 
 def _key(override: str) -> str:

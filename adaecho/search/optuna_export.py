@@ -5,7 +5,6 @@ damaged, or of other trials, is deleted and written anew.
 """
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,6 @@ from adaecho.search.axes import Axis
 from adaecho.search.state import Search, SweepState
 
 JOURNAL = "optuna.journal"
-_EVERY_S = 60.0
-
-
-class OptunaExporter:
-    """Keeps the study of a sweep under way roughly up to date, for a dashboard that is open meanwhile."""
-
-    def __init__(self, state: SweepState) -> None:
-        self._state, self._last = state, time.monotonic()
-
-    def update(self) -> None:
-        """Export, unless it was done within the last minute."""
-        if time.monotonic() - self._last >= _EVERY_S:
-            export(self._state)
-            self._last = time.monotonic()
 
 
 def export(state: SweepState) -> None:

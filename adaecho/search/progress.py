@@ -16,10 +16,11 @@ from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.records.table import as_clock
 from adaecho.records.terminal import Terminal
 from adaecho.search.design import TrialId
-from adaecho.search.optuna_export import OptunaExporter
+from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
 _LOOK_EVERY_S = 0.5
+_EXPORT_EVERY_S = 60.0  # of the Optuna study, for a dashboard that is open meanwhile
 
 
 class SweepProgress:
@@ -36,9 +37,8 @@ class SweepProgress:
         self._console = console or Terminal(markup=False)
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
-        self._exporter = OptunaExporter(state)
         self._known = {trial: status for trial in state.wanted() if (status := state.status(trial)) in ENDED}
-        self._next_look = 0.0
+        self._next_look, self._exported = 0.0, self._started
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
@@ -62,20 +62,16 @@ class SweepProgress:
             return
         self._state.refresh()
         trials = self._state.wanted()
-        ended = [
-            trial
-            for trial in trials
-            if (status := self._state.status(trial)) in ENDED and self._known.get(trial) != status
-        ]
-        still_to_tell = sum(self._state.status(trial) in FINISHED for trial in ended)
-        for trial in ended:
-            self._known[trial] = status = str(self._state.status(trial))
-            still_to_tell -= status in FINISHED
-            summary = self._state.search(trial).summaries[trial.index]
-            duration_s = summary.get("train_time_s", 0) + summary.get("eval_time_s", 0)
-            self.ended(trial, duration_s, still_to_tell)
+        for trial in trials:
+            status = self._state.status(trial)
+            if status in ENDED and self._known.get(trial) != status:
+                self._known[trial] = status
+                summary = self._state.search(trial).summaries[trial.index]
+                self.ended(trial, summary.get("train_time_s", 0) + summary.get("eval_time_s", 0))
         self.show(trial for trial in trials if self._state.status(trial) == Status.RUNNING)
-        self._exporter.update()
+        if time.monotonic() - self._exported >= _EXPORT_EVERY_S:
+            export(self._state)
+            self._exported = time.monotonic()
         # A look at thousands of folders takes a while: it may take a twentieth of the time.
         self._next_look = begin + max(_LOOK_EVERY_S, 20 * (time.monotonic() - begin))
 
@@ -88,17 +84,12 @@ class SweepProgress:
             table = arm_table(self._state, self._running, max_arms=max(1, self._console.height - 4))
             self._live.update(Group(table, footer), refresh=True)
 
-    def ended(self, trial: TrialId, duration_s: float, still_to_tell: int = 0) -> None:
-        """A trial has ended as the state now says, ``duration_s`` after its start.
-
-        Args:
-            still_to_tell: how many finished ones of the same look come after it.
-        """
+    def ended(self, trial: TrialId, duration_s: float) -> None:
+        """A trial has ended as the state now says, ``duration_s`` after its start."""
         self._durations_s.setdefault(trial.arm, []).append(duration_s)
         if self._live is None:
-            searches = self._state.searches.values()
-            total = sum(search.num_wanted() for search in searches)
-            done = sum(search.num_finished() for search in searches) - still_to_tell
+            total = sum(search.num_wanted() for search in self._state.searches.values())
+            done = sum(status in FINISHED for status in self._known.values())  # of one look, those told of
             outcome = describe(self._state.search(trial), trial.index)
             self._console.print(
                 f"{done}/{total}  {trial}: {outcome}; {self._time_left()}", soft_wrap=True, highlight=False

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -179,14 +180,21 @@ def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Seq
 
 
 def headline(state: SweepState) -> str:
-    """What the sweep consists of, in one line."""
+    """What the sweep consists of, in one line; in a second one which keys each arm searches, if any does."""
     searches = list(state.searches.values())
     left = len(state.missing())
     total = sum(search.num_wanted() for search in searches)
     text = f"{state.folder}: {_count(len(state.design.arms), 'arm')}"
     if state.design.repeats > 1:
         text += f" x {state.design.repeats} searches"
-    return f"{text}, {_count(total, 'trial')}, {left} to run"
+    text += f", {_count(total, 'trial')}, {left} to run"
+    # What an experiment sets for all arms is drawn all the same where its task searches it.
+    searched = Counter(axis.key for arm in state.design.arms for axis in arm.axes)
+    keys = [
+        key if number == len(state.design.arms) else f"{key} (in {_count(number, 'arm')})"
+        for key, number in searched.items()
+    ]
+    return f"{text}\nsearched: {', '.join(keys)}" if keys else text
 
 
 def _count(number: int, noun: str) -> str:

@@ -68,17 +68,13 @@ class Team:
 
     def train(self, order: Order) -> dict[str, Any]:
         """Run a trial with all ranks; its summary. Errors are those of ``run_trial``."""
-        self._tell(order)
+        self.tell(order)
         return self._run(order)
 
     def pause(self, pause_s: float) -> None:
         """Sleep, all ranks at once: one that waited for another would call it gone at ``rank_timeout_s``."""
-        self._tell(pause_s)
+        self.tell(pause_s)
         time.sleep(pause_s)
-
-    def end(self) -> None:
-        """Tell the other ranks that there are no more trials."""
-        self._tell(None)
 
     def follow(self) -> None:
         """Do what rank 0 says until it is over.
@@ -105,7 +101,8 @@ class Team:
             raise UserError(f"trial {order.name}: {error}") from error
         check_signal(summary)
 
-    def _tell(self, what: Order | float | None) -> None:
+    def tell(self, what: Order | float | None) -> None:
+        """Tell the other ranks what to do: a trial, a pause in seconds, or None: there are no more trials."""
         if self._ranks is not None:
             self._ranks.from_first(lambda: what)
 

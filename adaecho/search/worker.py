@@ -123,7 +123,7 @@ class Worker:
             try:
                 if team.is_first:
                     self._work(SweepState(design, folder), team)
-                    team.end()
+                    team.tell(None)
                 else:
                     team.follow()
             except PreemptedError as preempted:  # all ranks part in peace before the job asks to be requeued

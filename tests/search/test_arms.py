@@ -84,6 +84,22 @@ def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: Build
     assert arm.config["optimizer"]["momentum"] == 0.8
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["task=cifar10", "schedule.decay_steps=9"],
+        ["task=cifar10", "schedule={decay_steps: 9}"],
+        ["task=cifar10", "+search.arms.a=['schedule={decay_steps: 9}']"],
+    ],
+)
+def test_a_value_given_to_a_tasks_axis_wins_over_it_however_it_is_spelled(
+    arms_of: BuildArms, overrides: list[str]
+) -> None:
+    (arm,) = arms_of(*overrides)
+    assert [axis.key for axis in arm.axes] == ["optimizer.learning_rate", "optimizer.momentum"]
+    assert arm.config["schedule"]["decay_steps"] == 9
+
+
 def test_a_comma_list_over_an_axis_makes_arms_of_it(arms_of: BuildArms) -> None:
     arms = arms_of("optimizer.learning_rate=0.1,0.2")
     assert [[axis.key for axis in arm.axes] for arm in arms] == [["optimizer.momentum"]] * 2

@@ -9,6 +9,7 @@ from rich.console import Console
 from adaecho.search.design import Design, TrialId
 from adaecho.search.progress import SweepProgress, arm_table
 from adaecho.search.state import SweepState
+from adaecho.search.sweeper import headline
 
 NAME = "example_before_augmentation_e4"
 
@@ -27,6 +28,16 @@ def _state(design: Design, folder: Path) -> SweepState:
     }
     state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed", "error": "boom"}}
     return state
+
+
+def test_the_headline_names_what_each_arm_searches(design: Design, tmp_path: Path) -> None:
+    first, second = design.arms
+    alike = headline(SweepState(design, tmp_path)).splitlines()
+    assert alike[1] == f"searched: {', '.join(axis.key for axis in first.axes)}"
+    fixed = replace(design, arms=(first, replace(second, axes=first.axes[1:])))
+    told = headline(SweepState(fixed, tmp_path)).splitlines()
+    assert told[1] == f"searched: {first.axes[0].key} (in 1 arm), {first.axes[1].key}"
+    assert "\n" not in headline(SweepState(replace(design, arms=(replace(first, axes=()),)), tmp_path))
 
 
 def _console(*, terminal: bool) -> Console:
