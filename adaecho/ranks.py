@@ -6,15 +6,16 @@ same order. With one rank nothing is sent.
 """
 
 import os
-import queue
 import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -83,8 +84,7 @@ class Ranks:
         if self.is_alone:
             return [mine]
         parts: list[Any] = [None] * self.world_size
-        self._meet()
-        self._together(lambda: dist.all_gather_object(parts, mine))
+        self._once_all_are_here(lambda: dist.all_gather_object(parts, mine))
         return parts
 
     def gather_on_first(self, mine: _T) -> list[_T] | None:
@@ -92,8 +92,7 @@ class Ranks:
         if self.is_alone:
             return [mine]
         parts: list[Any] | None = [None] * self.world_size if self.is_first else None
-        self._meet()
-        self._together(lambda: dist.gather_object(mine, parts))
+        self._once_all_are_here(lambda: dist.gather_object(mine, parts))
         return parts
 
     def from_first(self, made: Callable[[], _T]) -> _T:
@@ -101,8 +100,7 @@ class Ranks:
         if self.is_alone:
             return made()
         content: list[Any] = [made() if self.is_first else None]
-        self._meet()
-        self._together(lambda: dist.broadcast_object_list(content, src=0))
+        self._once_all_are_here(lambda: dist.broadcast_object_list(content, src=0))
         return content[0]  # type: ignore[no-any-return]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,9 +129,10 @@ class Ranks:
                         "start all ranks with the same command, code and data"
                     )
 
-    def _meet(self) -> None:
-        """Wait until all ranks are here: before what can only be waited for in one piece."""
+    def _once_all_are_here(self, send: Callable[[], Any]) -> None:
+        """What can only be waited for in one piece."""
         self.gather([0.0])
+        self._together(send)
 
     def _wait(self, work: Any) -> None:
         """Look again and again whether a message has come, so that signals are heard meanwhile.
@@ -184,7 +183,7 @@ class Ranks:
 
     def _why_cut_off(self) -> RankError:
         self._store.set(f"cut off/{self.rank}", "")
-        silent = self._wait_for("failed", "cut off")
+        silent = self._wait_for(self._others, "failed", "cut off")
         if (failure := self._failure()) is not None:
             return failure
         self._store.set(f"has read/{self.rank}", "")
@@ -212,9 +211,7 @@ class Ranks:
 
     def _first_says(self, mine: str) -> bool:
         """Whether rank 0 failed with the same words, within ``_REPORT_S``."""
-        until = time.monotonic() + _REPORT_S
-        while not self._store.check(["has read/0"]) and time.monotonic() < until:
-            time.sleep(0.05)
+        self._wait_for([0], "has read")
         return bool(self._store.check(["failed/0"]) and self._store.get("failed/0").decode() == mine)
 
     def leave(self, failed: bool) -> None:
@@ -223,12 +220,15 @@ class Ranks:
             if dist.is_initialized():
                 dist.destroy_process_group()
             if failed and self.is_first:
-                self._wait_for("has read")
+                self._wait_for(self._others, "has read")
 
-    def _wait_for(self, *words: str) -> list[int]:
-        """The other ranks that have put none of these words into the store within ``_REPORT_S``."""
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def _wait_for(self, silent: list[int], *words: str) -> list[int]:
+        """Those of some ranks that have put none of these words into the store within ``_REPORT_S``."""
         until = time.monotonic() + _REPORT_S
-        silent = [rank for rank in range(self.world_size) if rank != self.rank]
         while True:
             silent = [
                 rank for rank in silent if not any(self._store.check([f"{word}/{rank}"]) for word in words)
@@ -250,36 +250,27 @@ class _Answering:
     def __init__(self, store: Any) -> None:
         self._store, self._is_silent = store, False
 
-    def set(self, key: str, value: str) -> None:
-        self._ask(lambda: self._store.set(key, value))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """``set``, ``get`` and ``check``."""
+        return partial(self._ask, getattr(self._store, name))
 
-    def get(self, key: str) -> bytes:
-        found: bytes = self._ask(lambda: self._store.get(key))
-        return found
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(lambda: self._store.check(keys)))
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[..., Any], *given: Any) -> Any:
         """Raises RuntimeError: there was no answer, or an error in place of one."""
-        answers: queue.SimpleQueue[tuple[Any, RuntimeError | None]] = queue.SimpleQueue()
+        answer: Future[Any] = Future()
 
         def ask() -> None:
             try:
-                answers.put((question(), None))
+                answer.set_result(question(*given))
             except RuntimeError as error:
-                answers.put((None, error))
+                answer.set_exception(error)
 
+        if not self._is_silent:
+            threading.Thread(target=ask, daemon=True).start()
         try:
-            if not self._is_silent:
-                threading.Thread(target=ask, daemon=True).start()
-            answer, error = answers.get(timeout=0 if self._is_silent else _ANSWER_S)
-        except queue.Empty:
+            return answer.result(0 if self._is_silent else _ANSWER_S)
+        except TimeoutError:
             self._is_silent = True
             raise RuntimeError("the store does not answer") from None
-        if error is not None:
-            raise error
-        return answer
 
 
 def _is_of_connection(error: BaseException) -> bool:

@@ -3,10 +3,10 @@
 import os
 import pickle
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,25 +41,11 @@ _ALLOWED = {
 }
 
 
-class Storage(Protocol):
-    """Where a copy of CIFAR-10 lies; nothing but its existence is known before ``read``."""
+def find(path: str | None) -> "ParquetFolder | HubDataset | PickleFolder":
+    """The storage that ``data.path`` names; nothing but its existence is known before ``read``.
 
-    @property
-    def has_test(self) -> bool: ...
-
-    def files(self) -> list[Path]:
-        """The files of all parts."""
-
-    def read(self, part: Part, bad: SkippedExamples) -> Images:
-        """All usable examples of one part in stored order.
-
-        Raises:
-            DataError: unreadable, of another schema, or more bad examples than allowed.
-        """
-
-
-def find(path: str | None) -> Storage:
-    """The storage that ``data.path`` names.
+    ``read(part, bad)`` gives all usable examples of one part in stored order. It raises DataError where files
+    are unreadable, of another schema, or hold more bad examples than allowed.
 
     Args:
         path: a folder with ``train-*.parquet`` and ``test-*.parquet``, or with the original ``data_batch_1``
@@ -151,7 +137,7 @@ class PickleFolder:
             pixels, labels = _load_batch(self.folder / name)
             # Stored as the red, green and blue plane one after another.
             images = np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
-            batches.append(_keep_good(images, labels, [], str(self.folder / name), bad))
+            batches.append(_keep_good(images, labels, {}, str(self.folder / name), bad))
         return _concatenate(batches)
 
 
@@ -185,19 +171,18 @@ def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:
 
     _check_schema(table.schema, origin)
     encoded = compute.struct_field(table.column("img"), "bytes").to_pylist()
-    images, undecodable = _decode_images(encoded)
-    labels = whole_numbers(table.column("label"), origin)
-    return _keep_good(images, labels, undecodable, origin, bad)
+    images, reasons = _decode_images(encoded)
+    return _keep_good(images, whole_numbers(table.column("label"), origin), reasons, origin, bad)
 
 
 def _keep_good(
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
-    undecodable: list[tuple[int, str]],
+    reasons: dict[int, str],
     origin: str,
     bad: SkippedExamples,
 ) -> Images:
-    reasons = dict(undecodable)
+    """All but the rows that have a reason, or a label that can't be."""
     for row in np.flatnonzero((labels < 0) | (labels >= NUM_CLASSES)).tolist():
         reasons.setdefault(row, f"label {labels[row]} is not one of 0 to {NUM_CLASSES - 1}")
     for row in sorted(reasons):
@@ -211,30 +196,28 @@ def _concatenate(parts: list[Images]) -> Images:
     return {name: np.concatenate([part[name] for part in parts]) for name in ("image", "label")}
 
 
-def _decode_images(encoded: list[bytes | None]) -> tuple[NDArray[np.uint8], list[tuple[int, str]]]:
+def _decode_images(encoded: list[bytes | None]) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """Decode RGB images on all cores; OpenCV releases the GIL.
 
     Args:
         encoded: PNG, WebP, JPEG, ...; None where a row has no bytes.
 
     Returns:
-        uint8 [len(encoded), 32, 32, 3], and (index, reason) of those that can't be used, in order; their
+        uint8 [len(encoded), 32, 32, 3], and the reasons of those that can't be used, by their numbers; their
         pixels are undefined.
     """
     images = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
 
-    def decode_chunk(begin: int) -> list[tuple[int, str]]:
-        bad = []
-        for index in range(begin, min(begin + _CHUNK, len(encoded))):
-            try:
-                images[index] = _decode(encoded[index])
-            except ValueError as error:
-                bad.append((index, str(error).strip()))
-        return bad
+    def why_bad(row: int) -> str | None:
+        try:
+            images[row] = _decode(encoded[row])
+        except ValueError as error:
+            return str(error).strip()
+        return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        chunks = threads.map(decode_chunk, range(0, len(encoded), _CHUNK))
-        return images, [bad for chunk in chunks for bad in chunk]
+    with ThreadPool(os.cpu_count()) as threads:
+        found = threads.map(why_bad, range(len(encoded)), chunksize=_CHUNK)
+    return images, {row: reason for row, reason in enumerate(found) if reason is not None}
 
 
 def _decode(encoded: bytes | None) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ An example is ``<key>.png`` (or another encoding) and ``<key>.cls`` with its lab
 ``scripts/cifar10_shards.py`` writes such shards.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
+from adaecho.datasets.storage import shard_errors
 from adaecho.errors import DataError
 from adaecho.shards import TarShards
 
@@ -68,10 +69,8 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
 
 
 def _shards(urls: list[str], seed: int | None = None) -> TarShards:
-    try:
+    with shard_errors():
         return TarShards(urls, order="stored" if seed is None else "shards", seed=seed or 0)
-    except ValueError as error:
-        raise DataError(f"data.path: {error}") from error
 
 
 def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Images:
@@ -81,8 +80,8 @@ def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Imag
         DataError: a damaged archive, no examples, or more bad ones than allowed.
     """
     decoded = []
-    with closing(iter(shards)) as examples:
-        for number, example in enumerate(_read(examples)):
+    with shard_errors(), closing(iter(shards)) as examples:
+        for number, example in enumerate(examples):
             try:
                 decoded.append(decode(example))
             except ValueError as error:
@@ -90,10 +89,3 @@ def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Imag
     if not decoded:
         raise DataError(f"{', '.join(shards.urls)}: the tar shards hold no usable examples")
     return {name: np.stack([example[name] for example in decoded]) for name in ("image", "label")}
-
-
-def _read(examples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    try:
-        yield from examples
-    except (ValueError, OSError) as error:
-        raise DataError(f"data.path: {error}") from error

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.errors import DataError
 
 Part = Literal["train", "val"]
+_Annotation = tuple[list[float], int, bool, float]
+"""Of one box: x1, y1, x2, y2 in pixels, its label, whether it is a crowd, its area."""
 
 _ANNOTATIONS = (
     "annotations/instances_{part}2017.json",
@@ -47,6 +49,7 @@ class TrueBoxes:
     areas: NDArray[np.float64]
 
 
+@dataclass(frozen=True, eq=False)
 class DetectionImages:
     """Map-style: the bytes of each image with its boxes, ``{"image", "boxes", "labels", "size"}``.
 
@@ -59,21 +62,11 @@ class DetectionImages:
         sizes: height and width of each image in pixels, as the annotations say.
     """
 
-    thread_safe = True
-
-    def __init__(
-        self,
-        categories: Sequence[str],
-        files: Sequence[Path],
-        truths: Sequence[TrueBoxes],
-        sizes: Sequence[tuple[int, int]],
-    ) -> None:
-        self.categories, self.files, self.truths, self.sizes = (
-            list(categories),
-            list(files),
-            list(truths),
-            list(sizes),
-        )
+    categories: list[str]
+    files: list[Path]
+    truths: list[TrueBoxes]
+    sizes: list[tuple[int, int]]
+    thread_safe: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.files)
@@ -136,18 +129,14 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
     )
     labels = {number: label for label, (number, _) in enumerate(categories, start=1)}
     present = _present(top, part, file, images.values())
-    annotations: dict[Any, list[tuple[list[float], int, bool, float]]] = {number: [] for number in images}
+    annotations: dict[Any, list[_Annotation]] = {number: [] for number in images}
     seen: set[Any] = set()
     for annotation in content["annotations"]:
-        reason = _why_bad(annotation, images, labels, seen)
-        if reason is not None:
-            bad.add(f"{file}, annotation {annotation.get('id')}", reason)
-            continue
-        box = _clipped(annotation["bbox"], images[annotation["image_id"]])
-        crowd, area = bool(annotation.get("iscrowd", 0)), annotation.get("area")
-        annotations[annotation["image_id"]].append(
-            (box, labels[annotation["category_id"]], crowd, _area(box) if area is None else float(area))
-        )
+        try:
+            usable = _usable(annotation, images, labels, seen)
+            annotations[annotation["image_id"]].append(usable)
+        except ValueError as error:
+            bad.add(f"{file}, annotation {annotation.get('id')}", str(error))
     kept = []
     for number, image in images.items():
         if image["file_name"] in present:
@@ -196,12 +185,13 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and 1 <= value < math.inf
 
 
-# Of images and categories: an annotation that is wrong is skipped, and its image kept.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "id": (_is_id, "number or text"),
-    "file_name": (lambda value: isinstance(value, str) and value != "", "name of a file"),
-    "height": (_is_size, "number of pixels"),
-    "width": (_is_size, "number of pixels"),
+_ID, _SIZE = (_is_id, "number or text"), (_is_size, "number of pixels")
+_NAME = (lambda value: isinstance(value, str) and value != "", "name of a file")
+# What the entries of each list hold. An annotation that holds something else is skipped, and its image kept.
+_SCHEMA: dict[str, dict[str, tuple[Callable[[Any], bool], str] | None]] = {
+    "images": {"id": _ID, "file_name": _NAME, "height": _SIZE, "width": _SIZE},
+    "annotations": {"image_id": None, "category_id": None, "bbox": None},
+    "categories": {"id": _ID, "name": None},
 }
 
 
@@ -210,23 +200,17 @@ def _load(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: is no JSON ({error}); copy it anew") from error
-    needed = {
-        "images": ("id", "file_name", "height", "width"),
-        "annotations": ("image_id", "category_id", "bbox"),
-        "categories": ("id", "name"),
-    }
-    for key, fields in needed.items():
+    for key, fields in _SCHEMA.items():
         entries = content.get(key) if isinstance(content, dict) else None
         if not isinstance(entries, list):
             raise DataError(f"{file}: is not in COCO's schema: it has no list {key!r}")
-        kinds = {name: kind for name, kind in _KINDS.items() if name in fields}
         for index, entry in enumerate(entries):
             missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
             if missing:
                 raise DataError(f"{file}: {key}[{index}] has no {' and no '.join(missing)}")
-            for name, (is_right, kind) in kinds.items():
-                if not is_right(entry[name]):
-                    raise DataError(f"{file}: {key}[{index}]: its {name} {entry[name]!r} is no {kind}")
+            for name, kind in fields.items():
+                if kind is not None and not kind[0](entry[name]):
+                    raise DataError(f"{file}: {key}[{index}]: its {name} {entry[name]!r} is no {kind[1]}")
     return dict(content)
 
 
@@ -252,50 +236,44 @@ def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
     return {}
 
 
-def _why_bad(
+def _usable(
     annotation: dict[str, Any], images: dict[Any, dict[str, Any]], labels: dict[Any, int], seen: set[Any]
-) -> str | None:
+) -> _Annotation:
+    """An annotation, its box clipped to its image.
+
+    Raises:
+        ValueError: why it can't be used.
+    """
     for name in ("id", "image_id", "category_id"):
         if annotation.get(name) is not None and not _is_id(annotation[name]):
-            return f"its {name} {annotation[name]!r} is no number or text"
+            raise ValueError(f"its {name} {annotation[name]!r} is no number or text")
     number = annotation.get("id")
     if number is not None and number in seen:
-        return "another annotation has the same id"
+        raise ValueError("another annotation has the same id")
     seen.add(number)
     image = images.get(annotation["image_id"])
     if image is None:
-        return f"its image {annotation['image_id']} is not listed"
+        raise ValueError(f"its image {annotation['image_id']} is not listed")
     if annotation["category_id"] not in labels:
-        return f"its category {annotation['category_id']} is not listed"
+        raise ValueError(f"its category {annotation['category_id']} is not listed")
+    bbox, area = annotation["bbox"], annotation.get("area")
     try:
-        x, y, width, height = map(float, annotation["bbox"])
+        x, y, width, height = map(float, bbox)
     except (TypeError, ValueError):
-        return f"its bbox {annotation['bbox']!r} is not four numbers x, y, width, height"
+        raise ValueError(f"its bbox {bbox!r} is not four numbers x, y, width, height") from None
     if not np.isfinite([x, y, width, height]).all() or width <= 0 or height <= 0:
-        return f"its bbox {annotation['bbox']} has no area"
-    if annotation.get("area") is not None and not _is_area(annotation["area"]):
-        return f"its area {annotation['area']!r} is no number of pixels"
-    x1, y1, x2, y2 = _clipped(annotation["bbox"], image)
+        raise ValueError(f"its bbox {bbox} has no area")
+    if area is not None and not (isinstance(area, int | float) and 0 <= area < math.inf):
+        raise ValueError(f"its area {area!r} is no number of pixels")
+    x1, y1 = max(x, 0.0), max(y, 0.0)
+    x2, y2 = min(x + width, float(image["width"])), min(y + height, float(image["height"]))
     if x2 <= x1 or y2 <= y1:
-        return f"its bbox {annotation['bbox']} lies outside its image of {image['width']}x{image['height']}"
-    return None
+        raise ValueError(f"its bbox {bbox} lies outside its image of {image['width']}x{image['height']}")
+    area = (x2 - x1) * (y2 - y1) if area is None else float(area)
+    return [x1, y1, x2, y2], labels[annotation["category_id"]], bool(annotation.get("iscrowd", 0)), area
 
 
-def _is_area(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < math.inf
-
-
-def _clipped(bbox: Sequence[float], image: dict[str, Any]) -> list[float]:
-    x, y, width, height = map(float, bbox)
-    most_x, most_y = float(image["width"]), float(image["height"])
-    return [max(x, 0.0), max(y, 0.0), min(x + width, most_x), min(y + height, most_y)]
-
-
-def _area(box: list[float]) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _as_boxes(found: list[tuple[list[float], int, bool, float]]) -> TrueBoxes:
+def _as_boxes(found: list[_Annotation]) -> TrueBoxes:
     return TrueBoxes(
         np.array([box for box, *_ in found], np.float32).reshape(-1, 4),
         np.array([label for _, label, *_ in found], np.int64),

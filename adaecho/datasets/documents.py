@@ -42,10 +42,6 @@ class Files:
     column: str
     lines: bool
 
-    def shards(self, part: str) -> list[Path]:
-        """The files of a part, in order."""
-        return self.parts[part]
-
     def read(self, shard: Path, first: int = 0) -> Iterator[tuple[str, Text]]:
         """Documents of one file from a number on, each with what to call it in a message."""
         if shard.suffix == ".parquet":
@@ -72,17 +68,16 @@ class Files:
         return sum(1 for _ in self.read(shard))
 
     def key(self) -> str:
-        """Changes when a file is added, removed, or written again: names, sizes and times."""
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.all()]
-        return _digest(json.dumps([stats, self.column, self.lines]).encode())
-
-    def fingerprint(self) -> str:
-        """What tells that a file was written again at equal length and its time put back.
+        """Changes when a file is added, removed, or written again: names, times and ``fingerprint_of``.
 
         Raises:
             DataError: a file can't be read.
         """
-        return _digest(json.dumps(fingerprint_of(self.all())).encode())
+        files = self.all()
+        digests = fingerprint_of(files)
+        times = [(str(path), path.stat().st_mtime_ns) for path in files]
+        parts = [times, digests, self.column, self.lines]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def sha256(self) -> str:
         """The digest of all names and contents, the same wherever they lie."""
@@ -148,9 +143,7 @@ def _by_part(files: list[Path]) -> dict[str, list[Path]]:
 def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, dict[str, list[Path]]]:
     """Where ``datasets`` keeps a data set of the hub, and its Arrow files there by part."""
     splits = hub.load(name, configuration=configuration)
-    parts = {
-        str(part): [Path(file["filename"]) for file in split.cache_files] for part, split in splits.items()
-    }
+    parts = {str(part): hub.files_of(split) for part, split in splits.items()}
     if "train" not in parts:
         raise DataError(
             f"data.path={path}: has no split train but {', '.join(parts)}; give a local copy of one"
@@ -237,7 +230,3 @@ def _json_rows(file: Path, column: str) -> Iterator[Text]:
                 yield ValueError(f"is no JSON object with {column!r} ({type(error).__name__}: {error})")
                 continue
             yield (text if isinstance(text, str) else ValueError(f"{column!r} is a {type(text).__name__}"))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -78,11 +79,8 @@ def _of_local(name: str, samples: int, size: int, *_state_of_file: int) -> str:
 
 
 def _of_remote(url: str) -> str:
-    transfer = Transfer(url, retries=Retries())
-    try:
+    with closing(Transfer(url, retries=Retries())) as transfer:
         beginning = transfer.read(_END)
-    finally:
-        transfer.close()
     return f"{transfer.version}, sha256 of its beginning {hashlib.sha256(beginning).hexdigest()[:16]}"
 
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from adaecho.datasets import hub
 from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
 from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
 from adaecho.datasets.split import Rows
+from adaecho.datasets.storage import shard_errors
 from adaecho.errors import DataError, warn
 from adaecho.shards import IndexedTarShards
 
@@ -73,7 +75,7 @@ class LabelledTables:
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
         self._first = [0, *np.cumsum(self.shard_lengths).tolist()]
-        self._kept: dict[int, Any] = {}
+        self._images = lru_cache(_GROUPS_KEPT)(self._read_images)
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -83,19 +85,13 @@ class LabelledTables:
         image = self._images(group)[row - self._first[group]].as_py()
         return {"image": image["bytes"] if isinstance(image, dict) else image, "label": int(self.labels[row])}
 
-    def _images(self, group: int) -> Any:
+    def _read_images(self, group: int) -> Any:
         """The column of a row group, as Arrow has it: Python's objects of all its rows take as long again."""
         from pyarrow import parquet
 
-        images = self._kept.get(group)
-        if images is None:
-            file, number = self._groups[group]
-            with readable(file), parquet.ParquetFile(file) as table:
-                images = table.read_row_group(number, columns=["image"]).column(0)
-            kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
-            # A new dict, so that another thread goes on with the old one.
-            self._kept = {**dict(kept), group: images}
-        return images
+        file, number = self._groups[group]
+        with readable(file), parquet.ParquetFile(file) as table:
+            return table.read_row_group(number, columns=["image"]).column(0)
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""
@@ -207,10 +203,8 @@ def _tables(files: list[Path]) -> LabelledImages:
 
 
 def _tar(shards: list[str], key: str) -> LabelledImages:
-    try:
+    with shard_errors(key):
         source = IndexedTarShards(shards)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{key}: {error}") from error
     if not len(source):
         raise DataError(f"{key}={shards[0]}: the tar shards hold no examples")
     return LabelledImages(source, None)

@@ -47,8 +47,8 @@ def _of_boxes(path: str, *, keep_without: bool) -> Size:
 
 def _of_text(path: str, task: dict[str, Any]) -> Size:
     files = find_documents(path, column=task["column"], lines=task["lines"])
-    documents = sum(files.count(file) for file in files.shards("train"))
-    characters = sum(file.stat().st_size for file in files.shards("train"))
+    documents = sum(files.count(file) for file in files.parts["train"])
+    characters = sum(file.stat().st_size for file in files.parts["train"])
     own = not {"validation", "test"}.isdisjoint(files.parts)
     if documents < 2 and not own:
         raise DataError(

@@ -10,6 +10,15 @@ _REMEDY = "once that is mended, run the same command again: a run continues wher
 
 
 @contextmanager
+def shard_errors(key: str = "data.path") -> Iterator[None]:
+    """Tell what is wrong with tar shards, or can't be read of them, as a ``DataError`` of this key."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise DataError(f"{key}: {error}") from error
+
+
+@contextmanager
 def storage_errors() -> Iterator[None]:
     """Tell what storage refuses inside as a ``DataError``: which file, why, what to do.
 

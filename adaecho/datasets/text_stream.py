@@ -73,7 +73,7 @@ class TokenIterator:
         self, shard: int, document: int, block: int
     ) -> Generator[tuple[tuple[int, int, int], NDArray[Any]], None, None]:
         stream = self._stream
-        shards = stream.files.shards(stream.part)
+        shards = stream.files.parts[stream.part]
         by_file = len(shards) >= stream.world
         for number in range(shard, len(shards)):
             if by_file and number % stream.world != stream.rank:

@@ -1,9 +1,9 @@
 """Text as token numbers, made once: a tokenizer and memory-mapped examples, in a cache beside the data.
 
-The cache is a folder named by data, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
+The cache is a folder named by text, tokenizer and packing: ``tokenizer.json``, ``train.bin``,
 ``validation.bin`` and, written last, ``meta.json``. It is made under another name and renamed when it is
 whole, so that a process killed at any instant leaves none that looks whole. ``meta.json`` holds the sha256 of
-each file and of itself, and the text's fingerprint: what was damaged since or is of other text is made anew.
+each file and of itself: what was damaged since is made anew.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,9 +29,8 @@ from adaecho.errors import ConfigError, DataError, FolderError, warn
 from adaecho.records.files import write_text
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
-_VERSION = 2
+_VERSION = 3
 _DOCUMENTS = 512  # encoded at once
-_OF_OTHER_TEXT = "is of text that was written again since, at equal length and with its time put back,"
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,25 @@ def tokenized(
         DataError: more bad documents than allowed, too little text, or the cache can't be written.
         ConfigError: the data doesn't support so large a vocabulary.
     """
-    parts = [files.key(), vars(packing), num_validation, split_seed, max_bad_examples, _VERSION]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache_folder() / key
-    found = _open(folder, files, packing.block)
+    text = files.key()
+    parts = {
+        "text": text,
+        "packing": vars(packing),
+        "held out": [num_validation, split_seed, max_bad_examples],
+    }
+    folder = cache_folder() / _sha256_of_content({**parts, "version": _VERSION})[:16]
+    found = _open(folder, packing.block)
     if found is None:
-        _make(folder, files, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
-        found = _open(folder, files, packing.block)
-    if found is None:
-        raise DataError(
-            f"data.path={files.root}: the text was written again while its tokens were made; run the same "
-            "command once nothing writes there"
-        )
+        _make(folder, files, text, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
+        found = _open(folder, packing.block)
+    assert found is not None
     return found
 
 
-def _open(folder: Path, files: Files, block: int) -> Tokens | None:
-    """The cache in a folder; None where there is none, or one that is damaged or of other text."""
+def _open(folder: Path, block: int) -> Tokens | None:
+    """The cache in a folder; None where there is none, or one that is damaged."""
     try:
-        meta = _read_meta(folder, files)
+        meta = _read_meta(folder)
     except ValueError as error:
         warn(f"{folder}: the cache of tokens {error} and is made anew")
         return None
@@ -119,11 +119,11 @@ def _open(folder: Path, files: Files, block: int) -> Tokens | None:
     return Tokens(Tokenizer.from_file(str(folder / "tokenizer.json")), train, validation, meta)
 
 
-def _read_meta(folder: Path, files: Files) -> dict[str, Any] | None:
+def _read_meta(folder: Path) -> dict[str, Any] | None:
     """What ``meta.json`` holds; None where there is no cache.
 
     Raises:
-        ValueError: it or a file that it tells of is not as it was written, or the text isn't.
+        ValueError: it or a file that it tells of is not as it was written.
     """
     try:
         meta = _unsealed((folder / "meta.json").read_bytes())
@@ -138,8 +138,6 @@ def _read_meta(folder: Path, files: Files) -> dict[str, Any] | None:
             raise ValueError(f"is damaged ({name}: {error.strerror})") from error
         if found != sha256:
             raise ValueError(f"is damaged ({name} is not as it was written)")
-    if "fingerprint" in meta and meta["fingerprint"] != files.fingerprint():
-        raise ValueError(_OF_OTHER_TEXT)
     return meta
 
 
@@ -186,7 +184,13 @@ def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
 
 
 def _make(
-    folder: Path, files: Files, packing: Packing, num_validation: int | None, seed: int, bad: SkippedExamples
+    folder: Path,
+    files: Files,
+    text: str,
+    packing: Packing,
+    num_validation: int | None,
+    seed: int,
+    bad: SkippedExamples,
 ) -> None:
     partial = folder.with_name(f"{_prefix(folder)}{os.getpid()}.partial")
     try:
@@ -194,7 +198,12 @@ def _make(
         _remove_abandoned(folder)
         partial.mkdir()
         _Maker(partial, files, packing, bad).make(num_validation, seed)
-        _put(partial, folder, files)
+        if files.key() != text:
+            raise DataError(
+                f"data.path={files.root}: the text was written again while its tokens were made; run the "
+                "same command once nothing writes there"
+            )
+        _put(partial, folder)
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -205,17 +214,15 @@ def _make(
     bad.report()
 
 
-def _put(partial: Path, folder: Path, files: Files) -> None:
+def _put(partial: Path, folder: Path) -> None:
     """Rename a new cache into its place, in one step.
 
     One that another process has put there meanwhile stays: the workers of a sweep begin, and end, together.
     """
-    if _is_whole(folder, files):
-        return
     try:
         partial.rename(folder)
     except OSError:  # something stands there
-        if _is_whole(folder, files):
+        if _is_whole(folder):
             return
         damaged = partial.with_name(f"{_prefix(folder)}damaged.{os.getpid()}.partial")
         try:
@@ -225,12 +232,11 @@ def _put(partial: Path, folder: Path, files: Files) -> None:
             shutil.rmtree(damaged, ignore_errors=True)
 
 
-def cached_tokenizer(key: str, fingerprint: str, texts: Iterator[str], vocabulary: int) -> Any:
+def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
     """The tokenizer of some texts, trained once.
 
     Args:
-        key: says which texts these are.
-        fingerprint: what tells them from others at the same places; see ``Files.fingerprint``.
+        key: says which texts these are; see ``Files.key``.
         texts: read where it isn't in the cache yet.
         vocabulary: of the tokenizer.
     """
@@ -239,10 +245,7 @@ def cached_tokenizer(key: str, fingerprint: str, texts: Iterator[str], vocabular
     digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
     path = cache_folder() / f"{digest}.tokenizer.json"
     try:
-        kept = _unsealed(path.read_bytes())
-        if kept.get("fingerprint", fingerprint) == fingerprint:
-            return Tokenizer.from_str(kept["tokenizer"])
-        warn(f"{path}: the tokenizer {_OF_OTHER_TEXT} and is trained anew")
+        return Tokenizer.from_str(_unsealed(path.read_bytes())["tokenizer"])
     except FileNotFoundError:
         pass
     except (ValueError, OSError) as error:
@@ -250,17 +253,15 @@ def cached_tokenizer(key: str, fingerprint: str, texts: Iterator[str], vocabular
     tokenizer = train_tokenizer(texts, vocabulary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(
-            path, _sealed({"tokenizer": tokenizer.to_str(), "fingerprint": fingerprint}), durable=False
-        )
+        write_text(path, _sealed({"tokenizer": tokenizer.to_str()}), durable=False)
     except (OSError, FolderError) as error:
         raise DataError(f"the tokenizer can't be kept; set ADAECHO_CACHE ({error})") from error
     return tokenizer
 
 
-def _is_whole(folder: Path, files: Files) -> bool:
+def _is_whole(folder: Path) -> bool:
     try:
-        return _read_meta(folder, files) is not None
+        return _read_meta(folder) is not None
     except ValueError:
         return False
 
@@ -291,7 +292,7 @@ class _Maker:
         self.dtype = dtype_of(packing.vocabulary)
 
     def make(self, num_validation: int | None, seed: int) -> None:
-        fingerprint, sha256 = self.files.fingerprint(), self.files.sha256()  # before anything is read of them
+        sha256 = self.files.sha256()  # before anything is read of them
         number = sum(1 for text in self._texts("train", count=True) if text is not None)
         own = next((part for part in ("validation", "test") if part in self.files.parts), None)
         held_out: set[int] = set()
@@ -301,33 +302,24 @@ class _Maker:
         tokenizer = train_tokenizer(kept, self.packing.vocabulary)
         # Its own save raises no OSError where the disk is full.
         (self.folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
-        documents = {"train": number - len(held_out)}
+        documents = {"train": number - len(held_out), "validation": len(held_out)}
         with self._write("train") as train, self._write("validation") as validation:
             for row, encoded in enumerate(encode_all(tokenizer, self._texts("train"))):
                 self._add(validation if row in held_out else train, encoded)
             if not held_out:
                 assert own is not None
-                for documents_own, encoded in enumerate(
-                    encode_all(tokenizer, self._texts(own, count=True)), 1
-                ):
-                    documents["validation"] = documents_own
+                for encoded in encode_all(tokenizer, self._texts(own, count=True)):
+                    documents["validation"] += 1
                     self._add(validation, encoded)
-        documents.setdefault("validation", len(held_out))
-        self._finish(
-            {
-                "data sha256": sha256,
-                "fingerprint": fingerprint,
-                "documents": documents,
-                "held_out_of": "train" if held_out else own,
-            }
-        )
+        held_out_of = "train" if held_out else own
+        self._finish({"data sha256": sha256, "documents": documents, "held_out_of": held_out_of})
 
     def _write(self, part: str) -> IO[bytes]:
         return (self.folder / f"{part}.bin").open("wb")
 
     def _texts(self, part: str, *, count: bool = False) -> Iterator[str]:
         """Usable documents; those that aren't are counted in one of the passes."""
-        for shard in self.files.shards(part):
+        for shard in self.files.parts[part]:
             for origin, text in self.files.read(shard):
                 if isinstance(text, Exception):
                     if count:
@@ -350,9 +342,8 @@ class _Maker:
 
     def _finish(self, meta: dict[str, Any]) -> None:
         names = ("tokenizer.json", "train.bin", "validation.bin")
-        sizes = {name: (self.folder / name).stat().st_size for name in names}
         for part in ("train", "validation"):
-            if sizes[f"{part}.bin"] < (self.packing.block + 1) * self.dtype.itemsize:
+            if (self.folder / f"{part}.bin").stat().st_size < (self.packing.block + 1) * self.dtype.itemsize:
                 raise DataError(
                     f"{self.files.root or 'the standard library'}: its {part} text gives not one example of "
                     f"task.block={self.packing.block} tokens; give more text or a smaller block"
@@ -365,12 +356,9 @@ class _Maker:
             "dtype": self.dtype.name,
             "skipped": {**self.counts, "bad": self.bad.count},
         }
-        for name in names:
+        (self.folder / "meta.json").write_text(_sealed(meta))
+        for name in (*names, "meta.json"):
             _sync(self.folder / name)
-        with (self.folder / "meta.json").open("w") as file:
-            file.write(_sealed(meta))
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _sync(path: Path) -> None:
@@ -423,10 +411,5 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
 
 def encode_all(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[int]]:
     """Token numbers of each text, in order."""
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _DOCUMENTS:
-            yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))
-            batch = []
-    yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))
+    while batch := list(islice(texts, _DOCUMENTS)):
+        yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(batch))

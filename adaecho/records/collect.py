@@ -160,12 +160,19 @@ def _write(
     rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
 ) -> Path:
     into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
+    texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
+    texts |= {"curves.json": one_line_each(curves)} if curves else {}
+    write_tables(
+        into, texts, {"commands": commands, "environments": _environments(folders), **_data(folders)}
+    )
+    return into
+
+
+def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:
+    """Write the tables of these texts, by their names, and where they come from; others are removed."""
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
-    texts = {"trials.json": table_text(rows), "outcome.json": _one_line_each(summarize(rows))}
-    texts |= {"curves.json": _one_line_each(curves)} if curves else {}
     digests = {name: digest(text.encode()) for name, text in texts.items()}
-    origin = {"commands": commands, "environments": _environments(folders), **_data(folders)}
     # First: from here until the last is written, a reader of tables that lay here before refuses them.
     write_json(into / "origin.json", {**origin, "sha256": digests})
     for name in TABLES:
@@ -174,7 +181,6 @@ def _write(
         else:
             with folder_errors(into):
                 (into / name).unlink(missing_ok=True)
-    return into
 
 
 def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -200,7 +206,7 @@ def _data(folders: Sequence[Path]) -> dict[str, Any]:
     return {**found, **({"sample": samples[0]} if samples else {})}
 
 
-def _one_line_each(table: list[Any]) -> str:
+def one_line_each(table: list[Any]) -> str:
     """A JSON list with one item per line: small, and a difference shows which arm changed."""
     return "[\n" + ",\n".join(dumps(item) for item in table) + "\n]\n"
 

@@ -28,20 +28,49 @@ LAST_WORDS_S = 55
 
 
 class Piece:
-    """One opened W&B run on one run folder, from start or resumption to its close."""
+    """A folder that was named, as a run in W&B: from start or resumption to its close.
+
+    It is opened when the folder is over, online already at the first evaluation.
+    """
 
     tracker = "wandb"
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._folder = Path(order["folder"])
+        self._order, self._folder = order, Path(order["folder"])
         self._file = self._folder / f"{self.tracker}.json"
-        self._state = _state(self._file, order["project"], order["entity"])
         self._lines_read = 0
+        self._sent = -1  # fresh examples of the last evaluation that the tracker has
+        self._run: Any = None
+
+    def is_over(self) -> bool:
+        """Send what is new; whether the folder's lock has been released, and nothing more will come."""
+        over = not is_held(self._folder)  # before the folder is read for the last time
+        if self._run is None and (self._folder / "metrics.jsonl").exists():
+            # Not before: its import takes the processor seconds, as do the run's first steps.
+            importlib.import_module(self.tracker)  # also offline, so that it is ready at the run's end
+            if self.tracker == "wandb" and self._order["mode"] != "offline":
+                self._begin()
+        if self._run is not None:
+            self._send_history()
+        return over
+
+    def close(self) -> None:
+        """Send what is left, and end this piece."""
+        if self._run is None:
+            self._begin()
+        self._send_history()
+        self._finish()
+        self._state["fresh_examples"] = self._sent
+        self._save()
+
+    def _begin(self) -> None:
+        self._state = _state(self._file, self._order["project"], self._order["entity"])
         # The id is on disk before the tracker hears of it: a kill in between leaves no second run.
         self._save()
-        self._run: Any
-        self._sent: int  # fresh examples of the last evaluation that the tracker has
-        self._open(order)
+        self._open(self._order)
+
+    def _save(self) -> None:
+        write_json(self._file, self._state, durable=False)
 
     def _open(self, order: dict[str, Any]) -> None:
         import wandb
@@ -59,7 +88,7 @@ class Piece:
         # Online the server may know more than the folder says, after a kill before the folder was told.
         self._sent = max(self._state["fresh_examples"], self._run.starting_step - 1)
 
-    def send_history(self) -> None:
+    def _send_history(self) -> None:
         """Send the evaluations that the tracker lacks, each at the step of its number of fresh examples.
 
         A resumed run repeats the evaluations after its last checkpoint, exactly; they are there already.
@@ -72,8 +101,8 @@ class Piece:
                 self._run.log(metrics, step=self._sent)
         self._lines_read = len(lines)
 
-    def close(self) -> None:
-        """Send the summary and the pictures (those of a sweep's folder), and end this piece."""
+    def _finish(self) -> None:
+        """Send the summary and the pictures (those of a sweep's folder)."""
         import wandb
 
         summary = _summary(self._folder)
@@ -81,11 +110,6 @@ class Piece:
             self._run.log({path.stem: wandb.Image(str(path))})
         self._run.summary.update(summary)
         self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
-        self._state["fresh_examples"] = self._sent
-        self._save()
-
-    def _save(self) -> None:
-        write_json(self._file, self._state, durable=False)
 
 
 class TrackioPiece(Piece):
@@ -116,13 +140,11 @@ class TrackioPiece(Piece):
         step: int | None = SQLiteStorage.get_max_step_for_run(*self._name)
         return -1 if step is None else step
 
-    def close(self) -> None:
-        """End this piece; what trackio could not write it only warns of."""
+    def _finish(self) -> None:
+        """What trackio could not write it only warns of."""
         self._run.finish()
         if self._stored() != self._sent:
             raise RuntimeError(f"trackio has evaluations up to {self._stored()}, not {self._sent}")
-        self._state["fresh_examples"] = self._sent
-        self._save()
 
 
 PIECES = {piece.tracker: piece for piece in (Piece, TrackioPiece)}
@@ -169,35 +191,9 @@ def _settings(wandb: Any) -> Any:
     )
 
 
-class _Followed:
-    """A folder that was named: sent when it is over, or to W&B online from its first evaluation on."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self._order, self._folder = order, Path(order["folder"])
-        self._kind = PIECES[order["kind"]]
-        self._piece: Piece | None = None
-
-    def is_over(self) -> bool:
-        """Send what is new; whether the folder's lock has been released, and nothing more will come."""
-        over = not is_held(self._folder)  # before the folder is read for the last time
-        if self._piece is None and (self._folder / "metrics.jsonl").exists():
-            # Not before: its import takes the processor seconds, as do the run's first steps.
-            importlib.import_module(self._kind.tracker)  # also offline, so that it is ready at the run's end
-            follows = self._kind is Piece and self._order["mode"] != "offline"
-            self._piece = self._kind(self._order) if follows else None
-        if self._piece is not None:
-            self._piece.send_history()
-        return over
-
-    def close(self) -> None:
-        piece = self._piece or self._kind(self._order)
-        piece.send_history()
-        piece.close()
-
-
 def _follow() -> None:
     """Follow folders until they are over, and to the end of the input, or an empty line in it."""
-    followed: dict[tuple[str, ...], _Followed] = {}
+    followed: dict[tuple[str, ...], Piece] = {}
     unread, ended = b"", False
     while not ended:
         if select.select([0], [], [], _POLL_S if followed else None)[0]:
@@ -207,7 +203,7 @@ def _follow() -> None:
             for order in map(json.loads, filter(None, lines)):
                 key = tuple(str(order[name]) for name in ("folder", "kind", "project", "entity"))
                 if key not in followed:
-                    followed[key] = _Followed(order)
+                    followed[key] = PIECES[order["kind"]](order)
         for key, one in list(followed.items()):
             if one.is_over() or ended:
                 del followed[key]

@@ -67,19 +67,19 @@ class RunFolder:
     before each rename and append: a process that slept for minutes may have lost it in between.
 
     Attributes:
+        checkpoint_dir: where checkpoints go; ``start`` makes it.
         moved_to: where ``start`` put the run that the folder held before, if it did.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.checkpoint_dir = self.path / "checkpoint"
+        self._config = self.path / "config.yaml"
+        self._metrics = self.path / "metrics.jsonl"
+        self._summary = self.path / "summary.json"
         self.moved_to: Path | None = None
         self._lock = FolderLock(self.path)
         self._identity = ""
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """Where checkpoints go; ``start`` makes it."""
-        return self.path / "checkpoint"
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
@@ -264,9 +264,7 @@ class RunFolder:
             writer.writerow(
                 {key: json.dumps(value) if isinstance(value, list) else value for key, value in line.items()}
             )
-        self._check_writer()
-        path = self.path / "metrics.csv"
-        write_text(path, table.getvalue(), durable=False, ready=self._check_writer)
+        write_text(self.path / "metrics.csv", table.getvalue(), durable=False, ready=self._check_writer)
 
     def sync_metrics(self) -> None:
         """Make the lines so far survive a power cut: before a checkpoint relies on them."""
@@ -302,16 +300,15 @@ class RunFolder:
         Raises:
             FolderError: the file is damaged.
         """
-        path = self._config
-        if not path.exists():
+        if not self._config.exists():
             return None
         try:
-            with folder_errors(path):
-                config = dict(read_yaml(path))
+            with folder_errors(self._config):
+                config = dict(read_yaml(self._config))
             identity(config)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FolderError(
-                f"{path}: damaged ({type(error).__name__}: {error}). Restore it, or start anew with "
+                f"{self._config}: damaged ({type(error).__name__}: {error}). Restore it, or start anew with "
                 "fresh=true"
             ) from error
         return config
@@ -329,18 +326,6 @@ class RunFolder:
         text = f"--- {stamp} ---\n{presentable(traceback).rstrip()}\n"
         append(self.path / "traceback.txt", text, ready=self._check_writer)
 
-    @property
-    def _config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _summary(self) -> Path:
-        return self.path / "summary.json"
-
     def _check_writer(self) -> None:
         if not self._lock.is_mine():
             with folder_errors(self.path):
@@ -351,8 +336,7 @@ class RunFolder:
             )
 
     def _has_records(self) -> bool:
-        names = ("config.yaml", "metrics.jsonl", "summary.json")
-        if any((self.path / name).exists() for name in names):
+        if any(path.exists() for path in (self._config, self._metrics, self._summary)):
             return True
         return self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir())
 
@@ -370,8 +354,7 @@ class RunFolder:
             except FolderError:
                 continue
             return False
-        others = (self._metrics.exists(), self._summary.exists(), bool(self.checkpoints()))
-        return any(others)
+        return self._metrics.exists() or self._summary.exists() or bool(self.checkpoints())
 
     @staticmethod
     def _is_blank(path: Path) -> bool:
@@ -386,7 +369,8 @@ class RunFolder:
         """
         self._check_writer()
         with folder_errors(self.path):
-            foreign = sorted(one.name for one in self.path.iterdir() if not _is_ours(one.name))
+            names = sorted(one.name for one in self.path.iterdir())
+        foreign = [name for name in names if name not in _LEFT and not name.endswith(".tmp")]
         if foreign:
             raise FolderError(
                 f"{self.path}: is to be moved aside with the run in it, and holds more than a run "
@@ -404,8 +388,7 @@ class RunFolder:
                 for leftover in folder.glob(".*.tmp"):
                     if not leftover.name.startswith(_UNGUARDED):
                         leftover.unlink(missing_ok=True)
-        header = f"{_OVERRIDES}{dumps(list(overrides))}\n"
-        text = header + yaml_text(config)
+        text = f"{_OVERRIDES}{dumps(list(overrides))}\n{yaml_text(config)}"
         write_text(self._config, text, ready=self._check_writer)
         sync_folder(self.path.parent)  # the run folder itself
         self._write_environment(environment)
@@ -422,11 +405,6 @@ class RunFolder:
             earlier = last.pop("earlier", [])
             environment = {**environment, "earlier": earlier if environment == last else [*earlier, last]}
         write_json(path, environment, ready=self._check_writer)
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a run leaves something of this name in its folder."""
-    return name in _LEFT or name.endswith(".tmp")
 
 
 def move_aside(folder: Path) -> Path:

@@ -27,7 +27,7 @@ and of those without a target also, at the end of the budget::
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -72,10 +72,8 @@ def outcome(rows: list[Row]) -> list[Row]:
         an interval, and where searches of both missed it is null.
     """
     best = best_trials(rows)
-    arms = [_arm(rows_of_arm, best) for rows_of_arm in _by_arm(rows).values()]
-    costs: dict[str, list[_Cost]] = {}
-    for (name, _), search in searches(rows).items():
-        costs.setdefault(name, []).append(_cost(search))
+    arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
+    costs = {name: searched_costs(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
     for arm in arms:
         arm["baseline"] = baseline_of(arm, arms)
         if arm["arm"] == arm["baseline"]:
@@ -86,35 +84,57 @@ def outcome(rows: list[Row]) -> list[Row]:
     return arms
 
 
-class _Cost(NamedTuple):
-    """Fresh examples of a search to the target; of one that missed it, what each trial read at least."""
+class Bounds(NamedTuple):
+    """The bounds of a search's cost: equal where it was read off, ``high`` infinite where it missed."""
 
-    fresh_examples: int
-    reached: bool
-
-
-def _cost(search: list[Row]) -> _Cost:
-    reached = [cost for row in search if (cost := counted_cost(row)) is not None]
-    if reached:
-        return _Cost(min(reached), True)
-    read = [row.get("fresh_examples") or 0 for row in search if row["counted"]]
-    return _Cost(min(read, default=0), False)
+    low: float
+    high: float
 
 
-def _ratio(ours: list[_Cost], theirs: list[_Cost]) -> Row:
+def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
+    """What each search's best trial, that with the fewest fresh examples, took to the target.
+
+    A search that missed its target costs at least what its shortest trial had spent.
+
+    Args:
+        rows: of one arm.
+        cost: fresh_examples, steps, train_time_s, or s_per_fresh_example, the ratio of two of these.
+    """
+    found = []
+    for _, search in sorted(searches(rows).items()):
+        counted = [row for row in search if row["counted"]]
+        best = next(iter(best_trials(search).values()), None)
+        if best is not None and counted_cost(best) is not None:
+            spent = _cost(best, "to_target_", cost)
+            found.append(Bounds(spent, spent))
+        elif cost == "s_per_fresh_example":  # known without a target
+            rates = [_cost(row, "", cost) for row in counted]
+            found.append(Bounds(min(rates, default=0), max(rates, default=math.inf)))
+        else:
+            found.append(Bounds(min((row.get(cost) or 0 for row in counted), default=0), math.inf))
+    return found
+
+
+def _cost(row: Row, prefix: str, cost: str) -> float:
+    if cost == "s_per_fresh_example":
+        return _cost(row, prefix, "train_time_s") / _cost(row, prefix, "fresh_examples")
+    found: float = row[f"{prefix}{cost}"]
+    return found
+
+
+def _ratio(ours: list[Bounds], theirs: list[Bounds]) -> Row:
     """The ratio of an arm's costs to its baseline's, with its interval, or what bounds it."""
     unknown = {"ratio_to_baseline": None, "ratio_low": None, "ratio_high": None}
-    missed = [not all(cost.reached for cost in costs) for costs in (ours, theirs)]
-    if all(missed) or not all(any(cost.reached for cost in costs) for costs in (ours, theirs)):
+    missed = [[math.isinf(cost.high) for cost in costs] for costs in (ours, theirs)]
+    if all(map(any, missed)) or any(map(all, missed)):
         return unknown
-    if not all(cost.fresh_examples for cost in ours + theirs):  # a search without a counted trial
+    least = [[cost.low for cost in costs] for costs in (ours, theirs)]
+    if not all(least[0] + least[1]):  # a search without a counted trial
         return unknown
-    ratio = cost_ratio([cost.fresh_examples for cost in ours], [cost.fresh_examples for cost in theirs])
-    if any(missed):
-        return unknown | {
-            "ratio_to_baseline": ratio.value,
-            "ratio_bound": "at least" if missed[0] else "at most",
-        }
+    ratio = cost_ratio(*least)
+    if any(map(any, missed)):
+        bound = "at least" if any(missed[0]) else "at most"
+        return unknown | {"ratio_to_baseline": ratio.value, "ratio_bound": bound}
     return {"ratio_to_baseline": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
 
 
@@ -204,7 +224,8 @@ def arm_of_winner(name: str) -> str:
     return re.sub(r"_search\d+$", "", name)
 
 
-def _by_arm(rows: list[Row]) -> dict[str, list[Row]]:
+def by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows (or curves) of each arm, in the order of first appearance."""
     arms: dict[str, list[Row]] = {}
     for row in rows:
         arms.setdefault(row["arm"], []).append(row)
@@ -243,7 +264,7 @@ def ends(rows: list[Row]) -> list[Row]:
         ``at_edge`` as of ``outcome``.
     """
     finals = [key for key in rows[0] if key.startswith("final_")] if rows else []
-    return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in _by_arm(rows).values()]
+    return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
 
 
 def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:

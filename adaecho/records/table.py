@@ -62,7 +62,7 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
         # A terminal has room for one of the two; where several searches allow an interval, it says more.
         ("range", lambda arm: _cost_range(arm, rows), PAGE if with_interval else TERMINAL),
         ("ratio", lambda arm: "-" if arm["ratio_to_baseline"] is None else ratio_words(arm), NARROW),
-        *([("95 % interval", _interval, TERMINAL)] if with_interval else []),
+        *([("95 % interval", ratio_interval, TERMINAL)] if with_interval else []),
         ("steps", _mean("steps", ",.0f"), TERMINAL),
         ("seconds", _mean("train_time_s", ",.1f"), TERMINAL),
         ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),
@@ -109,7 +109,8 @@ def _span(spread: dict[str, Any] | None, form: str) -> str:
     return f"{spread['min']:{form}} to {spread['max']:{form}}" if spread else "-"
 
 
-def _interval(arm: Row) -> str:
+def ratio_interval(arm: Row) -> str:
+    """The 95 % interval of an arm's ratio to its baseline."""
     return "-" if arm["ratio_low"] is None else f"{arm['ratio_low']:.2f} to {arm['ratio_high']:.2f}"
 
 

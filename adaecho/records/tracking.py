@@ -72,19 +72,16 @@ class _Exporter:
         """Pass a folder on, or give up: the pipe is full when the other side has hung for long."""
         if self._given_up:
             return
+        self._given_up = True  # unless all of it goes through
         try:
             process = self._started()
             assert process.stdin is not None
             data = (json.dumps(order) + "\n").encode()
             self._given_up = os.write(process.stdin.fileno(), data) != len(data)
-        except BrokenPipeError:  # it has said why before it ended
-            self._given_up = True
-        except BlockingIOError:
-            self._given_up = True
-            _warn("it does not answer")
+        except BrokenPipeError:
+            pass  # it has said why before it ended
         except OSError as error:
-            self._given_up = True
-            _warn(str(error))
+            _warn("it does not answer" if isinstance(error, BlockingIOError) else str(error))
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._pid != os.getpid():  # a forked child needs one of its own

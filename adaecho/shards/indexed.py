@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,8 @@ class IndexedTarShards:
         self._versions = [version for _, version in found]
 
     def _index_of(self, url: str) -> tuple[NDArray[np.int64], Version]:
-        transfer = Transfer(url, retries=self._retries)
-        try:
+        with closing(Transfer(url, retries=self._retries)) as transfer:
             spans = [(group.start, group.end) for group in groups(transfer, read=False)]
-        finally:
-            transfer.close()
         return np.array(spans, dtype=np.int64).reshape(-1, 2), transfer.version
 
     def _save(self, path: Path) -> None:
@@ -142,17 +140,11 @@ class IndexedTarShards:
         ):
             count += 1
         end = int(self._spans[rows[count - 1], 1])
-        transfer = Transfer(
-            self.urls[shard], start, end, retries=self._retries, version=self._versions[shard]
-        )
-        try:
+        url, version = self.urls[shard], self._versions[shard]
+        with closing(Transfer(url, start, end, retries=self._retries, version=version)) as transfer:
             found = [group.example for group in groups(transfer, read=True)]
-        finally:
-            transfer.close()
         if len(found) != count:
-            raise ArchiveError(
-                f"{self.urls[shard]}: {len(found)} examples from byte {start}, {count} were indexed"
-            )
+            raise ArchiveError(f"{url}: {len(found)} examples from byte {start}, {count} were indexed")
         return found
 
     def origin(self, row: int) -> str:

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
@@ -98,16 +98,6 @@ def digest_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") if text else 0
 
 
-class Stream(Protocol):
-    """What bytes come from."""
-
-    def read1(self, size: int, /) -> bytes:
-        """Up to so many bytes, as soon as there are some; none at the end."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
 class Transfer:
     """A file from one byte to another, in order.
 
@@ -142,7 +132,7 @@ class Transfer:
         self.url, self.offset = url, start
         self.version = version or Version()
         self._asked_end, self._retries = end, retries
-        self._stream: Stream | None = None
+        self._stream: Any = None  # what bytes come from: a file, a response, or a file of fsspec
         self._piece, self._at = b"", 0  # what was read last, and how much of it has been given
         self._slow_s, self._slow_bytes = 0.0, 0
 
@@ -228,10 +218,11 @@ class Transfer:
             raise _EndedError(f"it ended {self._end - self.offset} bytes early")
         return piece
 
-    def _read_once(self, stream: Stream, size: int) -> bytes:
+    def _read_once(self, stream: Any, size: int) -> bytes:
         """What there is. Where bytes drip, a thread that is to stop does so here, not after its example."""
         begun = time.monotonic()
-        piece = stream.read1(size)
+        # As soon as there are some; of fsspec's files many have ``read`` alone.
+        piece: bytes = getattr(stream, "read1", stream.read)(size)
         self._slow_s += time.monotonic() - begun
         self._slow_bytes += len(piece)
         if self._slow_bytes >= _SLOW_BYTES:
@@ -240,7 +231,7 @@ class Transfer:
             rest(0)
         return piece
 
-    def _open(self) -> Stream:
+    def _open(self) -> Any:
         stream, found, offset = open_stream(self.url, self.offset, self._asked_end, self._retries.timeout_s)
         try:
             if self.version.differs(found):
@@ -291,7 +282,7 @@ def is_remote(url: str) -> bool:
     return "://" in url and not url.startswith("file://")
 
 
-def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Stream, Version, int]:
+def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Any, Version, int]:
     """A stream, what the file is, and the byte at which the stream begins, at most ``start``."""
     if url.startswith(("http://", "https://")):
         return _open_http(url, start, end, timeout_s)
@@ -303,7 +294,7 @@ def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tupl
     return stream, Version(about.st_size, modified=digest_of(str(about.st_mtime_ns))), start
 
 
-def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Stream, Version, int]:
+def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Any, Version, int]:
     headers = {"User-Agent": "adaecho", "Accept-Encoding": "identity"}
     if start or end is not None:
         headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
@@ -345,7 +336,7 @@ def _http_version(length: int, headers: Message) -> Version:
     return Version(length, digest_of(headers.get("ETag", "")), digest_of(headers.get("Last-Modified", "")))
 
 
-def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Stream, Version, int]:
+def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, int]:
     protocol = url.partition("://")[0]
     try:
         import fsspec
@@ -364,20 +355,7 @@ def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Stream, Version
     tag = str(about.get("ETag") or about.get("etag") or "")
     modified = str(about.get("LastModified") or about.get("mtime") or "")
     size = about.get("size")
-    return _OfFsspec(file), Version(-1 if size is None else size, digest_of(tag), digest_of(modified)), start
-
-
-class _OfFsspec:
-    """A file of fsspec, which has ``read`` alone."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.close = file.close
-
-    def read1(self, size: int, /) -> bytes:
-        """Read so many bytes; fewer only at the end."""
-        read: bytes = self._file.read(size)
-        return read
+    return file, Version(-1 if size is None else size, digest_of(tag), digest_of(modified)), start
 
 
 def rest(seconds: float) -> None:

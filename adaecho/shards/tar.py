@@ -28,9 +28,8 @@ _OF_THE_NEXT = (
 _WITHOUT_CONTENT = (  # whatever size they tell (POSIX.1-2001, ustar)
     tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
 )  # fmt: skip
-_LONGEST_EXTENDED = (
-    1 << 20
-)  # bytes: names and attributes take a few thousand; what a header claims is no limit
+# Bytes: names and attributes take a few thousand; what a header claims is no limit.
+_LONGEST_EXTENDED = 1 << 20
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).

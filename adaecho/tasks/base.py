@@ -77,12 +77,12 @@ class Task:
     name: str
     metrics: dict[str, Direction]
     source: Any
-    decode: Callable[[Any], Any] | None
-    augment: Callable[..., Any] | None
-    collate: Callable[[list[Any]], Any] | None
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], LossAndWeight]
     evaluate: Callable[..., dict[str, float]]
+    decode: Callable[[Any], Any] | None = None
+    augment: Callable[..., Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
     augment_parts: tuple[Callable[..., Any], Callable[..., Any]] | None = None
     has_test_split: bool = False
     losses: Callable[[Any, Batch], torch.Tensor] | None = None

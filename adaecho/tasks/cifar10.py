@@ -5,9 +5,8 @@ The validation split is held out of the 50,000; the test files are read only to 
 Training images lie in memory, or, as encoded images in tar shards, are streamed and decoded as they come.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,9 @@ from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, ExampleError
 from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Picture, Split, Task
-from adaecho.tasks.images import (
-    CLASSIFICATION_METRICS,
-    Images,
-    PadCropFlip,
-    classification_metrics,
-    cross_entropies,
-    cross_entropy,
-    decode_labelled,
-    mistakes,
-    num_images,
-    predict,
-)
+from adaecho.ranks import Ranks
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.images import Images, PadCropFlip, Prediction, classifier, decode_labelled, predict
 from adaecho.tasks.options import Cifar10Options as Options
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -79,38 +67,29 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(MEAN, STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, cifar_resnet(options.depth, storage.NUM_CLASSES, options.channels))
 
-    most, batch_size = config.evaluate.max_examples, config.evaluate.batch_size
-    validation = {name: array[:most] for name, array in data.validation.items()}
+    validation = {name: array[: config.evaluate.max_examples] for name, array in data.validation.items()}
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
+    def predictions(
+        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+    ) -> Iterator[Prediction]:
         if split == "validation":
             examples = validation
         else:
             assert data.read_test is not None, "there is no test split"
             examples = data.read_test()
-        predictions = predict(model, examples, batch_size=batch_size, device=device, ranks=ranks)
-        return classification_metrics(predictions, ranks)
+        batch_size = config.evaluate.batch_size
+        return predict(model, examples, batch_size=batch_size, device=device, ranks=ranks)
 
-    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        predictions = predict(model, data.validation, batch_size=batch_size, device=device)
-        return mistakes(predictions, number, CLASSES)
-
-    return Task(
+    return classifier(
+        predictions,
+        label_smoothing=options.label_smoothing,
+        names=CLASSES,
         name="cifar10",
-        metrics=CLASSIFICATION_METRICS,
         source=data.source,
         decode=data.decode,
         augment=PadCropFlip(padding=4, flip=True),
         augment_parts=(PadCropFlip(padding=4, flip=False), PadCropFlip(padding=0, flip=True)),
-        collate=None,
         build_model=build_model,
-        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
-        losses=partial(cross_entropies, label_smoothing=options.label_smoothing),
-        weight=num_images,
-        evaluate=evaluate,
-        pictures=pictures,
         has_test_split=data.read_test is not None,
         skipped_examples=data.skipped,
         files=data.files,

@@ -15,7 +15,7 @@ from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Task
-from adaecho.tasks.detection import DecodeDetection, DetectionValidation, Detector, detection_loss
+from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
 from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
@@ -53,10 +53,9 @@ def build(config: Config, options: Options) -> Task:
             f"data.path={config.data.path}: none of its {len(held_out)} validation images has a box to find "
             "(evaluate.max_examples takes the first of them)"
         )
-    decode = DecodeDetection()
     validation = DetectionValidation(
         held_out,
-        decode,
+        decode_detection,
         held_out.truths,
         held_out.sizes,
         held_out.categories,
@@ -74,7 +73,7 @@ def build(config: Config, options: Options) -> Task:
         name="coco",
         metrics=validation.metrics,
         source=train,
-        decode=decode,
+        decode=decode_detection,
         augment=SSDAugment(options.image_size, expand=options.expand),
         collate=collate_boxes,
         build_model=build_model,

@@ -42,9 +42,7 @@ def build(config: Config, options: Options) -> Task:
     files = find_documents(config.data.path, column=options.column, lines=options.lines)
     if "validation" not in files.parts:
         raise DataError(f"data.path={config.data.path}: needs files whose names hold validation")
-    tokenizer = cached_tokenizer(
-        _key(files, options), files.fingerprint(), _first(files, options), options.vocabulary
-    )
+    tokenizer = cached_tokenizer(_key(files, options), _first(files, options), options.vocabulary)
     dtype, bad = dtype_of(options.vocabulary), config.data.max_bad_examples
     held_out = TokenStream(files, "validation", tokenizer, options.block, dtype, bad)
 
@@ -74,5 +72,5 @@ def _key(files: Files, options: Options) -> str:
 
 def _first(files: Files, options: Options) -> Iterator[str]:
     """The readable ones of the first training documents."""
-    read = (text for shard in files.shards("train") for _, text in files.read(shard))
+    read = (text for shard in files.parts["train"] for _, text in files.read(shard))
     return (text for text in itertools.islice(read, options.tokenizer_documents) if isinstance(text, str))

@@ -1,7 +1,6 @@
 """What detection tasks share: SSD on uint8 images, its loss, and mean average precision over a split."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,25 +41,21 @@ def detection_loss(model: nn.Module, batch: Batch) -> LossAndWeight:
     return loss, positives.clamp(min=1)
 
 
-@dataclass(frozen=True)
-class DecodeDetection:
-    """``decode`` for ``datasets.coco``: the image, which must have the size that its annotations say."""
+@about_one_example()
+def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
+    """``decode`` for ``datasets.coco``: the example with ``image`` uint8 [H, W, 3], without ``size``.
 
-    @about_one_example()
-    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """The example with ``image`` uint8 [H, W, 3], without ``size``.
-
-        Raises:
-            ExampleError: the bytes are no whole image, or it has another size than the annotations say.
-        """
-        image = decode_image(example["image"])
-        if image.shape[:2] != tuple(example["size"]):
-            height, width = example["size"]
-            raise ValueError(
-                f"the image has {image.shape[0]}x{image.shape[1]} pixels, its annotations say "
-                f"{height}x{width}; was it turned or resized after it was annotated?"
-            )
-        return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
+    Raises:
+        ExampleError: the bytes are no whole image, or it has another size than the annotations say.
+    """
+    image = decode_image(example["image"])
+    if image.shape[:2] != tuple(example["size"]):
+        height, width = example["size"]
+        raise ValueError(
+            f"the image has {image.shape[0]}x{image.shape[1]} pixels, its annotations say "
+            f"{height}x{width}; was it turned or resized after it was annotated?"
+        )
+    return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
 
 
 class DetectionValidation:

@@ -5,7 +5,6 @@ repository, 1998): pixel values 0 to 16. There is no test split beside the valid
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,20 +17,9 @@ from adaecho.datasets.split import first_of, hold_out
 from adaecho.errors import ConfigError, DataError
 from adaecho.models.normalise import Normalise
 from adaecho.models.small import small_conv, small_mlp
-from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Picture, Split, Task
-from adaecho.tasks.images import (
-    CLASSIFICATION_METRICS,
-    Images,
-    PadCropFlip,
-    Prediction,
-    classification_metrics,
-    cross_entropies,
-    cross_entropy,
-    mistakes,
-    num_images,
-    predict,
-)
+from adaecho.ranks import Ranks
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.images import Images, PadCropFlip, Prediction, classifier, predict
 from adaecho.tasks.options import DigitsOptions as Options
 
 NUM_CLASSES = 10
@@ -53,41 +41,30 @@ def build(config: Config, options: Options) -> Task:
         )
     source, validation = hold_out(read_digits(), config.data.validation_examples, seed=config.data.split_seed)
     source = first_of(source, options.training_examples)
+    validation = {name: array[: config.evaluate.max_examples] for name, array in validation.items()}
 
     def build_model() -> nn.Module:
         normalise = Normalise([0.0], [BRIGHTEST], channels_last=config.channels_last)
         return nn.Sequential(normalise, MODELS[options.model](NUM_CLASSES))
 
-    def predictions(model: nn.Module, device: torch.device, ranks: Ranks = ALONE) -> Iterator[Prediction]:
+    def predictions(
+        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+    ) -> Iterator[Prediction]:
+        assert split == "validation", "digits have no test split"
         batch_size = config.evaluate.batch_size
         return predict(model, validation, batch_size=batch_size, device=device, ranks=ranks)
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
-        assert split == "validation", "digits have no test split"
-        return classification_metrics(predictions(model, device, ranks), ranks)
-
-    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(predictions(model, device), number)
-
-    return Task(
+    return classifier(
+        predictions,
+        label_smoothing=options.label_smoothing,
         name="digits",
-        metrics=CLASSIFICATION_METRICS,
         source=source,
-        decode=None,
         augment=PadCropFlip(padding=1, flip=False),
         augment_parts=(
             PadCropFlip(padding=1, flip=False, horizontal=False),
             PadCropFlip(padding=1, flip=False, vertical=False),
         ),
-        collate=None,
         build_model=build_model,
-        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
-        losses=partial(cross_entropies, label_smoothing=options.label_smoothing),
-        weight=num_images,
-        evaluate=evaluate,
-        pictures=pictures,
     )
 
 

@@ -3,9 +3,8 @@
 The paper resizes, crops and flips at random and distorts colours; how strongly it doesn't say.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,9 @@ from adaecho.datasets.split import Rows, hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
-from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Picture, Split, Task
-from adaecho.tasks.images import (
-    CLASSIFICATION_METRICS,
-    DecodeLabelled,
-    PadCropFlip,
-    Prediction,
-    classification_metrics,
-    cross_entropies,
-    cross_entropy,
-    mistakes,
-    num_images,
-)
+from adaecho.ranks import Ranks
+from adaecho.tasks.base import Split, Task
+from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
@@ -76,30 +65,25 @@ def build(config: Config, options: Options) -> Task:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, channels_last=config.channels_last)
         return nn.Sequential(normalise, options.with_ghosts(model))
 
-    def evaluate(
-        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
-    ) -> dict[str, float]:
+    def predictions(
+        model: nn.Module, split: Split, device: torch.device, ranks: Ranks
+    ) -> Iterator[Prediction]:
         assert split == "validation", "ImageNet's test split has no public labels"
-        share = ranks.share(len(validation))
-        return classification_metrics(_predictions(model, validation, device, share), ranks)
+        for _, examples in validation.batches(ranks.share(len(validation))):
+            images = [example["image"] for example in examples]
+            labels = torch.tensor([int(example["label"]) for example in examples], device=device)
+            yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()
 
-    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
-        return mistakes(_predictions(model, validation, device), number, names)
-
-    return Task(
+    return classifier(
+        predictions,
+        label_smoothing=options.label_smoothing,
+        names=names,
         name="imagenet",
-        metrics=CLASSIFICATION_METRICS,
         source=train,
         decode=decode,
         augment=augment,
         augment_parts=(replace(augment, flip=False), PadCropFlip(padding=0, flip=True)),
-        collate=None,
         build_model=build_model,
-        loss=partial(cross_entropy, label_smoothing=options.label_smoothing),
-        losses=partial(cross_entropies, label_smoothing=options.label_smoothing),
-        weight=num_images,
-        evaluate=evaluate,
-        pictures=pictures,
         files=[*files_of(train), *files_of(held_out)],
         fingerprint=begun_with,
         facts={
@@ -184,13 +168,3 @@ def _validation(path: str, options: Options) -> LabelledImages | None:
 def _first(source: Any, config: Config) -> Any:
     most = config.evaluate.max_examples
     return source if most is None or most >= len(source) else Rows(source, np.arange(most))
-
-
-def _predictions(
-    model: nn.Module, validation: ReadAnew, device: torch.device, rows: Sequence[int] | None = None
-) -> Iterator[Prediction]:
-    """The predictions for rows of a split that is read anew (all by default), batch by batch."""
-    for _, examples in validation.batches(rows):
-        images = [example["image"] for example in examples]
-        labels = torch.tensor([int(example["label"]) for example in examples], device=device)
-        yield images, labels, model(torch.from_numpy(np.stack(images)).to(device)).float()

@@ -6,6 +6,7 @@ Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.mode
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import cv2
@@ -20,7 +21,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
 from adaecho.errors import about_one_example
 from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Batch, Direction, LossAndWeight, Picture
+from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
 
 Images = dict[str, NDArray[Any]]
@@ -28,8 +29,6 @@ Images = dict[str, NDArray[Any]]
 
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
 """Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
-
-CLASSIFICATION_METRICS: dict[str, Direction] = {"accuracy": "max", "cross_entropy": "min"}
 
 _FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
 # Draws of one augmentation; each is independent of the others.
@@ -200,6 +199,41 @@ def decode_labelled(
     if not 0 <= label < num_classes:
         raise ValueError(f"its label {label} is not one of 0 to {num_classes - 1}")
     return {"image": decode(image), "label": np.int64(label)}
+
+
+def classifier(
+    predictions: Callable[[nn.Module, Split, torch.device, Ranks], Iterable[Prediction]],
+    *,
+    label_smoothing: float,
+    names: Sequence[str] = (),
+    **others: Any,
+) -> Task:
+    """A task of images with labels: its losses, its metrics, and its mistakes as pictures.
+
+    Args:
+        predictions: of a model for a rank's share of a split.
+        label_smoothing: of the training loss.
+        names: of the classes.
+        others: what else a ``Task`` has.
+    """
+
+    def evaluate(
+        model: nn.Module, split: Split, *, device: torch.device, ranks: Ranks = ALONE
+    ) -> dict[str, float]:
+        return classification_metrics(predictions(model, split, device, ranks), ranks)
+
+    def pictures(model: nn.Module, number: int, device: torch.device) -> list[Picture]:
+        return mistakes(predictions(model, "validation", device, ALONE), number, names)
+
+    return Task(
+        metrics={"accuracy": "max", "cross_entropy": "min"},
+        loss=partial(cross_entropy, label_smoothing=label_smoothing),
+        losses=partial(cross_entropies, label_smoothing=label_smoothing),
+        weight=num_images,
+        evaluate=evaluate,
+        pictures=pictures,
+        **others,
+    )
 
 
 def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> LossAndWeight:

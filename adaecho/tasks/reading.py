@@ -24,13 +24,12 @@ class ReadAnew:
     def __len__(self) -> int:
         return len(self._source)
 
-    def batches(self, rows: Sequence[int] | None = None) -> Iterator[tuple[Sequence[int], list[Any]]]:
-        """Row numbers and prepared examples of each batch; all rows by default.
+    def batches(self, rows: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Any]]]:
+        """Row numbers and prepared examples of each batch of these rows.
 
         Raises:
             DataError: an example can't be prepared: a metric over the others would be another metric.
         """
-        rows = range(len(self)) if rows is None else rows
         with ThreadPoolExecutor(self._threads) as pool:
             for begin in range(0, len(rows), self._batch_size):
                 part = rows[begin : begin + self._batch_size]

@@ -34,6 +34,7 @@ def build(config: Config, options: Options) -> Task:
     number = config.data.validation_examples
     if not number:
         raise ConfigError(f"data.validation_examples={number}: say how many scenes to make for validation")
+    number = min(number, config.evaluate.max_examples or number)
     digits = read_digits()
     glyphs, labels = digits["image"][..., 0], digits["label"]
     seed = config.data.split_seed
@@ -63,7 +64,6 @@ def build(config: Config, options: Options) -> Task:
         name="scenes",
         metrics=validation.metrics,
         source=train,
-        decode=None,
         # A mirrored digit is none; scenes are small enough as they are.
         augment=SSDAugment(SIDE, flip=0.0, expand=0.0, crop_scale=(0.6, 1.0), antialias=False),
         collate=collate_boxes,

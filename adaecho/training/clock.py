@@ -32,13 +32,9 @@ class Clocks:
 
     def stop(self, device: torch.device) -> None:
         """Training time stands still from the moment the device has done what was queued."""
-        self.read(device)
-        self._since = None
-
-    def read(self, device: torch.device) -> float:
-        """Training time up to now, waiting for the device."""
         synchronize(device)
-        return self.peek()
+        self.peek()
+        self._since = None
 
     def peek(self) -> float:
         """Training time up to now by the host's clock alone."""

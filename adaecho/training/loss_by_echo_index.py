@@ -46,14 +46,10 @@ class LossByEchoIndex:
             )
         factor = config.echo.max_factor if config.echo.factor == "auto" else config.echo.factor
         indices = min(math.ceil(factor), MOST)
-        self._inner, self._losses, self._weight = task, task.losses, task.weight
-        self.task = replace(task, loss=self._loss, weight=None if task.weight is None else self._weight_of)
+        self._inner, self._losses, weight = task, task.losses, task.weight
+        self.task = replace(task, loss=self._loss, weight=weight and (lambda pair: weight(pair[0])))
         self.sums = torch.zeros(2, indices, dtype=torch.float64, device=device)
         self._indices = torch.arange(indices, device=device)[:, None]
-
-    def _weight_of(self, pair: tuple[Batch, Ages]) -> Any:
-        assert self._weight is not None
-        return self._weight(pair[0])
 
     def _loss(self, model: Any, pair: tuple[Batch, Ages]) -> LossAndWeight:
         batch, ages = pair

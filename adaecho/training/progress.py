@@ -1,6 +1,6 @@
 """How far a run is, and whether it is over."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from adaecho.config.identity import BUDGETS
@@ -32,9 +32,6 @@ class Progress:
     best: dict[str, Any] | None = None
     met_in_a_row: int = 0
     to_target: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def is_better(direction: Direction, value: float, other: float) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -475,7 +476,7 @@ class Trainer:
             "average": None if self.average is None else self.average.state_dict(),
             "best_model": self.best_model,
             "optimizer": self.optimizer.state_dict(),
-            "progress": self.progress.state_dict(),
+            "progress": asdict(self.progress),
             "fresh_examples": self.fresh_examples,
             "clocks": {"train_time_s": self.clocks.train_time_s, "eval_time_s": self.clocks.eval_time_s},
             "ranks": parts,
@@ -499,13 +500,7 @@ class Trainer:
         return {**dict(self.model.named_buffers()), **average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict``'s result, on as many ranks.
-
-        Raises:
-            ValueError: it is of another number of ranks.
-        """
-        if len(state["ranks"]) != self.ranks.world_size:
-            raise ValueError(f"of {len(state['ranks'])} ranks, not of {self.ranks.world_size}")
+        """Continue from ``state_dict``'s result, on as many ranks."""
         own = state["ranks"][self.ranks.rank]
         if state.get("fingerprint", {}) != self.task.fingerprint:  # and data.allow_changed says that it may
             own["loader"].pop("witnesses", None)  # examples that are read again need not be what they were

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,12 @@ def run_trial(
         UserError: config, data or folder can't be used as they are.
         Exception: the run crashed; its status is ``failed`` and its traceback is in the folder.
     """
-    run = RunFolder(folder)
+    trial = _Trial(config, RunFolder(folder), display, prune, ranks)
     try:
         with ExitStack() as stack:
-            in_use = ranks.from_first(lambda: _lock(run, stack))
+            in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
             if in_use is None:
-                return _run_locked(run, config, overrides, group, display, prune, ranks)
+                return _run_locked(trial, overrides, group)
     except UserError as error:
         ranks.explain(error)  # to the others, where this rank could not even begin
         raise
@@ -88,28 +88,20 @@ def _lock(run: RunFolder, stack: ExitStack) -> FolderInUseError | None:
     return None
 
 
-def _run_locked(
-    run: RunFolder,
-    config: Config,
-    overrides: Sequence[str],
-    group: str | None,
-    display: "Display | None",
-    prune: Callable[[int], bool] | None,
-    ranks: Ranks,
-) -> dict[str, Any]:
-    finished = ranks.from_first(lambda: _open(run, config, overrides, display))
+def _run_locked(trial: "_Trial", overrides: Sequence[str], group: str | None) -> dict[str, Any]:
+    ranks = trial.ranks
+    finished = ranks.from_first(lambda: trial.open(overrides))
     if finished is not None:
         return finished
     if ranks.is_first:
-        export(config.tracking, run.path, group=group)
-    trial = _Trial(config, run, display, prune, ranks)
+        export(trial.config.tracking, trial.run_folder.path, group=group)
     try:
         with storage_errors():
             return trial.run()
     except (Exception, KeyboardInterrupt) as error:
         reason = ranks.explain(error)
         if ranks.is_first and not trial.has_ended:
-            _record_failure(run, config, reason)
+            trial.record_failure(reason)
         if reason is not error:
             raise reason from error
         if isinstance(error, FolderInUseError) and not ranks.is_alone:
@@ -117,57 +109,53 @@ def _run_locked(
         raise
 
 
-def _open(
-    run: RunFolder, config: Config, overrides: Sequence[str], display: "Display | None"
-) -> dict[str, Any] | None:
-    """Make the locked folder this run's; its summary where nothing is left to do."""
-    # Started again by torchrun after a failure, the command still says fresh=true.
-    run.start(to_plain(config), list(overrides), environment(), fresh=config.fresh and not was_restarted())
-    if config.fresh and run.moved_to is not None and display is not None:
-        display.say(f"old run kept in {run.moved_to}")
-    summary = run.read_summary()
-    if not is_finished(summary, config):
-        return None
-    run.check_evaluations()
-    return summary
-
-
-def _record_failure(run: RunFolder, config: Config, error: BaseException) -> None:
-    """Leave status and traceback in the folder, as far as the disk still allows."""
-    status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
-    try:
-        run.write_traceback(traceback.format_exc())
-        earlier = run.read_summary() or _describe(config)
-        run.write_summary(
-            {**earlier, "status": status, "error": f"{type(error).__name__}: {with_notes(error)}"}
-        )
-    except FolderError:
-        if isinstance(error, UserError):  # e.g. the full disk that is being reported already
-            return
-        raise
-
-
+@dataclass
 class _Trial:
     """The trainer and the folder that records it.
 
     Attributes:
+        callbacks: on rank 0, once it runs.
+        last_checkpoint: when that was, or the run began.
+        skipped_told: how many bad examples have been told of.
         has_ended: the outcome is in the folder; what comes after, e.g. the end of threads, can't change it.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        display: "Display | None",
-        prune: Callable[[int], bool] | None,
-        ranks: Ranks,
-    ) -> None:
-        self.config, self.run_folder, self.display = config, run, display
-        self.prune, self.ranks = prune, ranks
-        self.last_checkpoint = time.monotonic()
-        self.skipped_told = 0
-        self.has_ended = False
-        self.callbacks: Callbacks | None = None  # on rank 0
+    config: Config
+    run_folder: RunFolder
+    display: "Display | None"
+    prune: Callable[[int], bool] | None
+    ranks: Ranks
+    callbacks: Callbacks | None = None
+    last_checkpoint: float = field(default_factory=time.monotonic)
+    skipped_told: int = 0
+    has_ended: bool = False
+
+    def open(self, overrides: Sequence[str]) -> dict[str, Any] | None:
+        """Make the locked folder this run's; its summary where nothing is left to do."""
+        run, config = self.run_folder, self.config
+        # Started again by torchrun after a failure, the command still says fresh=true.
+        fresh = config.fresh and not was_restarted()
+        run.start(to_plain(config), list(overrides), environment(), fresh=fresh)
+        if config.fresh and run.moved_to is not None and self.display is not None:
+            self.display.say(f"old run kept in {run.moved_to}")
+        summary = run.read_summary()
+        if not is_finished(summary, config):
+            return None
+        run.check_evaluations()
+        return summary
+
+    def record_failure(self, error: BaseException) -> None:
+        """Leave status and traceback in the folder, as far as the disk still allows."""
+        status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
+        text = f"{type(error).__name__}: {with_notes(error)}"
+        try:
+            self.run_folder.write_traceback(traceback.format_exc())
+            earlier = self.run_folder.read_summary() or _describe(self.config)
+            self.run_folder.write_summary({**earlier, "status": status, "error": text})
+        except FolderError:
+            if isinstance(error, UserError):  # e.g. the full disk that is being reported already
+                return
+            raise
 
     def run(self) -> dict[str, Any]:
         with Interrupt() as interrupt:
@@ -219,9 +207,7 @@ class _Trial:
         summary = self._summary(trainer, status)
         if status == Status.PREEMPTED and trainer.signal:
             summary["signal"] = signal.Signals(trainer.signal).name
-        if (
-            status == Status.BUDGET_SPENT
-        ):  # wherever that was: evaluations fall at multiples of fresh examples
+        if status == Status.BUDGET_SPENT:  # wherever that was, maybe between two evaluations
             summary["final"] = self._measure(trainer, "validation")
         if status in (Status.REACHED, Status.BUDGET_SPENT) and trainer.task.has_test_split:
             summary["test"] = self._measure(trainer, "test")

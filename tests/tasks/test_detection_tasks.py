@@ -167,6 +167,16 @@ def test_scenes_learn(compose_config: Compose, tmp_path: Path) -> None:
     assert lines[-1]["train_loss"] < 0.7 * lines[0]["train_loss"]
 
 
+def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compose) -> None:
+    task = build_task(compose_config(*TINY_SCENES, "evaluate.max_examples=3"))
+    model = task.build_model().eval()
+    seen: list[int] = []
+    model.register_forward_hook(lambda _, __, outputs: seen.append(len(outputs[0])))
+    with torch.inference_mode():
+        task.evaluate(model, "validation", device=torch.device("cpu"))
+    assert seen == [3]
+
+
 def test_scenes_resume_to_the_same_bits(compose_config: Compose, tmp_path: Path) -> None:
     base = (*TINY_SCENES, "evaluate.every_fresh_examples=64", "target.value=null")
     whole = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "whole")

@@ -48,6 +48,16 @@ def test_evaluate_reads_the_whole_validation_split_and_reports_every_metric(comp
     assert metrics["accuracy"] == pytest.approx((right.sum() - held_in) / 1796)
 
 
+def test_evaluate_reads_the_first_of_the_validation_split_alone_if_told_to(compose_config: Compose) -> None:
+    seen = []
+    for most in (7, 1000):
+        task = build_task(compose_config("task=digits", f"evaluate.max_examples={most}"))
+        model = task.build_model().eval()
+        model.register_forward_hook(lambda _, __, logits: seen.append(len(logits)))
+        task.evaluate(model, "validation", device=torch.device("cpu"))
+    assert seen == [7, 360]
+
+
 def test_with_an_mlp_the_images_are_the_same(compose_config: Compose) -> None:
     mlp, conv = (build_task(compose_config(f"task={name}")) for name in ("digits_mlp", "digits"))
     assert mlp.augment == conv.augment
