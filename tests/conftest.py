@@ -39,6 +39,11 @@ def pytest_collectstart() -> None:
     gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """From the last folder of the alphabet to the first: all would wait for long tests at the end."""
+    items.sort(key=lambda item: item.path, reverse=True)
+
+
 def pytest_collection_finish() -> None:
     """It is passed over from here on, nor do forks copy it."""
     gc.freeze()
