@@ -193,7 +193,8 @@ def test_a_disturbed_sweep_computes_the_same(
     folder, gate = tmp_path / "sweep", tmp_path / "gate"
     launcher = begin(gate=gate)
 
-    _wait_until(lambda: live_jobs(job_name(folder)) == 3, folder)
+    # submitit gives jobs their work a moment after Slurm has them: killed before, the launcher leaves none.
+    _wait_until(lambda: len(_submitted(folder)) == live_jobs(job_name(folder)) == 3, folder)
     launcher.kill()
     launcher.communicate()
     requeued = _wait_until(lambda: _at_work(folder), folder)
@@ -211,8 +212,12 @@ def test_a_disturbed_sweep_computes_the_same(
     assert _outcomes(folder) == undisturbed
     rows = json.loads((folder / "trials.json").read_text())
     assert len({(row["arm"], row["repeat"], row["index"]) for row in rows}) == len(rows) == len(undisturbed)
-    submitted = list((folder / "slurm").glob("*_submitted.pkl"))
-    assert len(submitted) <= 4, "no more than the cancelled job was submitted again"
+    assert len(_submitted(folder)) <= 4, "no more than the cancelled job was submitted again"
+
+
+def _submitted(folder: Path) -> list[Path]:
+    """The work of each job that was submitted; submitit keeps it."""
+    return list((folder / "slurm").glob("*_submitted.pkl"))
 
 
 def _at_work(folder: Path, but: str | None = None) -> str | None:
