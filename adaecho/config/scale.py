@@ -7,46 +7,18 @@ buffer that reads the data a hundred times before the first step.
 import functools
 import importlib
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from adaecho.config.size import Size
 from adaecho.errors import ConfigError
 
 _LARGEST_BATCH = 64
 _LARGEST_BUFFER = 10_000  # examples
-_MOST_HELD_OUT = 1_000
 _FEW_PASSES, _MANY_PASSES = 2, 10
 _BUDGET = 50_000  # fresh examples, within these passes: minutes of a CPU on small images
 _RATE_PER_EXAMPLE = 0.001  # of a batch: 0.03 for 32 images, as in experiment=caltech101
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much there is to train on.
-
-    Attributes:
-        examples: in the training files.
-        units: what ``data.validation_examples`` holds out of: the examples themselves, or documents of them.
-        has_validation: whether there is a validation split beside them.
-        name: of the examples.
-    """
-
-    examples: int
-    units: int
-    has_validation: bool
-    name: str = "images"
-
-    @property
-    def held_out(self) -> int | None:
-        """Units to hold out: a fifth, at most 1,000; None where there is a validation split."""
-        return None if self.has_validation else max(1, min(self.units // 5, _MOST_HELD_OUT))
-
-    @property
-    def training(self) -> int:
-        """Examples that are left, in proportion."""
-        return max(1, self.examples - self.examples * (self.held_out or 0) // self.units)
 
 
 def scaled(key: str, *, _root_: DictConfig) -> Any:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.scale import Size
+from adaecho.config.size import Size
 from adaecho.datasets.coco import has_split, read_coco
 from adaecho.datasets.documents import find_documents
 from adaecho.datasets.labelled_images import find_labelled

@@ -10,12 +10,12 @@ import re
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.bounds import at_least, positive
-from adaecho.errors import ConfigError, UserError
+from adaecho.config.slurm import SlurmSettings
+from adaecho.errors import UserError
 from adaecho.records.environment import code_digest
 from adaecho.records.files import folder_errors
 from adaecho.records.lock import FolderInUseError
@@ -25,7 +25,6 @@ from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_refusal, record_failure
 from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
-from hydra_plugins.adaecho_quasirandom import SlurmConf
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
 _SILENT_POLLS = 60
@@ -34,30 +33,6 @@ LAST_TASKS_S = 60  # for a job's other tasks to end after the first has
 
 class SlurmError(UserError):
     """Slurm refuses or doesn't answer; says what it said."""
-
-
-@dataclass
-class SlurmSettings(SlurmConf):
-    """How to ask for jobs: ``hydra.launcher``, checked."""
-
-    def __post_init__(self) -> None:
-        at_least_one = (
-            "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job", "array_parallelism",
-        )  # fmt: skip
-        least = {**dict.fromkeys(at_least_one, 1), "max_num_timeout": 0, "signal_delay_s": 0}
-        for name, value in least.items():
-            at_least(f"hydra.launcher.{name}", getattr(self, name), value)
-        positive("hydra.launcher.mem_gb", self.mem_gb)
-        if self.gpus_per_node and self.tasks_per_node > self.gpus_per_node:
-            raise ConfigError(
-                f"hydra.launcher.tasks_per_node={self.tasks_per_node}: every rank takes a GPU of its own, "
-                f"and gpus_per_node={self.gpus_per_node}; ask for as many of both"
-            )
-
-    @property
-    def ranks(self) -> int:
-        """How many tasks a job has, which train each of its trials together."""
-        return self.nodes * self.tasks_per_node
 
 
 class SlurmWorkers:

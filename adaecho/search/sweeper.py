@@ -16,6 +16,7 @@ from rich.console import Console
 from adaecho.config import scale
 from adaecho.config.identity import BUDGETS, identity
 from adaecho.config.schema import to_plain
+from adaecho.config.slurm import SlurmSettings
 from adaecho.errors import ConfigError
 from adaecho.masking import VARIABLE, masked, secret_urls
 from adaecho.records import tracking
@@ -27,7 +28,7 @@ from adaecho.search.design import MAX_TRIALS, Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
-from adaecho.search.slurm import SlurmSettings, SlurmWorkers, job_name
+from adaecho.search.slurm import SlurmWorkers, job_name
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import check_design, record_design
 

@@ -6,7 +6,7 @@ annotations then fail.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -15,6 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from adaecho.config.slurm import SlurmSettings
 
 
 @dataclass
@@ -25,26 +27,10 @@ class QuasirandomConf:
 
 
 @dataclass
-class SlurmConf:
-    """Defaults that any cluster takes: one CPU, no GPU, no partition or account."""
+class SlurmConf(SlurmSettings):
+    """Of the launcher, which the sweeper reads."""
 
     _target_: str = "hydra_plugins.adaecho_quasirandom.SlurmLauncher"
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    timeout_min: int = 60  # of a job; a trial that is cut short goes on in the next
-    nodes: int = 1  # nodes x tasks_per_node ranks train each trial of a job together
-    tasks_per_node: int = 1
-    cpus_per_task: int = 1
-    mem_gb: float = 2.0  # per node
-    gpus_per_node: int | None = None
-    trials_per_job: int = 1  # one job is submitted for so many: packs short trials
-    array_parallelism: int = 256  # jobs at most
-    max_num_timeout: int = 20  # how often a job may be requeued after its time was up
-    signal_delay_s: int = 120  # time to end a step and write a checkpoint before the limit
-    setup: list[str] = field(default_factory=list)  # shell lines before the job, e.g. module load
-    additional_parameters: dict[str, Any] = field(default_factory=dict)  # other sbatch options
-    wait: bool = True  # false submits and returns
 
 
 for _group, _name, _node in (

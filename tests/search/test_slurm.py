@@ -15,13 +15,14 @@ from hydra.core.config_store import ConfigStore
 from rich.console import Console
 
 from adaecho.config.schema import from_plain
+from adaecho.config.slurm import SlurmSettings
 from adaecho.errors import ConfigError, UserError
 from adaecho.masking import VARIABLE
 from adaecho.records.folder import RunFolder
 from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
 from adaecho.search.progress import SweepProgress
-from adaecho.search.slurm import SlurmError, SlurmSettings, SlurmWorkers, max_array_size
+from adaecho.search.slurm import SlurmError, SlurmWorkers, max_array_size
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design, read_refusal, record_design
 from adaecho.search.worker import Worker, code_digest
