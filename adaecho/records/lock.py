@@ -1,4 +1,8 @@
-"""One writer per run folder: a lock file that says who holds it and beats while its holder lives."""
+"""One writer per run folder: a lock file that says who holds it and beats while its holder lives.
+
+Not ``filelock.SoftFileLease`` (tried at 4.2): from a holder that is stopped (Ctrl-Z, a debugger) it is taken
+after the lease, and both write when that goes on.
+"""
 
 import fcntl
 import json

@@ -2,6 +2,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,15 @@ def test_a_second_live_process_is_refused_by_name_and_a_dead_one_is_not(tmp_path
         assert mine.is_mine()
         mine.release()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_holder_that_is_stopped_keeps_its_folder_however_long(tmp_path):
+    with hold(tmp_path) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.utime(tmp_path / "lock", (time.time() - 10 * lock.STALE_AFTER_S,) * 2)
+        with pytest.raises(FolderError, match=f"process {process.pid}"):
+            FolderLock(tmp_path).acquire()
+        process.kill()
 
 
 def test_a_second_writer_in_this_process_is_refused(tmp_path):
