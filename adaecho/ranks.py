@@ -187,6 +187,8 @@ class Ranks:
         if (failure := self._failure()) is not None:
             return failure
         self._store.set(f"has read/{self.rank}", "")
+        if not silent:
+            return self._shared("the connection between the ranks broke, and each of them is still there")
         names = ", ".join(map(str, silent))
         word = "rank" if len(silent) == 1 else "ranks"
         alive = sorted({*range(self.world_size)} - {*silent})

@@ -86,15 +86,18 @@ def estimate_between_steps(
 
     A parameter that one of the steps did not reach has a gradient of zero there.
     """
-    rows = [_difference_and_inner_product(before, now, group) for group in groups]  # [2] each
+    device = next(iter(before)).device
+    rows = [_difference_and_inner_product(before, now, group, device) for group in groups]  # [2] each
     difference, inner_product = torch.stack(rows).unbind(dim=1)  # [num_groups] each
     return estimate_across_steps(difference, inner_product, scale)
 
 
-def _difference_and_inner_product(before: StepGradient, now: StepGradient, group: Sequence[Tensor]) -> Tensor:
+def _difference_and_inner_product(
+    before: StepGradient, now: StepGradient, group: Sequence[Tensor], device: torch.device
+) -> Tensor:
     reached = [p for p in group if p in before or p in now]
-    if not reached:
-        return torch.zeros(2, dtype=statistics_dtype(group[0].device), device=group[0].device)
+    if not reached:  # or frozen, all of them
+        return torch.zeros(2, dtype=statistics_dtype(device), device=device)
     a = [before[p] if p in before else torch.zeros_like(now[p]) for p in reached]
     b = [now[p] if p in now else torch.zeros_like(before[p]) for p in reached]
     difference = sum_of_squares(torch._foreach_sub(b, a))

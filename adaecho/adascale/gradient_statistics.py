@@ -118,14 +118,14 @@ class GradientStatistics:
             "gradient": [self._gradient.get(parameter) for parameter in parameters] if self._gradient else [],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
-        """Continue from ``state_dict()``; from nothing where it is empty.
+    def load_state_dict(self, state: Mapping[str, Any] | None, parameters: Sequence[Tensor]) -> None:
+        """Continue from ``state_dict()``, or from nothing.
 
         Raises:
             ValueError: of another number of groups, or averaged in the other way.
         """
         num_groups, debias_ewma = len(self.averages.weight), self.settings.debias_ewma
-        if not state:
+        if state is None:
             self.averages, self._gradient = Averages.empty(num_groups), {}
             return
         averages = Averages(*(state[name].to("cpu", torch.float64) for name in Averages._fields))

@@ -275,7 +275,7 @@ class AdaScale(Optimizer):
         self._statistics.collector.refuse_between_passes("load_state_dict()")
         optimizer_state, own = saved_state.split(state_dict)
         self._statistics.load_state_dict(own, self._parameters())
-        self._progress.load_state_dict(own.get("progress", ScaleInvariantSteps().state_dict()))
+        self._progress.load_state_dict(ScaleInvariantSteps().state_dict() if own is None else own["progress"])
         self._optimizer.load_state_dict(optimizer_state)
         self._statistics.begin(self._groups())
 

@@ -6,19 +6,21 @@ from typing import Any
 
 import torch
 
+from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
+
 KEY = "adascale"
 
 
-def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Take a checkpoint apart: what the wrapped optimizer loads, and what AdaScale does.
 
-    The second comes from an AdaScale or from FairScale's; of a bare optimizer's checkpoint it is empty.
+    The second comes from an AdaScale or from FairScale's; of a bare optimizer's checkpoint it is None.
     """
     optimizer_state = dict(state)
     if KEY in state:
         return optimizer_state, optimizer_state.pop(KEY)
     if KEY not in state["state"]:
-        return optimizer_state, {}
+        return optimizer_state, None
     entries = dict(state["state"])
     own = _from_fairscale(entries.pop(KEY))
     return {**optimizer_state, "state": entries}, own
@@ -43,4 +45,5 @@ def _from_fairscale(entries: Mapping[str, Any]) -> dict[str, Any]:
         "weight": torch.as_tensor(weight).double().expand(len(square)).clone(),
         "debias_ewma": debias_ewma,
         "gradient": [],
+        "progress": ScaleInvariantSteps().state_dict(),
     }

@@ -3,8 +3,8 @@
 import os
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,16 +208,18 @@ def _decode_images(encoded: list[bytes | None]) -> tuple[NDArray[np.uint8], dict
     """
     images = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
 
-    def why_bad(row: int) -> str | None:
-        try:
-            images[row] = _decode(encoded[row])
-        except ValueError as error:
-            return str(error).strip()
-        return None
+    def why_bad(begin: int) -> dict[int, str]:
+        reasons = {}
+        for row in range(begin, min(begin + _CHUNK, len(encoded))):
+            try:
+                images[row] = _decode(encoded[row])
+            except ValueError as error:
+                reasons[row] = str(error).strip()
+        return reasons
 
-    with ThreadPool(os.cpu_count()) as threads:
-        found = threads.map(why_bad, range(len(encoded)), chunksize=_CHUNK)
-    return images, {row: reason for row, reason in enumerate(found) if reason is not None}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        chunks = list(threads.map(why_bad, range(0, len(encoded), _CHUNK)))
+    return images, {row: reason for chunk in chunks for row, reason in chunk.items()}
 
 
 def _decode(encoded: bytes | None) -> NDArray[np.uint8]:

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +74,7 @@ class LabelledTables:
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
         self._first = [0, *np.cumsum(self.shard_lengths).tolist()]
-        self._images = lru_cache(_GROUPS_KEPT)(self._read_images)
+        self._kept: dict[int, Any] = {}  # a plain dict, so that copies of this can be pickled
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -85,13 +84,19 @@ class LabelledTables:
         image = self._images(group)[row - self._first[group]].as_py()
         return {"image": image["bytes"] if isinstance(image, dict) else image, "label": int(self.labels[row])}
 
-    def _read_images(self, group: int) -> Any:
+    def _images(self, group: int) -> Any:
         """The column of a row group, as Arrow has it: Python's objects of all its rows take as long again."""
         from pyarrow import parquet
 
-        file, number = self._groups[group]
-        with readable(file), parquet.ParquetFile(file) as table:
-            return table.read_row_group(number, columns=["image"]).column(0)
+        images = self._kept.get(group)
+        if images is None:
+            file, number = self._groups[group]
+            with readable(file), parquet.ParquetFile(file) as table:
+                images = table.read_row_group(number, columns=["image"]).column(0)
+            kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
+            # A new dict, so that another thread goes on with the old one.
+            self._kept = {**dict(kept), group: images}
+        return images
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""

@@ -100,7 +100,11 @@ def tokenized(
     if found is None:
         _make(folder, files, text, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
         found = _open(folder, packing.block)
-    assert found is not None
+    if found is None:
+        raise DataError(
+            f"{folder}: the cache of tokens was removed or damaged as soon as it was made; run the same "
+            "command again, or set ADAECHO_CACHE to a folder where nothing else writes"
+        )
     return found
 
 

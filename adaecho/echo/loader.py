@@ -169,7 +169,7 @@ class EchoLoader(Gauges):
         shuffle = arguments_of_data_loader.get("shuffle")
         check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
         order, collate, prefetch = translated(
-            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
+            arguments_of_data_loader, order=order, collate=collate, prefetch=whole("prefetch", prefetch, 0),
             num_workers=num_workers, shuffle_buffer=shuffle_buffer, names=_OWN_ARGUMENTS,
         )  # fmt: skip
         prefetch = whole("prefetch", prefetch, 0)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from adaecho import AdaScale
 from tests.adascale.helpers import (
     accumulating,
     assert_identical,
@@ -76,6 +77,17 @@ def test_unused_and_frozen_parameters_do_not_count():
     gains = train(model, accumulating(model), batches(5, 2))
     assert gains == pytest.approx(train(trunk, accumulating(trunk), batches(5, 2)), rel=1e-12)
     assert_identical(weights(model.trunk), weights(trunk))
+
+
+@pytest.mark.parametrize("arguments", [{"scale": 4.0}, {"num_gradients_to_accumulate": 2}], ids=str)
+def test_a_group_that_is_wholly_frozen_changes_nothing(arguments):
+    alone, beside = mlp(), mlp()
+    frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    for model, more in ((alone, []), (beside, [{"params": [frozen]}])):
+        groups = [{"params": list(model.parameters())}, *more]
+        optimizer = AdaScale(torch.optim.SGD(groups, lr=0.05), **arguments)
+        train(model, optimizer, batches(5, arguments.get("num_gradients_to_accumulate", 1)))
+    assert_identical(weights(alone), weights(beside))
 
 
 def test_a_parameter_used_by_one_micro_batch_has_zero_gradient_in_the_other():

@@ -114,6 +114,17 @@ def test_a_checkpoint_of_the_bare_optimizer_starts_new_averages():
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
+@pytest.mark.parametrize("lost", ["progress", "variance"])
+def test_an_incomplete_checkpoint_is_none_of_the_bare_optimizer(lost):
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    state = optimizer.state_dict()
+    del state["adascale"][lost]
+    with pytest.raises(KeyError, match=lost):
+        optimizer.load_state_dict(state)
+
+
 def test_the_bare_optimizer_reads_our_checkpoint():
     model = mlp()
     optimizer, _ = build("accumulation", model)

@@ -1,7 +1,9 @@
 """What users can get wrong, or storage can lose: one message each, that says what and where."""
 
+import os
 import pickle
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from pyarrow import parquet
 
 from adaecho.datasets import cifar10
 from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.errors import DataError
+from adaecho.errors import DataError, told
 from adaecho.tasks import build_task
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
@@ -132,6 +134,30 @@ def test_bad_rows_within_the_budget_are_skipped_and_listed(
 
     with pytest.raises(DataError, match=r"(?s)data.max_bad_examples=2 .*row 1.*row 4.*row 5"):
         build_task(compose_config(*config, "data.max_bad_examples=2"))
+
+
+@pytest.mark.parametrize("at_most", [1, 3])
+def test_too_few_threads_to_decode_are_told_in_a_line_or_enough(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at_most: int
+) -> None:
+    begin, started = threading.Thread.start, 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal started
+        started += 1
+        if started > at_most:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    encoded: list[bytes | None] = [GOOD[0]] * 700
+    if at_most >= 2:
+        assert cifar10._decode_images(encoded)[0].shape == (700, 32, 32, 3)
+        return
+    with pytest.raises(SystemExit), told():
+        cifar10._decode_images(encoded)
+    assert "error: can't start new thread: too little memory" in capsys.readouterr().err
 
 
 def test_nothing_left_to_train_on(compose_config: Compose, tmp_path: Path) -> None:

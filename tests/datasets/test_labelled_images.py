@@ -1,6 +1,7 @@
 """Labelled images in each layout, and what is wrong with them."""
 
 import io
+import pickle
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ def test_rows_of_parquet_are_found_from_any_group_in_any_order(tmp_path: Path) -
     for row in np.random.default_rng(0).permutation(30).tolist():
         assert found.source[row] == {"image": encoded(row), "label": row % 3}
     assert found.source.origin(7).endswith("train-1.parquet, row 0 of row group 1")
+
+
+def test_tables_can_be_pickled_also_once_they_were_read(tmp_path: Path) -> None:
+    make("parquet", tmp_path)
+    train = find_labelled(str(tmp_path), "train")
+    assert train is not None
+    rows = [train.source[row] for row in range(9)]
+    assert [pickle.loads(pickle.dumps(train.source))[row] for row in range(9)] == rows
 
 
 def test_folders_of_classes_alone_are_all_for_training(tmp_path: Path) -> None:

@@ -258,6 +258,20 @@ def test_a_cache_that_another_process_made_meanwhile_is_taken(
     assert [path.name for path in cache.iterdir()] == [file.parent.name]
 
 
+def test_a_cache_that_is_removed_as_soon_as_it_is_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = tokens_module._put
+
+    def put_and_removed(made: Path, place: Path) -> None:
+        put(made, place)
+        shutil.rmtree(place)
+
+    monkeypatch.setattr(tokens_module, "_put", put_and_removed)
+    with pytest.raises(DataError, match=r"the cache of tokens was removed .* set ADAECHO_CACHE"):
+        _make(write_folder(tmp_path / "text"))
+
+
 def test_what_another_host_is_making_is_left_alone(tmp_path: Path, cache: Path) -> None:
     folder = write_folder(tmp_path / "text")
     _make(folder)

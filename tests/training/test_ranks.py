@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -352,6 +353,13 @@ def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: C
     assert summary("run")["status"] == "failed"
 
 
+def test_ranks_that_are_all_cut_off_say_that_none_is_gone() -> None:
+    store = torch.distributed.HashStore()
+    store.set("cut off/1", "")
+    said = Ranks(0, 2, store).explain(torch.distributed.DistNetworkError("connection reset by peer"))
+    assert str(said) == "the connection between the ranks broke, and each of them is still there"
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_whose_process_is_stopped_ends_the_run(compose_config: Compose, victim: int) -> None:
     config = compose_config(*RUN, "echo=none", "rank_timeout_s=12")
@@ -392,6 +400,11 @@ def test_what_ranks_see_is_told_by_content(compose_config: Compose) -> None:
     assert seen[0] == seen[1]
     other = replace(task, source=[{"x": torch.zeros(3)}] * 8)
     assert what_is_seen(config, other)["data"] != seen[0]["data"]
+    columns = {f"column {number}": np.arange(9.0) for number in range(40)}
+    changed = {**columns, "column 1": np.full(9, 7.0)}
+    assert what_is_seen(config, replace(task, source=columns)) != what_is_seen(
+        config, replace(task, source=changed)
+    )
 
 
 def _evaluates_without_ranks(_: int) -> None:

@@ -108,6 +108,8 @@ def test_a_prefetch_factor_is_a_prefetch_of_all_workers() -> None:
         assert source.reads <= 2 * (1 + 6 + 2 * 2 * 2)
     with pytest.raises(ValueError, match=r"prefetch=.*must be a whole number"):
         EchoLoader(source, 2, prefetch_factor=1.5, num_workers=1)
+    with pytest.raises(ValueError, match=r"prefetch=-1: must be a whole number"):
+        EchoLoader(source, 2, prefetch=-1, prefetch_factor=2, num_workers=1)
 
 
 def test_attributes_are_those_of_a_data_loader() -> None:
