@@ -75,7 +75,17 @@ def test_the_page_shows_what_the_rules_say() -> None:
     alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
     readme = (ROOT / "README.md").read_text()
     assert f"takes [{tuned_at[2]}](experiments/schedule_clock/README.md)" in readme
-    assert f"{tuned_at[4][:4]} at e = 4, and {alone[0]} to {alone[1]} by the repeats alone" in readme
+    assert f"(not decided at e = 4), and {alone[0]} to {alone[1]} by the repeats alone" in readme
+    assert (
+        f"*With the decay tuned echoing saves*: {tuned_at[2][:4]} at e = 2 and {tuned_at[4][:4]} at e = 4"
+        in page
+    )
+    rows = read_rows(ROOT / "results" / "schedule_clock" / "cifar10" / "trials.json")
+    later = [row for row in rows if row["arm"] == "e4_steps_10000" and row["repeat"] >= SEEDS]
+    assert [row["to_target_fresh_examples"] is None for row in later] == [
+        True,
+        False,
+    ]  # as page and README say
     assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page
 
 
