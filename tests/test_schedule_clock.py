@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pytest
 from scipy import stats
 
 from adaecho.records.trials import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-SEEDS = 3
+SEEDS = (3, 5)  # of the first reading and of that which counts
 Cell = Mapping[int, tuple[float, bool]]  # by seed: fresh examples, and whether the target was reached
 
 
-def cells() -> dict[str, Cell]:
-    """Every arm by its name; the two of another record by what they would be called here."""
+def cells(seeds: int) -> dict[str, Cell]:
+    """Every arm by its name, with its first seeds; two of another record by what they would have here."""
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
         table = ROOT / "results" / record / "cifar10" / "trials.json"
@@ -23,7 +24,7 @@ def cells() -> dict[str, Cell]:
             name = row["arm"]
             if record == "cifar10_depth8_80":
                 name = {"baseline": "baseline_10000", "example_before_e2": "e2_steps_10000"}[name]
-            if row["repeat"] < SEEDS:
+            if row["repeat"] < seeds:
                 reached = row["to_target_fresh_examples"] is not None
                 cost = row["to_target_fresh_examples"] if reached else row["fresh_examples"]
                 found.setdefault(name, {})[row["seed"]] = (float(cost), reached)
@@ -51,7 +52,7 @@ def ratio(ours: Cell, theirs: Cell) -> tuple[str, str]:
 
 
 def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float, bool]], list[str]]:
-    """Of each seed the cost in the cell that is cheapest on the other two, and that cell."""
+    """Of each seed the cost in the cell that is cheapest on the others, and that cell."""
     costs, chosen = {}, []
     for left_out in found["baseline_7000"]:
         means = {
@@ -64,28 +65,24 @@ def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float
     return costs, chosen
 
 
-def test_the_page_shows_what_the_rules_say() -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_the_page_shows_what_the_rules_say(seeds: int) -> None:
     page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
-    found = cells()
-    for line in lines(found):
+    for line in lines(cells(seeds)):
         print(line)
         assert line in page
-    ratio_of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
-    tuned_at = {e: ratio(tuned(found, f"e{e}_")[0], tuned(found, "baseline")[0])[0] for e in (2, 4)}
-    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
+
+
+def test_the_texts_tell_the_reading_that_counts() -> None:
+    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
     readme = (ROOT / "README.md").read_text()
-    assert f"takes [{tuned_at[2]}](experiments/schedule_clock/README.md)" in readme
+    found = cells(SEEDS[-1])
+    ratio_of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
+    tuned_at = {e: ratio(tuned(found, f"e{e}_")[0], tuned(found, "baseline")[0]) for e in (2, 4)}
+    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
+    assert f"takes [{tuned_at[2][0]}](experiments/schedule_clock/README.md)" in readme
+    assert tuned_at[4][1] == "not decided"
     assert f"(not decided at e = 4), and {alone[0]} to {alone[1]} by the repeats alone" in readme
-    assert (
-        f"*With the decay tuned echoing saves*: {tuned_at[2][:4]} at e = 2 and {tuned_at[4][:4]} at e = 4"
-        in page
-    )
-    rows = read_rows(ROOT / "results" / "schedule_clock" / "cifar10" / "trials.json")
-    later = [row for row in rows if row["arm"] == "e4_steps_10000" and row["repeat"] >= SEEDS]
-    assert [row["to_target_fresh_examples"] is None for row in later] == [
-        True,
-        False,
-    ]  # as page and README say
     assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page
 
 
