@@ -1,50 +1,28 @@
-"""What EchoLoader answers to arguments and attributes of ``torch.utils.data.DataLoader``."""
+"""What EchoLoader answers to arguments of ``torch.utils.data.DataLoader``."""
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler
-
-from adaecho.echo.gauges import Gauges
+from torch.utils.data import DistributedSampler
 
 Collate = Callable[[list[Any]], Any]
 
-# Of each argument that has no meaning here: the values that ask for nothing, and what to do for the others.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "batch_sampler": (
-        (None,),
-        "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep the DataLoader "
-        "that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
-    ),
-    "generator": ((None,), "all randomness follows seed=; give seed=generator.initial_seed()"),
-    "in_order": ((True,), "batches always come in order, which makes a resume exact; leave it out"),
-    "multiprocessing_context": ((None, ""), "workers are threads; leave it out"),
-    "pin_memory": ((False,), "device='cuda' pins batches and copies them beside the step; leave this out"),
-    "pin_memory_device": (("",), "device= says where batches are copied to; leave this out"),
-    "timeout": ((0,), "a thread can't be cut off; give the source its time limit (TarShards: retries=)"),
-    "worker_init_fn": (
-        (None,),
-        "workers are threads, and randomness is keyed by example: open files in the dataset, draw with "
-        "augment(example, rng)",
-    ),
+# Arguments of a DataLoader that have no meaning here, unless they ask for nothing: what to do instead.
+_REMEDIES = {
+    "batch_sampler": "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep "
+    "the DataLoader that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
+    "generator": "all randomness follows seed=; give seed=generator.initial_seed()",
+    "in_order": "batches always come in order, which makes a resume exact; leave it out",
+    "multiprocessing_context": "workers are threads; leave it out",
+    "pin_memory": "device='cuda' pins batches and copies them beside the step; leave this out",
+    "pin_memory_device": "device= says where batches are copied to; leave this out",
+    "timeout": "a thread can't be cut off; give the source its time limit (TarShards: retries=)",
+    "worker_init_fn": "workers are threads, and randomness is keyed by example: open files in the dataset, "
+    "draw with augment(example, rng)",
 }
-# Those of DataLoader's arguments that are taken; threads that end or persist are the same.
+# Those that are taken; threads that end or persist are the same.
 _TAKEN = ("shuffle", "collate_fn", "prefetch_factor", "persistent_workers")
 NO_SOURCE = object()
-# Attributes of a DataLoader that have no counterpart.
-_ABSENT = {
-    "sampler": "order= and the ranks decide what comes next; loader.set_epoch(n) goes to an iteration",
-    "batch_sampler": "batches are made after the echo; see batch_size and drop_last",
-    "collate_fn": "its argument is collate=",
-    "generator": "all randomness follows seed=",
-    "worker_init_fn": "workers are threads",
-    "prefetch_factor": "its argument is prefetch=, in batches",
-    "persistent_workers": "workers are threads, which cost nothing to start again",
-    "pin_memory": "device= says where batches are copied to",
-    "timeout": "the source has a time limit of its own",
-    "multiprocessing_context": "workers are threads",
-}
 
 
 def source_of(source: Any, given: dict[str, Any]) -> Any:
@@ -69,28 +47,22 @@ def translated(
     prefetch: int,
     num_workers: int,
     shuffle_buffer: int,
-    names: Iterable[str],
 ) -> tuple[str, Collate | None, int]:
     """``order``, ``collate`` and ``prefetch`` where a DataLoader's arguments may ask for others.
 
     Args:
         given: arguments beyond EchoLoader's own.
         order, collate, prefetch, num_workers, shuffle_buffer: of the EchoLoader.
-        names: of its own arguments.
 
     Raises:
         ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
         TypeError: neither has such an argument.
     """
     for name, value in given.items():
-        if name not in _TAKEN and name not in _REFUSED:
-            raise TypeError(
-                f"EchoLoader has no argument {name!r}{_similar(name, [*names, *_TAKEN, *_REFUSED])}"
-            )
-        if name in _REFUSED and not any(
-            value is nothing or value == nothing for nothing in _REFUSED[name][0]
-        ):
-            raise ValueError(f"{name}={_shown(value)}: {_REFUSED[name][1]}")
+        if name not in _TAKEN and name not in _REMEDIES:
+            raise TypeError(f"EchoLoader has no argument {name!r}, nor has a DataLoader")
+        if name in _REMEDIES and bool(value) != (name == "in_order"):
+            raise ValueError(f"{name}={_shown(value)}: {_REMEDIES[name]}")
     collate_fn = given.get("collate_fn")
     if collate_fn is not None and collate is not None:
         raise ValueError("collate_fn with collate: they are the same argument; give one")
@@ -116,36 +88,6 @@ def _order(shuffle: bool | None, order: str, shuffle_buffer: int) -> str:
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
-
-
-def _similar(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def absent(name: str) -> str:
-    """The message for an attribute that an EchoLoader lacks."""
-    why = f": {_ABSENT[name]}" if name in _ABSENT else ""
-    return f"an EchoLoader has no attribute {name!r}{why}"
-
-
-def check_source(source: Any, batch_size: int | None) -> None:
-    """Raises ValueError for what can be iterated and is no source of examples."""
-    if isinstance(source, str | bytes):
-        raise ValueError(
-            f"source={source!r:.80}: text is no source of examples; open what it names (numpy.load, a "
-            "Dataset, TarShards(...) for urls and paths of tar archives), or give a list of texts"
-        )
-    if batch_size is None or not isinstance(source, DataLoader | Gauges):  # Gauges: an EchoLoader
-        return
-    makes = getattr(source, "batch_size", None)
-    if makes is not None or getattr(source, "batch_sampler", None) is not None:
-        raise ValueError(
-            f"batch_size={batch_size}: the source ({type(source).__name__}) makes batches"
-            f"{f' of {makes}' if makes else ''}, and these would be batched again; give batch_size=None, "
-            "echo='batch' to repeat its batches, or its dataset: "
-            f"EchoLoader(data_loader.dataset, {makes or batch_size})"
-        )
 
 
 def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | None, world_size: int) -> None:

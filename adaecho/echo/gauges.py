@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from adaecho.echo.batch.batches import Position
-from adaecho.echo.order import keyed
-from adaecho.echo.state import Stages, items_held
+from adaecho.echo.order.factor import History
+from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.place import Position
 from adaecho.echo.threads.timers import Timers
 
 
@@ -12,11 +12,8 @@ class Gauges:
     """All figures are those of the consumer's position, whatever has been read ahead."""
 
     _position: Position
-    _stages: Stages
+    _pipeline: Pipeline
     _clocks: Timers
-
-    def _own_state(self) -> dict[str, Any]:
-        raise NotImplementedError
 
     @property
     def fresh_examples(self) -> int:
@@ -26,12 +23,12 @@ class Gauges:
     @property
     def examples_read(self) -> int:
         """Examples of this rank that have gone into the pipeline, also ahead of the batches taken so far."""
-        return self._stages.queue.examples
+        return self._pipeline.examples_read
 
     @property
     def fresh_examples_in_buffer(self) -> int:
         """Distinct fresh examples of which a shuffle buffer or the echo of a batch still holds a repeat."""
-        return len(keyed.serials_of(items_held(self._own_state())))
+        return self._pipeline.streams.num_held(self._position)
 
     @property
     def reread_examples(self) -> int:
@@ -41,17 +38,23 @@ class Gauges:
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
         """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
-        return [bad for bad in self._stages.bad.found if bad["index"] < self._position.next_index]
+        return [bad for bad in self._pipeline.log.bad.found if bad["index"] < self._position.next_index]
 
     @property
     def factor(self) -> float:
         """The echoing factor in force."""
-        return self._stages.factor_at(self._position)[0]
+        return self._factors[-1][1]
 
     @property
     def factor_changes(self) -> list[tuple[int, float]]:
         """Each change by ``factor="auto"``: number of the first fresh item under it, and the factor."""
-        return self._stages.factor_at(self._position)[1]
+        return self._factors[1:]
+
+    @property
+    def _factors(self) -> History:
+        streams, position = self._pipeline.streams, self._position
+        index = position.next_number if streams.echoes_batches else position.next_index
+        return streams.factor.before(index)
 
     @property
     def wait_time_s(self) -> float:

@@ -1,6 +1,5 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
-import inspect
 import threading
 import time
 import warnings
@@ -12,37 +11,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adaecho.echo import state as saved
-from adaecho.echo.batch.batches import Batch, Position
+from adaecho.echo.batch.batches import Batch
 from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.data_loader import (
     NO_SOURCE,
-    absent,
     check_iterable,
     check_sampler,
-    check_source,
     source_of,
     translated,
 )
+from adaecho.echo.functions import Functions
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
-from adaecho.echo.pipeline import Pipeline, Work, choose_place
-from adaecho.echo.read.ranks import warn_if_shared_twice, warn_if_unshared
-from adaecho.echo.read.sources import IterableSource, as_source
-from adaecho.echo.read.wrapped import key_web_datasets, keyed
-from adaecho.echo.settings import (
-    Settings,
-    check_functions,
-    check_place,
-    check_still_alone,
-    check_whole_batches,
-    check_workers,
-    is_distributed,
-    share,
-    whole,
-)
-from adaecho.echo.threads.timers import Timers, works_ahead
-from adaecho.echo.threads.workers import GivenUp, Interrupted
+from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.place import Position
+from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.sources import as_source, warn_if_unshared
+from adaecho.echo.settings import Settings, check_still_alone, check_workers, is_distributed, share, whole
+from adaecho.echo.threads.timers import Timers
+from adaecho.echo.threads.workers import GivenUp, Stopped
 
 
 class EchoLoader(Gauges):
@@ -85,8 +73,6 @@ class EchoLoader(Gauges):
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
             each fresh example once on its way in, and drops the result, so that a bad one is still skipped.
-            ``augmented`` augments each repeat when its example is read: for patches of examples too large to
-            be buffered. R then counts that as upstream, and ``factor="auto"`` of examples is refused.
             ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
             bad examples allowed), or where a buffer of decoded examples as large as the source's first would
             take more than half of the free memory.
@@ -112,9 +98,6 @@ class EchoLoader(Gauges):
         batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
-        ages: batches come as ``(batch, ages)``, with each example's echo index and when it was read
-            (``adaecho.echo.batch.ages.Ages``). A pair, since batches have any form and keys of their own, and
-            since whatever takes batches ahead of the step (Lightning does) takes their ages with them.
         arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
             ``collate_fn`` and ``prefetch_factor`` are taken for ``source``, ``order``, ``collate`` and
             ``prefetch``, others refused with what replaces them (docs/from-dataloader.md).
@@ -155,7 +138,6 @@ class EchoLoader(Gauges):
         device: str | torch.device | None = None,
         batch_length: Callable[[Any], int] | None = None,
         state_of_all_ranks: bool = False,
-        ages: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
         source = source_of(source, arguments_of_data_loader)
@@ -165,12 +147,11 @@ class EchoLoader(Gauges):
         rank, world_size = share(rank, world_size)
         self._num_workers = num_workers = check_workers(num_workers)
         self._dataset, self._sampler = source, sampler
-        check_source(source, batch_size)
         shuffle = arguments_of_data_loader.get("shuffle")
         check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
         order, collate, prefetch = translated(
             arguments_of_data_loader, order=order, collate=collate, prefetch=whole("prefetch", prefetch, 0),
-            num_workers=num_workers, shuffle_buffer=shuffle_buffer, names=_OWN_ARGUMENTS,
+            num_workers=num_workers, shuffle_buffer=shuffle_buffer,
         )  # fmt: skip
         prefetch = whole("prefetch", prefetch, 0)
         self.settings = Settings(
@@ -179,39 +160,25 @@ class EchoLoader(Gauges):
             None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
         )  # fmt: skip
         self.settings.warn_of_idle_echo()
-        check_functions(decode=decode, collate=collate, batch_length=batch_length)
-        check_place(place, decode, augment, self.settings)
-        check_whole_batches(batch_size, augment, collate, batch_length)
-        if batch_size is None:
-            warn_if_unshared(source, world_size)
+        functions = Functions(decode, augment, collate, batch_length, self.settings, place)
         self._device = ToDevice(device)
-        key_web_datasets(source, self.settings.seed, rank)
-        readable = as_source(keyed(source, self.settings.seed))
+        readable = as_source(source, seed=self.settings.seed, batch_size=batch_size, world_size=world_size)
         self.settings.check_filling(readable.length)
-        place = self._place = choose_place(place, decode, augment, readable, self.settings)
         if isinstance(readable, IterableSource):
             check_iterable(readable.name, shuffle=shuffle, sampler=sampler)
-            if batch_size is not None:
-                warn_if_shared_twice(source, world_size)
         self._pipeline = Pipeline(
-            readable,
-            self.settings,
-            Work(
-                decode, augment, collate, batch_length, sampler, place, self._device,
-                num_workers=num_workers, prefetch=prefetch,
-                works_ahead=works_ahead(source), ages=ages,
-            ),
+            readable, self.settings, functions, sampler, self._device, num_workers=num_workers,
+            prefetch=prefetch,
         )  # fmt: skip
-        self._stages = self._pipeline.stages
-        self._ahead: Batch | None = None
         self._position = Position()
+        # One rule for interruptions: whatever ends the making of a batch, the run is given up, and begun anew
+        # at the position. It is alive from when it has been made until it is asked for a batch, and again
+        # once that batch is at hand.
+        self._alive = False
+        self._ahead: Batch | None = None
+        self._state: dict[str, Any] | None = None  # of the position, where the source may be elsewhere
         self._before: tuple[Position, int] | None = None  # the last batch taken, and its id
-        # One rule for interruptions: what changes the stages sets this before, and clears it in one statement
-        # with the new position. Where it was not cleared, the stages are brought back to the last state.
-        self._torn = False
-        self._last_state: dict[str, Any] | None = None  # where it can't be told from the stages any more
-        self._saving = threading.RLock()  # held while a state is made; never while waiting for a batch
-        self._changed_by: int | None = None  # the thread that changes the stages
+        self._taking: dict[str, int] = {}  # the thread that takes a batch
         self._resumed = False  # from a state; the next iter() goes on with the iteration in progress
         self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
@@ -222,44 +189,45 @@ class EchoLoader(Gauges):
         self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
         self._finalizer.atexit = False  # the pipelines see to that themselves
         if epochs is None:
-            self._position = self._stages.begin(self._position, self._upcoming, None)
+            self._position, self._state, self._alive = self._begun(), None, True
 
     # Iteration
 
     def __iter__(self) -> "EchoIterator":
         self._check_process()
         iterator = EchoIterator(self, self._iterators_made + 1)
-        position = self._position
-        if self.settings.epochs is not None and not (self._resumed and position.in_pass):
-            try:
-                self._wait_for_savers()
-                position = self._begin()
-                self._torn, self._last_state = False, None
-            finally:
-                self._changed_by = None
-        self._position, self._before, self._failed = position, None, None
-        self._resumed, self._next_iteration = False, None
-        self._iterating, self._iterators_made = True, self._iterators_made + 1
+        begun = self._position, self._state, self._alive
+        if self.settings.epochs is not None and not (self._resumed and self._position.in_pass):
+            begun = self._begun(), None, True
+        # In one statement: the iteration has begun, or not.
+        (
+            (self._position, self._state, self._alive), self._before, self._failed, self._taking,
+            self._resumed, self._next_iteration, self._iterating, self._iterators_made,
+        ) = begun, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
         return iterator
 
-    def _begin(self) -> Position:
+    def _begun(self) -> Position:
         """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
-        self._last_state = self._own_state()
-        self._torn = True
-        self._pipeline.halt()
-        self._clocks.pause()
-        self._ahead = None
-        return self._stages.begin(self._position, self._upcoming, self.settings.epochs)
+        self._give_up()
+        return self._pipeline.begin(self._position, self._upcoming)
 
-    def _repair(self) -> None:
-        """Bring the stages back to the last state, if a change of theirs did not come to its end."""
-        if not self._torn:
+    def _give_up(self) -> None:
+        """Let go of the run, and note what the source tells of the position before it is moved."""
+        self._state = self._own_state()
+        self._alive, self._ahead = False, None
+        self._clocks.pause()
+
+    def _go_on(self) -> None:
+        """Begin the run anew, where it was given up."""
+        if self._alive:
             return
-        self._last_state = self._own_state()
-        self._pipeline.halt()
-        self._ahead = None
-        position = saved.restore(self._last_state, self.settings, self._stages, self._clocks)
-        self._position, self._torn, self._last_state = position, False, None
+        self._give_up()
+        assert self._state is not None
+        # What the log has of the run that was given up is more than what the position has seen.
+        position = saved.position_in(self._state, self.settings, self._pipeline)
+        self._position = self._pipeline.resume(
+            position, self._state["progress"], self._state.get("witnesses", [])
+        )
 
     def _abandoned(self) -> None:
         """The newest iterator is gone."""
@@ -271,13 +239,15 @@ class EchoLoader(Gauges):
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
-        with self._saving:
-            for stage in self._stages.all:
-                stage.forget(self._position)
-        position = self._position.after(batch)
+        before = self._position
+        position = Position(
+            batch.fresh_examples, before.reread_examples + batch.reread_examples, batch.next_index,
+            before.skipped, batch.next_number, before.first_number, before.first_index, before.iteration,
+            before.in_pass, batch.place, batch.batch_place, batch.oldest, batch.held_examples,
+        )  # fmt: skip
         self._clocks.step()
         if self._auto is not None and self._auto.due():
-            self._auto.follow(self.agree_on_R(self._clocks.ratio), self._stages.factor)
+            self._auto.follow(self.agree_on_R(self._clocks.ratio), self._pipeline.streams.factor)
         self._device.received(batch.content)
         return batch, position
 
@@ -285,26 +255,31 @@ class EchoLoader(Gauges):
         """The next batch, made if it isn't at hand; None at the end of the iteration."""
         if self._ahead is not None:
             return self._ahead
-        self._check_can_go_on()
+        here = threading.get_ident()
+        if self._taking.setdefault("thread", here) != here:
+            raise RuntimeError(
+                "another thread is taking a batch of this EchoLoader: one thread takes its batches; let "
+                "that one hand them on, or make a loader for each (rank=, world_size= share the examples out)"
+            )
         try:
-            self._wait_for_savers()
+            self._check_can_go_on()
             return self._made()
         finally:
-            self._changed_by = None
+            self._taking.clear()
 
     def _made(self) -> Batch | None:
         while True:
             start = time.perf_counter()
             try:
-                self._repair()
                 if not self._position.in_pass:
                     return None
-                self._torn = True
+                self._go_on()
+                self._alive = False
                 batch = self._pipeline.next()
             except GivenUp:
                 continue
-            except Interrupted:
-                self._torn = False  # nothing has changed
+            except Stopped:
+                self._alive = True  # nothing has changed
                 does = "closed it" if self._closed else "called stop(): asking again goes on"
                 raise RuntimeError(
                     f"while this EchoLoader made its next batch, another thread {does}"
@@ -312,14 +287,14 @@ class EchoLoader(Gauges):
             except BaseException as error:
                 if isinstance(error, Exception):
                     self._failed = error
-                self._pipeline.stop_after_error()
+                self._pipeline.stop()
                 raise
             self._clocks.waited(start)
             if batch is None:
-                position = self._position.ended(self._stages.queue.index, whole=self._stages.batches.whole)
-                self._position, self._torn = position, False
+                position = self._position.ended(self._pipeline.next_index, whole=self._pipeline.streams.whole)
+                self._position, self._state, self._alive = position, None, True
             else:
-                self._ahead, self._torn = batch, False
+                self._ahead, self._state, self._alive = batch, None, True
             return batch
 
     def _check_can_go_on(self) -> None:
@@ -333,9 +308,10 @@ class EchoLoader(Gauges):
                 f"this EchoLoader was stopped by an error ({type(self._failed).__name__}); iter(loader) "
                 f"{again}, loader.load_state_dict(state) goes on from a state"
             ) from self._failed
-        if self._position.in_pass and self._pipeline.thread_pool is not None:
-            self._pipeline.thread_pool.check_process()
-            self._pipeline.thread_pool.resume_for_caller()
+        pool = self._pipeline.pool
+        if self._position.in_pass and pool is not None:
+            pool.check_process()
+            pool.resume_for_caller()
 
     def __len__(self) -> int:
         """Batches of one iteration: of the one in progress, else, or once it is given up, of the next.
@@ -376,14 +352,11 @@ class EchoLoader(Gauges):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The position just after the last batch taken, whatever has been read ahead.
+        """The position just after the last batch taken, whatever has been read ahead; any thread may ask.
 
         Returns:
-            Numbers, strings, lists and tensors of identities (8 bytes for each buffered example): what
-            ``torch.load(weights_only=True)`` accepts.
-
-        Raises:
-            RuntimeError: another thread is taking a batch.
+            Numbers, strings and lists, few whatever the buffers hold: what ``torch.load(weights_only=True)``
+            accepts.
         """
         self._check_process()
         last = self._before
@@ -391,22 +364,11 @@ class EchoLoader(Gauges):
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
     def _own_state(self, position: Position | None = None) -> dict[str, Any]:
-        """The state at the position, or at that of a batch before, which the stages still know."""
-        with self._saving:
-            if self._changed_by not in (None, threading.get_ident()):
-                raise RuntimeError(
-                    "state_dict: another thread is taking a batch of this EchoLoader, so that its position "
-                    "isn't known; ask in the thread that takes them, between two"
-                )
-            if self._last_state is not None:
-                return self._last_state
-            return saved.save(self.settings, self._stages, position or self._position, self._clocks)
-
-    def _wait_for_savers(self) -> None:
-        """Before the stages change: until ``_changed_by`` is None again no other thread is told a state."""
-        self._changed_by = threading.get_ident()
-        with self._saving:
-            pass
+        """The state at the position, or at that of a batch before."""
+        state = self._state
+        if state is not None:
+            return state
+        return saved.save(self.settings, self._pipeline, position or self._position, self._clocks)
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
@@ -417,28 +379,43 @@ class EchoLoader(Gauges):
 
     def _check_process(self) -> None:
         self._check_alone()
-        if self._pipeline.thread_pool is not None:
-            self._pipeline.thread_pool.check_process()
+        if self._pipeline.pool is not None:
+            self._pipeline.pool.check_process()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
 
+        What lay in a buffer is read when it leaves, of what can only be iterated at once. The factor may be
+        another one; between two iterations so may ranks, batch size, echo and buffers.
+
         Raises:
-            ValueError: the state is another loader's; the message names the argument that differs.
+            ValueError: the state is another loader's; the message names the argument that differs. The loader
+                goes on as if it had not been given.
         """
         self._check_process()
         state = saved.of_this_rank(state)
-        saved.check(state, self.settings, self._stages)
+        saved.check(state, self.settings, self._pipeline)
+        self._give_up()
+        before = self._state, self._position, self._resumed, self._failed
         try:
-            self._wait_for_savers()
-            self._last_state, self._torn, self._failed, self._before = state, True, None, None
-            self._repair()
-        finally:
-            self._changed_by = None
-        self._resumed = True
-        if self.settings.epochs is not None and self._position.in_pass:
-            # A position after the last batch of an iteration: the next iter() begins a new one.
-            self._look_ahead()
+            self._take_up(state)
+            if self.settings.epochs is not None and self._position.in_pass:
+                # A position after the last batch of an iteration: the next iter() begins a new one. What lies
+                # behind that batch has not been met yet.
+                fresh_examples = self._position.fresh_examples
+                if self._look_ahead() is None:
+                    self._position = self._position._replace(fresh_examples=fresh_examples)
+        except Exception:
+            self._state, self._position, self._resumed, self._failed = before
+            self._alive, self._ahead = False, None
+            raise
+        self._before = None
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        self._state, self._alive, self._ahead, self._failed = state, False, None, None
+        self._go_on()
+        self._clocks.load_state_dict(state["clocks"])
+        self._state, self._alive, self._resumed = None, True, True
 
     # As of a DataLoader
 
@@ -481,7 +458,7 @@ class EchoLoader(Gauges):
         def __getattr__(self, name: str) -> Any:
             if name == "sampler" and self.__dict__.get("_sampler") is not None:
                 return self._sampler
-            raise AttributeError(absent(name))
+            raise AttributeError(f"'EchoLoader' object has no attribute {name!r}")
 
     # Lifetime
 
@@ -491,16 +468,16 @@ class EchoLoader(Gauges):
 
         The step it falls into is not clocked. A batch that the pausing thread takes inside ends the pause.
         """
-        thread_pool = self._pipeline.thread_pool
-        already = thread_pool is None or thread_pool.paused
-        if thread_pool is not None:
-            thread_pool.pause()
+        pool = self._pipeline.pool
+        already = pool is None or pool.paused
+        if pool is not None:
+            pool.pause()
         try:
             yield
         finally:
             self._clocks.pause()
-            if thread_pool is not None and not already:
-                thread_pool.resume()
+            if pool is not None and not already:
+                pool.resume()
 
     def stop(self) -> None:
         """Let threads end after the work in their hands, and close what can be opened again where it was.
@@ -569,8 +546,3 @@ class EchoIterator:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
         if self._number >= 0 and self._number == self._loader._iterators_made:
             self._loader._abandoned()
-
-
-_OWN_ARGUMENTS = [
-    name for name in inspect.signature(EchoLoader).parameters if not name.startswith("arguments_")
-]

@@ -1,271 +1,198 @@
-"""The stages of each variant in the paper's order, in one thread or several, as a stream of batches.
-
-With worker threads the queue that reads ahead lies before the echo: a bottleneck upstream must never wait
-for a burst of repeats downstream.
-"""
+"""What a loader keeps as long as it lives, and its run from the present position on."""
 
 import _thread
 import atexit
-import math
 import os
 import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.augment import Augment, DecodeThenAugment, Origin, augmentations, in_turn
-from adaecho.echo.batch.batch_echo import DOWNSTREAM_QUEUE, EchoedBatches, NotEchoed
+from adaecho.echo.batch.augment import Origin
 from adaecho.echo.batch.batch_length import batch_length
-from adaecho.echo.batch.batches import Batch, ExampleBatches, OneByOne, WholeBatches
+from adaecho.echo.batch.batches import Batch, Making
 from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.batch.patches import CutPatches, take_patches
-from adaecho.echo.memory.budget import check_slots, free_bytes
-from adaecho.echo.memory.pool import ExamplePool, ResidentPool
-from adaecho.echo.memory.tree import num_bytes
+from adaecho.echo.functions import Functions
+from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.sampled import SampledOrder
-from adaecho.echo.order.stage import EchoStage
-from adaecho.echo.order.uses import Uses
-from adaecho.echo.read.chunks import BadExamples, FreshQueue, Preparation, Reader, Tried
+from adaecho.echo.order.stage import absent
+from adaecho.echo.place import Held, Log, Position, Streams
+from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.chunks import BadExamples, Preparation, Reader
 from adaecho.echo.read.map_source import MapSource
 from adaecho.echo.read.random_access import RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import ArraySource, IterableSource
+from adaecho.echo.read.sources import ArraySource, Source
+from adaecho.echo.run import Parts, Run
 from adaecho.echo.settings import Settings
-from adaecho.echo.state import Stages
 from adaecho.echo.threads.timers import Counters, Deliveries
-from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap, ThreadPool
+from adaecho.echo.threads.workers import ThreadPool
 
-_LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
-_FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 _OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
 
-Source = ArraySource | MapSource | IterableSource
-
-
-@dataclass(frozen=True)
-class Work:
-    """What an EchoLoader is given beside its settings: functions, and how and where they work.
-
-    Attributes:
-        decode, augment, collate, batch_length: the functions.
-        sampler: an order of rows, or None.
-        place: "decoded", "encoded" or "augmented", what the buffer holds.
-        device: where batches go.
-        num_workers, prefetch: threads, and batches read ahead of the echo.
-        works_ahead: the source does so by itself.
-        ages: each batch comes in a pair with its own.
-    """
-
-    decode: Callable[[Any], Any] | None
-    augment: Any
-    collate: Callable[[list[Any]], Any] | None
-    batch_length: Callable[[Any], int] | None
-    sampler: Any
-    place: str
-    device: ToDevice
-    num_workers: int
-    prefetch: int
-    works_ahead: bool
-    ages: bool
-
 
 class Pipeline:
-    """The stages of one loader, inline or over threads.
+    """The parts of one loader, and the run that is made of them.
+
+    Args:
+        source: where examples come from.
+        settings, functions: of the loader.
+        sampler: an order of rows, or None.
+        device: where batches go.
+        num_workers, prefetch: threads, and batches read ahead of the echo.
 
     Attributes:
-        stages: from the source to the batch.
+        log, streams: of the loader.
         deliveries: of a source that works ahead by itself, timed.
-        thread_pool: the threads; None inline.
+        run: the newest; None before the first.
+        source_length: of what is not only iterated.
     """
 
-    def __init__(self, source: Source, settings: Settings, work: Work) -> None:
-        self._source, self._settings, self._work = source, settings, work
-        _check(source, settings, work.decode)
-        order = None if isinstance(source, IterableSource) else _order(source, settings, work.sampler)
-        self._origin = _origin_of(source, order)
-        before, after = _around_the_buffer(settings, work, self._origin)
-        self._whole = settings.batch_size is None
-        # Whole batches have been shared out among the ranks by their maker.
-        self._rank, self._world = (0, 1) if self._whole else (settings.rank, settings.world_size)
-        # Rows that lie in memory are not copied until they leave the buffer.
-        in_memory = (
-            isinstance(source, ArraySource) and source.resident and not settings.variant.augments_before
-        )
-        self._resident = in_memory and before == Preparation()
-        as_stored = before.decode is None and work.place == "decoded"
-        self._group = _batches_at_once(source, settings.batch_size) if as_stored else 1
-
-        # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
-        reader = self._reader(order, before)
-        bad = BadExamples(settings.max_bad_examples)
-        iterated = isinstance(source, IterableSource)
-        self.deliveries = Deliveries(reader.claim) if work.works_ahead and iterated else None
-        queue = FreshQueue((self.deliveries or reader).claim, reader.work, bad)
-        batches = self._whole_batches(queue) if self._whole else self._example_batches(queue, after)
-        self.thread_pool = ThreadPool(reader.release) if work.num_workers else None
-        self._batch_map = self._connect(reader, queue, batches)
-        self._batches = OneByOne(self._batch_map)
-        echo = self._echo(batches)
-        self.stages = Stages(
-            reader, queue, bad, batches, echo,
-            factor=echo.factor if settings.variant.repeats == "batches" else batches.factor,
-            world=self._world, iterated=iterated, source_length=None if iterated else source.length,
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        functions: Functions,
+        sampler: Any,
+        device: ToDevice,
+        *,
+        num_workers: int,
+        prefetch: int,
+    ) -> None:
+        self._source, self._settings = source, settings
+        _check(source, settings, functions)
+        self.iterated = isinstance(source, IterableSource)
+        self.source_length = None if isinstance(source, IterableSource) else source.length
+        order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
+        first = settings.first_factor if settings.variant.repeats == "batches" else 1.0
+        self.log = Log(
+            BadExamples(settings.max_bad_examples), Factor(settings.seed, settings.example_factor),
+            Factor(settings.seed + 1, first),
         )  # fmt: skip
+        self.streams = Streams(settings, self.log)
+        origin = _origin_of(source, order)
+        place = functions.choose_place((lambda: source.peek(0)) if isinstance(source, MapSource) else None)
+        before, after = functions.around_the_buffer(place, origin, threads=bool(num_workers))
+        length = (functions.batch_length or batch_length) if self.streams.whole else None
+        making = Making(
+            self.streams.batch_size, after, functions.collate, device.move, origin, length,
+            kept=isinstance(source, MapSource),
+        )  # fmt: skip
+        resident = None
+        if isinstance(source, ArraySource) and source.resident and before == Preparation():
+            resident = source.arrays
+        as_stored = before.decode is None and place == "decoded"
+        if length is not None:
+            before = replace(before, stacked=False, length=length)
+        self.reader = self._reader(order, before, num_workers, resident=resident is not None)
+        self.deliveries = Deliveries(self.reader.claim) if source.works_ahead else None
+        self._parts = Parts(
+            settings, self.streams, self.reader, making, (self.deliveries or self.reader).claim, resident,
+            self.reader.rows if isinstance(self.reader, RandomReader) else absent,
+            _batches_at_once(source, settings.batch_size) if as_stored else 1, num_workers, prefetch,
+        )  # fmt: skip
+        self.run: Run | None = None
+        self._read_before = 0  # examples, by runs that were dropped
         self._closing, self._closed = threading.Lock(), False
         _OPEN[self] = os.getpid()
 
-    def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
+    def _reader(
+        self, order: Permutation | None, preparation: Preparation, num_workers: int, *, resident: bool
+    ) -> Reader:
         """The first stage: read > decode [> augment]."""
-        if self._whole:
-            length = self._work.batch_length or batch_length
-            preparation = replace(preparation, stacked=False, length=length)
+        settings, rank, world = self._settings, self.streams.rank, self.streams.world
         if isinstance(self._source, IterableSource):
             return SequentialReader(
-                self._source, preparation, rank=self._rank, world=self._world,
-                check_length=self._settings.check_filling,
-            )  # fmt: skip
+                self._source, preparation, rank=rank, world=world, check_length=settings.check_filling
+            )
         assert order is not None
         return RandomReader(
-            self._source, order, preparation, rank=self._rank, world=self._world, resident=self._resident,
-            seed=self._settings.seed, num_workers=self._work.num_workers, echo=self._settings.echo,
+            self._source, order, preparation, rank=rank, world=world, resident=resident,
+            seed=settings.seed, num_workers=num_workers, echo=settings.echo,
         )  # fmt: skip
 
-    def _whole_batches(self, queue: FreshQueue) -> WholeBatches:
-        """Batches as they are read."""
-        kept = isinstance(self._source, MapSource)
-        length = self._work.batch_length or batch_length
-        return WholeBatches(queue, self._work.device.move, length, kept=kept, ages=self._work.ages)
+    def begin(self, position: Position, iteration: int) -> Position:
+        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
+        self._drop()
+        self.log.go_back(position)
+        abandoned_at = position.next_index if position.in_pass else None
+        index = self.reader.begin(iteration, self._settings.epochs, abandoned_at)
+        position = position.begun(iteration, index)
+        self.run = Run(self._parts, position, Held())
+        return position
 
-    def _example_batches(self, queue: FreshQueue, augment: Augment | None) -> ExampleBatches:
-        """The middle stages: [echo >] shuffle > [augment >] batch."""
-        settings, work = self._settings, self._work
-        assert settings.batch_size is not None
-        block = max(settings.batch_size, _LEAST_BLOCK)
-        # What holds all of its patches takes the memory of as many examples.
-        slots = settings.shuffle_buffer / (settings.example_factor if work.place == "augmented" else 1)
-        pool: ExamplePool | ResidentPool = ExamplePool(math.ceil(slots), block)
-        if self._resident and isinstance(self._source, ArraySource):
-            pool = ResidentPool(self._source.arrays)
-        factor = Factor(settings.seed, settings.example_factor, world=self._world)
-        stage = EchoStage(
-            queue.take, pool, factor, seed=settings.seed, size=settings.shuffle_buffer, rank=self._rank,
-            world=self._world, rows=pool.rows, block=block,
-            lookahead=_FREE_LOOKAHEAD if self._resident else 1,
-        )  # fmt: skip
-        return ExampleBatches(
-            stage, pool, settings.batch_size, augment, work.collate, self._group, work.device.move,
-            self._origin, drop_last=settings.drop_last, world=self._world,
-            uses=Uses(factor) if work.ages else None,
-        )  # fmt: skip
+    def resume(self, position: Position, progress: list[Any], witnesses: list[Any]) -> Position:
+        """Take up a position; where that is, with what has been read again.
 
-    def _echo(self, batches: ExampleBatches | WholeBatches) -> EchoedBatches | NotEchoed:
-        """The last stage: [echo > shuffle batches], with draws of its own."""
-        settings = self._settings
-        if settings.variant.repeats != "batches":
-            return NotEchoed(self._batches)
-        return EchoedBatches(
-            batches, self._batches, self.thread_pool, seed=settings.seed + 1,
-            factor=settings.first_factor, buffer=settings.batch_shuffle_buffer, rank=self._rank,
-            world=self._world, ages=self._work.ages,
-        )  # fmt: skip
+        Args:
+            position: where.
+            progress, witnesses: what the reader told of it.
+        """
+        self._drop()
+        self.log.go_back(position)
+        held = self.streams.held(position)
+        self.reader.witnesses.expect(witnesses)
+        reread = self.reader.resume(
+            position.next_index, position.iteration, self._settings.epochs, held.serials, progress
+        )
+        position = position._replace(reread_examples=position.reread_examples + reread)
+        self.run = Run(self._parts, position, held)
+        return position
 
-    def _connect(
-        self,
-        reader: Reader,
-        queue: FreshQueue,
-        batches: ExampleBatches | WholeBatches,
-    ) -> AnyMap:
-        """Let threads read, and make batches; gives the latter's map."""
-        work = self._work
-        batch_map: AnyMap
-        if self.thread_pool is None:
-            batch_map = InlineMap(batches.claim, batches.work)
-        else:
-            workers, batch_size = work.num_workers, self._settings.batch_size or 1
-            if not (self._resident or self._whole):
-                small = math.ceil(batch_size / (2 * workers))
-                chunk = self._group * batch_size if self._group > 1 else small
-                window = math.ceil(work.prefetch * batch_size / chunk) + workers
-                claim = partial(queue.claim, chunk)
-                queue.read_ahead(
-                    OrderedMap(
-                        self.thread_pool, claim, reader.work, threads=workers, window=window, name="read"
-                    )
-                )
-            ahead = work.prefetch if self._settings.variant.batches_upstream else DOWNSTREAM_QUEUE
-            threads = 1 if batches.whole else workers
-            batch_map = OrderedMap(
-                self.thread_pool, batches.claim, partial(self._make_ahead, batches), threads=threads,
-                window=ahead + threads - 1, name="batch",
-            )  # fmt: skip
-        batch_map.upstream = queue.map
-        return batch_map
+    def told(self, position: Position) -> tuple[list[Any], list[Any]]:
+        """What the reader tells of a position: progress and witnesses."""
+        index = position.next_index
+        progress = self.reader.progress(self.streams.oldest_serial(position) if self.iterated else 0, index)
+        return progress, self.reader.witnesses.before(index * self.streams.world)
 
-    def _make_ahead(self, stage: ExampleBatches | WholeBatches, claim: Any) -> list[Batch]:
-        batches = stage.work(claim)
-        if batches:
-            self.stages.echo.copy_ahead(batches)
-        return batches
+    @property
+    def examples_read(self) -> int:
+        """Examples that have gone into the pipeline."""
+        return self._read_before + (0 if self.run is None else self.run.queue.examples)
+
+    @property
+    def pool(self) -> ThreadPool | None:
+        """The threads, if there are any."""
+        return None if self.run is None else self.run.pool
+
+    @property
+    def next_index(self) -> int:
+        """Local number of the first example that the run has not taken."""
+        assert self.run is not None
+        return self.run.queue.index
 
     def next(self) -> Batch | None:
-        """The next batch; None at the end of the pass. Starts the threads it needs."""
-        if self.thread_pool is not None:
-            self.thread_pool.go()
-        try:
-            batch = self.stages.echo.next()
-        except StopIteration as error:
-            raise RuntimeError(
-                "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
-                "the loop as if there were no more batches"
-            ) from error
-        if batch is not None and batch.ages is not None:
-            batch.content = batch.content, batch.ages
-        return batch
+        """The next batch; None at the end of the pass."""
+        assert self.run is not None
+        return self.run.next()
 
     def counters(self) -> Counters:
         """What has been done so far."""
-        read, batches = self.stages.queue.map, self._batch_map
-        echoed_s = self.stages.echo.busy_s
-        fresh_batches = self.stages.queue.examples / (self._settings.batch_size or 1)
         delivered_s = 0.0 if self.deliveries is None else self.deliveries.busy_s
-        # Inline reading is a part of claiming a batch.
-        inline_s = read.claim_s + read.work_s if isinstance(read, InlineMap) else 0.0
-        read_s = (inline_s, 0.0) if isinstance(read, InlineMap) else _bounds(read)
-        if self._settings.variant.batches_upstream:
-            batches_s = _bounds(batches, inline_s)
-            return Counters((delivered_s, *read_s, *batches_s), (echoed_s, 0.0), fresh_batches)
-        return Counters((delivered_s, *read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
+        counters = (
+            Counters((0.0, 0.0, 0.0, 0.0), (0.0, 0.0), 0.0) if self.run is None else self.run.counters()
+        )
+        return replace(counters, upstream_s=(delivered_s, *counters.upstream_s))
 
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
-        if self.thread_pool is None:
-            self.stages.reader.release()
-        else:
-            self.thread_pool.stop()
+        if self.run is not None:
+            self.run.stop()
 
-    def stop_after_error(self) -> None:
-        """Stop for good, until ``halt``; the error is in the caller's hands."""
-        self.stop()
-        self.stages.queue.map.forget_errors()
-        self._batch_map.forget_errors()
-
-    def halt(self) -> None:
-        """End all threads and forget what they were ahead; positions must be set anew afterwards."""
-        if self.thread_pool is not None:
-            self.thread_pool.stop()
-            self.thread_pool.join()
-        self.stages.queue.map.reset()
-        self._batch_map.reset()
-        self.stages.echo.reset()
-        self._batches.clear()
+    def _drop(self) -> None:
+        """End all threads, and forget what they were ahead."""
+        if self.run is None:
+            return
+        if self.pool is not None:
+            self.pool.stop()
+            self.pool.join()
+        self._read_before, self.run = self.examples_read, None
 
     def close(self, wait_s: float | None = None) -> None:
         """End all threads and let go of the source.
@@ -273,9 +200,11 @@ class Pipeline:
         Threads that are in a call of the source's after ``wait_s`` are left there, with a warning: nothing
         can end them, and they end with the process.
         """
-        if self.thread_pool is not None:
-            self.thread_pool.stop()
-            if not self.thread_pool.join(wait_s):
+        pool = self.pool
+        if pool is not None:
+            pool.closing = True
+            pool.stop()
+            if not pool.join(wait_s):
                 _OPEN.pop(self, None)
                 warnings.warn(
                     f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
@@ -288,8 +217,8 @@ class Pipeline:
                 return
             self._closed = True
             try:
-                self.halt()
-                self.stages.reader.close()
+                self._drop()
+                self.reader.close()
             finally:
                 _OPEN.pop(self, None)
 
@@ -299,7 +228,7 @@ class Pipeline:
         The collector may run anywhere: in one of these threads, or in one that holds a lock which they, or
         ``threading`` for them, have to take before they can end.
         """
-        if self.thread_pool is None or not self.thread_pool.may_have_threads:
+        if self.pool is None:
             self.close()
             return
         try:
@@ -313,16 +242,18 @@ class Pipeline:
         Raises:
             TypeError: it isn't known.
         """
-        if self._settings.epochs is None:
+        settings, streams = self._settings, self.streams
+        if settings.epochs is None:
             raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
-        if self._settings.factor == "auto":
+        if settings.factor == "auto":
             raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
-        if isinstance(self.stages.reader, RandomReader):
-            first_index, end = self.stages.reader.span(iteration)
+        if isinstance(self.reader, RandomReader):
+            first_index, end = self.reader.span(iteration)
         else:
-            end = first_index + self._iterated() * self._settings.epochs
-        batches = self.stages.batches.num_batches(first_index, end - first_index)
-        return self.stages.echo.num_batches(first_number, batches)
+            end = first_index + self._iterated() * settings.epochs
+        items = self.log.examples.total(first_index, end - first_index)
+        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
+        return self.log.batches.total(first_number, batches)
 
     def _iterated(self) -> int:
         """Examples (or whole batches) of a pass of what is iterated."""
@@ -341,65 +272,7 @@ def _close_all() -> None:
             pipeline.close(_EXIT_WAIT_S)
 
 
-def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
-    """A stage takes as long as claiming does, in one thread at a time, or all its work over its threads.
-
-    Args:
-        stage: with its times.
-        inline_s: of another stage, spent within its claims.
-    """
-    claim_s = stage.claim_s + inline_s
-    return claim_s, (claim_s + stage.work_s) / stage.wanted
-
-
-def _around_the_buffer(settings: Settings, work: Work, origin: Origin) -> tuple[Preparation, Augment | None]:
-    """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""
-    parts = augmentations(work.augment, settings.seed, origin, threads=bool(work.num_workers))
-    # Of (once, each_time) the first is done with before repeats of examples are made.
-    cut = len(parts) if settings.variant.augments_before else len(parts) - 1
-    cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
-    before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
-    if work.place == "augmented":
-        counts = Factor(settings.seed, settings.example_factor, world=settings.world_size).repeats
-        return Preparation(work.decode, cut=CutPatches(before, after, counts)), take_patches
-    if work.decode is None or work.place == "decoded":
-        return Preparation(work.decode, before), after
-    # What is found bad after the buffer can't be skipped any more.
-    tried = Tried(work.decode) if settings.max_bad_examples else None
-    for_augment = getattr(work.decode, "for_augment", None)
-    first = work.augment[0] if isinstance(work.augment, tuple) else work.augment
-    decode = work.decode if for_augment is None else for_augment(first)
-    return Preparation(tried, before), DecodeThenAugment(decode, after, origin)
-
-
-def choose_place(
-    place: str, decode: Callable[[Any], Any] | None, augment: Any, source: Any, settings: Settings
-) -> str:
-    """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
-    if place == "augmented" and (augment is None or settings.variant.augments_before):
-        return "decoded"  # which is what it is there
-    if place != "auto":
-        return place
-    if decode is None or settings.batch_size is None or settings.augments_before_buffer(augment):
-        return "decoded"
-    if settings.variant.batches_upstream and not settings.max_bad_examples:
-        return "encoded"
-    return "decoded" if _fits_decoded(source, decode, settings.shuffle_buffer) else "encoded"
-
-
-def _fits_decoded(source: Any, decode: Callable[[Any], Any], buffer: int) -> bool:
-    """Whether so many examples like the first would leave half of the free memory; unknown of a stream."""
-    free = free_bytes()
-    if free is None or not isinstance(source, MapSource):
-        return True
-    try:
-        first = decode(source.peek(0))
-    except Exception:  # a bad one, or a broken transfer: reading will tell
-        return True
-    return buffer * num_bytes(first) <= free / 2
-
-
-def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | None) -> None:
+def _check(source: Source, settings: Settings, functions: Functions) -> None:
     """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
     if isinstance(source, IterableSource) and settings.order == "shards" and not source.reordered:
         raise ValueError(
@@ -411,7 +284,7 @@ def _check(source: Source, settings: Settings, decode: Callable[[Any], Any] | No
     if isinstance(source, IterableSource):
         settings.check_ranks_can_iterate(source.name)
     # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
-    copied = isinstance(source, ArraySource) and not source.resident and decode is None
+    copied = isinstance(source, ArraySource) and not source.resident and functions.decode is None
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
     check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
     check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaecho.echo.read.access import warn_caller
-from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, Variant, check_factor
+from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
 # Settings that are whole numbers, with the least that each may be.
 _WHOLE = {
@@ -157,12 +157,6 @@ class Settings:
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 
-    def augments_before_buffer(self, augment: Any) -> bool:
-        """Whether what enters the shuffle buffer has been augmented, or is a pair's first part."""
-        return self.variant.augments_before or (
-            self.variant.repeats == "examples" and isinstance(augment, tuple)
-        )
-
     def check_filling(self, length: int | None) -> None:
         """Warn where more than a pass is read before the first batch, or raise ValueError where many are.
 
@@ -187,37 +181,38 @@ class Settings:
                 )
             warn_caller(f"{told}; a buffer as large as the data shuffles as well")
 
-    def check_same(self, saved: dict[str, Any]) -> None:
-        """Raises ValueError, naming the argument, where a state was saved under others."""
+    def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
+        """Raises ValueError, naming the argument, where a state was saved under others that matter.
+
+        Args:
+            saved: settings of the state.
+            held: its buffers hold something, which was made under them.
+        """
         for name, value in self.plain().items():
-            if name == "max_bad_examples" or saved.get(name) == value:
+            if saved.get(name) == value or name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
                 continue
             remedy = "give the loader the arguments it was saved with"
             if name in ("rank", "world_size"):
                 remedy = (
-                    "each rank goes on from a state of its own, among as many ranks: save one for each, or "
-                    "give state_of_all_ranks=True where one checkpoint is written for all"
+                    "within an iteration each rank goes on from a state of its own, among as many ranks: "
+                    "save one for each, or give state_of_all_ranks=True where one checkpoint is written for "
+                    "all"
                 )
             raise ValueError(
                 f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; {remedy}"
             )
 
 
+_MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")  # for what has not been read yet
+_OF_WHAT_IS_HELD = (
+    "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
+)  # fmt: skip
 # Of settings that most loaders leave as they are.
 _USUAL = {
     "echo": "none", "factor": 1.0, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "order": "permutation",
     "epochs": None, "seed": 0, "rank": 0, "world_size": 1, "max_factor": 16, "max_bad_examples": 0,
     "drop_last": False, "sampler": None,
 }  # fmt: skip
-
-
-def check_functions(**given: Any) -> None:
-    """Raises ValueError for what can't be called."""
-    for name, function in given.items():
-        if function is not None and not callable(function):
-            raise ValueError(
-                f"{name}={function!r:.80}: must be a function; a {type(function).__name__} is none"
-            )
 
 
 def check_workers(num_workers: Any) -> int:
@@ -229,47 +224,6 @@ def check_workers(num_workers: Any) -> int:
             "more for a store that answers slowly, is enough"
         )
     return number
-
-
-def check_whole_batches(batch_size: int | None, augment: Any, collate: Any, batch_length: Any) -> None:
-    """Raises ValueError where a function would never be called."""
-    if batch_size is not None:
-        if batch_length is not None:
-            raise ValueError(
-                f"batch_length with batch_size={batch_size}: only whole batches of the source are measured; "
-                "leave it out, or give batch_size=None"
-            )
-        return
-    for name, given in (("augment", augment), ("collate", collate)):
-        if given is not None:
-            raise ValueError(
-                f"{name} with batch_size=None: it is for examples, and the source's batches are whole; leave "
-                "it to their maker, or give a source of examples and a batch_size"
-            )
-
-
-def check_place(place: str, decode: Any, augment: Any, settings: Settings) -> None:
-    """Raises ValueError where the buffer can't hold examples in that form."""
-    one_of("place", place, PLACES)
-    if place == "augmented" and settings.variant.repeats == "examples" and settings.factor == "auto":
-        raise ValueError(
-            "place='augmented' with factor='auto': all repeats of an example are augmented when it is read, "
-            "so their number must be known then; give a number, or place='decoded'"
-        )
-    if place != "encoded":
-        return
-    if decode is None:
-        raise ValueError("place='encoded': without decode= examples are buffered as they come; leave it out")
-    if settings.batch_size is None:
-        raise ValueError("place='encoded' with batch_size=None: whole batches are not decoded here")
-    if settings.augments_before_buffer(augment):
-        pair, otherwise = "", "echo='example_before_augmentation'"
-        if not settings.variant.augments_before:
-            pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
-        raise ValueError(
-            f"place='encoded' with echo={settings.echo!r}{pair}: what is echoed there is decoded; choose "
-            f"place='decoded' or {otherwise}"
-        )
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:

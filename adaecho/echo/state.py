@@ -1,97 +1,83 @@
-"""The state of an EchoLoader at the consumer's position, saved and restored."""
+"""The state of an EchoLoader: settings, position and log, and of iterables where they stand."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from adaecho.echo.batch.batch_echo import EchoedBatches, NotEchoed, recipes_in
-from adaecho.echo.batch.batches import ExampleBatches, Position, Reread, Stage, WholeBatches
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import StageState
-from adaecho.echo.read.chunks import BadExamples, FreshQueue, Reader
+from adaecho.echo.order.stream import Place
+from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.place import Position
 from adaecho.echo.settings import Settings, is_distributed, share
 from adaecho.echo.threads.timers import Timers
 
-VERSION = 3  # raised whenever a state of before would continue differently, or can't be read
-
-_SAVED = (
-    "fresh_examples", "reread_examples", "next_index", "skipped", "next_number", "first_number",
-    "first_index", "iteration", "in_pass",
-)  # fmt: skip
+VERSION = 4  # raised whenever a state of before would continue differently, or can't be read
 
 
-@dataclass
-class Stages:
-    """The stages of one loader, from the source to the batch.
-
-    Attributes:
-        reader, queue, bad: fresh examples (or whole batches), and the bad ones so far.
-        batches: from them to batches.
-        echo: from batches to what the consumer gets.
-        factor: of whichever echoes.
-        world: among how many ranks the reader's serials are shared out.
-        iterated: the source can only be iterated; ``source_length`` is known of all others.
-    """
-
-    reader: Reader
-    queue: FreshQueue
-    bad: BadExamples
-    batches: ExampleBatches | WholeBatches
-    echo: EchoedBatches | NotEchoed
-    factor: Factor
-    world: int
-    iterated: bool
-    source_length: int | None
-
-    @property
-    def all(self) -> tuple[Stage, ...]:
-        """The stages that hold something between the source and the consumer, in its direction."""
-        return self.batches, self.echo
-
-    def begin(self, position: Position, iteration: int, passes: int | None) -> Position:
-        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
-        self.bad.forget(position.next_index)
-        abandoned_at = position.next_index if position.in_pass else None
-        position = position.begun(iteration, self.reader.begin(iteration, passes, abandoned_at))
-        self.queue.begin(position.next_index)
-        for stage in self.all:
-            stage.begin(position)
-        return position
-
-    def factor_at(self, position: Position) -> tuple[float, list[tuple[int, float]]]:
-        """The factor in force at a position, and its changes up to there."""
-        return self.factor.at(
-            position.next_number if self.factor is self.echo.factor else position.next_index
-        )
-
-
-def save(settings: Settings, stages: Stages, position: Position, clocks: Timers) -> dict[str, Any]:
-    """Plain numbers, strings, lists and tensors."""
+def save(settings: Settings, pipeline: Pipeline, position: Position, clocks: Timers) -> dict[str, Any]:
+    """Plain numbers, strings and lists."""
+    log, streams = pipeline.log, pipeline.streams
+    oldest = streams.oldest_serial(position)
+    progress, witnesses = pipeline.told(position)
     state: dict[str, Any] = {
         "version": VERSION,
         "settings": settings.plain(),
-        "source_length": stages.source_length,
-        **{name: value for name, value in asdict(position).items() if name in _SAVED},
+        "source_length": pipeline.source_length,
+        **position._asdict(),
+        "oldest": oldest << keyed.ECHO_BITS,
+        "examples": list(position.examples),
+        "batches": list(position.batches),
+        "factors": {
+            "examples": [list(change) for change in log.examples.before(position.next_index)],
+            "batches": [list(change) for change in log.batches.before(position.next_number)],
+        },
+        "bad_examples": [dict(bad) for bad in log.bad.found if bad["index"] < position.next_index],
+        "bad_numbers": [
+            number for number in log.bad.numbers if oldest // streams.world <= number < position.next_index
+        ],
+        "progress": progress,
+        "witnesses": witnesses,
         "clocks": clocks.state_dict(),
-        "bad_examples": [dict(bad) for bad in stages.bad.found if bad["index"] < position.next_index],
     }
-    if _permutation(stages) != "drawn":
-        state["permutation"] = _permutation(stages)
-    for stage in stages.all:
-        state |= stage.save(position)
-    if settings.batch_size is not None or settings.variant.repeats:  # nothing repeats whole batches passed on
-        state["factor_changes"] = [list(change) for change in stages.factor_at(position)[1]]
-    oldest = position.next_index * stages.world
-    if stages.iterated:
-        needed = [stage.needed(state) for stage in stages.all]
-        oldest = min([oldest, *(int(serials.min()) for serials in needed if len(serials))])
-    state["progress"] = stages.reader.progress(oldest, position.next_index)
-    state["witnesses"] = stages.reader.witnesses.before(position.next_index * stages.world)
+    if _permutation(pipeline) != "drawn":
+        state["permutation"] = _permutation(pipeline)
     return state
+
+
+def _permutation(pipeline: Pipeline) -> str:
+    # Permutation.method; what is only iterated has an order of its own.
+    return str(getattr(pipeline.reader, "method", "drawn"))
+
+
+def position_in(state: dict[str, Any], settings: Settings, pipeline: Pipeline) -> Position:
+    """The position of a state, which has been checked, and the log as it was there.
+
+    A factor that differs from the state's is in force for what has not been read yet.
+    """
+    log = pipeline.log
+    position = Position(**{name: state[name] for name in Position._fields})
+    position = position._replace(examples=Place(*state["examples"]), batches=Place(*state["batches"]))
+    log.bad.found = [dict(bad) for bad in state["bad_examples"]]
+    log.bad.numbers = list(state["bad_numbers"])
+    given, before = settings.plain(), state["settings"]
+    changed = (given["echo"], given["factor"]) != (before["echo"], before["factor"])
+    other_ranks = given["world_size"] != before["world_size"]
+    for name, factor, number in (
+        ("examples", log.examples, position.next_index), ("batches", log.batches, position.next_number),
+    ):  # fmt: skip
+        first = factor.history[0][1]
+        factor.go_back([(int(index), float(value)) for index, value in state["factors"][name]])
+        if given["factor"] == "auto" and given["echo"] == before["echo"]:
+            first = factor.value  # which is where it goes on from
+        if changed and factor.value != first:
+            factor.history.append((number, first))
+        if other_ranks:  # whose local numbers are others
+            factor.go_back([(0, factor.value)])
+    if other_ranks:  # between iterations: each has read its part
+        fresh = position.fresh_examples * before["world_size"] // given["world_size"]
+        position = position._replace(fresh_examples=fresh, skipped=position.next_index - fresh)
+    return position
 
 
 def of_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
@@ -117,13 +103,15 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     """This rank's part of what ``of_all_ranks`` made; any other state as it is.
 
     Raises:
-        ValueError: it was saved by another number of ranks.
+        ValueError: it was saved by another number of ranks, within an iteration.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
     states = state["ranks"]
     rank, world_size = share(None, None)
     if len(states) != world_size:
+        if not states[0]["in_pass"]:
+            return dict(states[0])
         raise ValueError(
             f"load_state_dict: the state is that of {len(states)} ranks, and there are {world_size} now; "
             f"start {len(states)}, since each goes on from a position of its own"
@@ -131,7 +119,7 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     return dict(states[rank])
 
 
-def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
+def check(state: dict[str, Any], settings: Settings, pipeline: Pipeline) -> None:
     """Raises ValueError where a state is of another version of its format, or another loader's."""
     foreign = _foreign(state)
     if foreign:
@@ -145,25 +133,20 @@ def check(state: dict[str, Any], settings: Settings, stages: Stages) -> None:
             f"{VERSION}: other batches would follow than in the run that saved it; go on with the adaecho "
             "that saved it, or begin without load_state_dict"
         )
-    settings.check_same(state["settings"])
+    settings.check_same(state["settings"], held=bool(state["in_pass"]))
     length = state["source_length"]
-    if length != stages.source_length:
+    if length != pipeline.source_length:
         raise ValueError(
-            f"load_state_dict: source had {_examples(length)} and has {_examples(stages.source_length)} now, "
-            "so that positions in it mean other examples; give the source it was saved with"
+            f"load_state_dict: source had {_examples(length)} and has {_examples(pipeline.source_length)} "
+            "now, so that positions in it mean other examples; give the source it was saved with"
         )
     permutation = state.get("permutation", "drawn")
-    if permutation != _permutation(stages):
+    if permutation != _permutation(pipeline):
         raise ValueError(
             f"load_state_dict: the permutation of the state's {_examples(length)} is {permutation}, and this "
-            f"adaecho's of so many is {_permutation(stages)}: other examples would follow; go on with the "
+            f"adaecho's of so many is {_permutation(pipeline)}: other examples would follow; go on with the "
             "adaecho that saved it, or begin without load_state_dict"
         )
-
-
-def _permutation(stages: Stages) -> str:
-    # Permutation.method; what is only iterated has an order of its own.
-    return str(getattr(stages.reader, "method", "drawn"))
 
 
 def _foreign(state: Any) -> str:
@@ -179,29 +162,3 @@ def _foreign(state: Any) -> str:
 
 def _examples(length: int | None) -> str:
     return "no known length" if length is None else f"{length} examples"
-
-
-def restore(state: dict[str, Any], settings: Settings, stages: Stages, clocks: Timers) -> Position:
-    """Bring the stages to a saved position of the same loader."""
-    position = Position(**{name: state[name] for name in _SAVED if name in state})
-    clocks.load_state_dict(state["clocks"])
-    stages.bad.found = [dict(bad) for bad in state["bad_examples"]]
-    stages.factor.set_changes([(int(i), float(factor)) for i, factor in state.get("factor_changes", [])])
-    needed = [stage.needed(state) for stage in stages.all]
-    serials = keyed.distinct(np.concatenate([keyed.NO_ITEMS, *needed]))
-    stages.reader.witnesses.expect(state.get("witnesses", []))
-    examples, count = stages.reader.restore(
-        position.next_index, position.iteration, settings.epochs, serials, state["progress"]
-    )
-    stages.queue.begin(position.next_index)
-    for stage in stages.all:
-        stage.load(state, position, Reread(serials, examples))
-    return replace(position, reread_examples=position.reread_examples + count)
-
-
-def items_held(state: dict[str, Any]) -> keyed.Items:
-    """The items of which a shuffle buffer or the echo of a batch still holds a repeat."""
-    buffered = [StageState.of(state["examples"]).buffer] if "examples" in state else []
-    if "batches" in state:
-        buffered += [recipe.items for recipe in recipes_in(state).values()]
-    return np.concatenate([keyed.NO_ITEMS, *buffered])

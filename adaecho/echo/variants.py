@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ORDERS = ("permutation", "shards", "stored")
-PLACES = ("auto", "decoded", "encoded", "augmented")
+PLACES = ("auto", "decoded", "encoded")
 MAX_FACTOR = 1 << 16  # an item holds its echo index in 16 bits: order.keyed
 
 

@@ -1,14 +1,22 @@
 """Loaders of other libraries as people have them: whole batches, or examples one by one, of the same rows."""
 
 import io
+import random
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 ROWS, SIZE = 44, 8
 Make = Callable[[Path, int | None], Any]
@@ -59,8 +67,23 @@ def web_dataset(folder: Path, size: int | None, stage: Callable[[Any], Any]) -> 
     return opened.batched(size) if size else opened
 
 
-def det_shuffled(pipeline: Any) -> Any:
-    return pipeline.compose(pytest.importorskip("webdataset").detshuffle(20))
+class ByPass:
+    """A pipeline made anew for each pass, with what it draws from: the remedy that a refusal names."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make, self._number = make, 0
+
+    def set_epoch(self, number: int) -> None:
+        self._number = number
+
+    def __iter__(self) -> Any:
+        return iter(self._make(self._number))
+
+
+def web_dataset_by_pass(folder: Path, size: int | None) -> Any:
+    return ByPass(
+        lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
+    )
 
 
 LOADERS: dict[str, Make] = {
@@ -76,11 +99,51 @@ LOADERS: dict[str, Make] = {
         size, shuffle=True, num_workers=1, persistent_workers=True
     ),
     "StatefulDataLoader": stateful_data_loader,
-    "WebDataset": lambda folder, size: web_dataset(folder, size, det_shuffled),
+    "WebDataset": web_dataset_by_pass,
     "WebDataset, shuffled": lambda folder, size: web_dataset(folder, size, lambda one: one.shuffle(20)),
     "Grain": grain,
     "Hugging Face": hugging_face,
 }
+
+
+def nodes(size: int | None, sampler: Any) -> Any:
+    """Their positions leave the order to the sampler."""
+    library = pytest.importorskip("torchdata.nodes", reason="pip install torchdata --no-deps")
+    rows = library.SamplerWrapper(sampler)
+    return library.Loader(
+        library.Mapper(library.Batcher(rows, size, drop_last=False), torch.tensor) if size else rows
+    )
+
+
+def hugging_face_in_a_stateful_data_loader(folder: Path, size: int | None) -> Any:
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
+    return library.StatefulDataLoader(hugging_face(folder, None), size)
+
+
+def lawless(size: int | None) -> Any:
+    """A generator function that draws from a global generator."""
+
+    def generator() -> Iterator[Any]:
+        rows = torch.tensor(random.sample(range(ROWS), ROWS))
+        yield from rows.split(size) if size else rows
+
+    return generator
+
+
+MORE: dict[str, Make] = {
+    "nodes": lambda _, size: nodes(size, DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
+    "nodes, drawn anew": lambda _, size: nodes(size, RandomSampler(range(ROWS))),
+    "Hugging Face in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
+    "told of passes": lambda _, size: ByPass(lambda number: numbers(number, size)),
+    "lawless": lambda _, size: lawless(size),
+}
+REFUSED = {"WebDataset, shuffled", "nodes, drawn anew", "lawless"}
+REMEDY = r"is another one than when .*set_epoch\(pass\).*makes it anew in __iter__.*give a DataLoader"
+
+
+def numbers(seed: int, size: int | None) -> Any:
+    rows = torch.tensor(random.Random(seed).sample(range(ROWS), ROWS))
+    return rows.split(size) if size else rows
 
 
 def plain(batch: Any) -> Any:

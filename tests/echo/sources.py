@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
+from adaecho import EchoLoader
 from adaecho.echo.order import keyed
 from tests.echo import reference
 
@@ -122,11 +122,6 @@ def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
     return [(ragged if kind == "ragged" else example)(row) for row in range(length)]
 
 
-def assert_same(batch: dict[str, torch.Tensor], expected: list[dict[str, Any]]) -> None:
-    assert batch["label"].tolist() == [one["label"] for one in expected]
-    assert batch["x"].numpy().tobytes() == np.stack([one["x"] for one in expected]).tobytes()
-
-
 def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
     """Whether nothing of these is left, once the threads of loaders that were dropped have ended."""
     references, deadline = list(references), time.monotonic() + 120
@@ -136,3 +131,9 @@ def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def held_serials(loader: EchoLoader) -> list[int]:
+    """The serials behind what the loader's buffers hold at the consumer's position, one for each use."""
+    serials: list[int] = loader._pipeline.streams.held(loader._position).serials.tolist()
+    return serials

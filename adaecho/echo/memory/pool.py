@@ -25,11 +25,6 @@ class ResidentPool:
     def take(self, rows: Rows) -> Examples:
         return self._source.take(rows)
 
-    lend = take
-
-    def clear(self) -> None:
-        pass
-
 
 class ExamplePool:
     """Each example once, with a count of the repeats still to leave: in arrays while all have one shape.
@@ -44,10 +39,6 @@ class ExamplePool:
     def __init__(self, slots: int, spare: int) -> None:
         self._slots, self._spare = slots, spare
         self._pool: ColumnsPool | ListPool | None = None
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._pool = None
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
         """Put examples in, each of which will leave so many times; the row of each."""
@@ -72,12 +63,7 @@ class ExamplePool:
 
     def take(self, rows: Rows) -> Examples:
         """One use of each row, sharing no memory with later uses; a row used up is free again."""
-        assert self._pool is not None
-        return self._pool.take(rows)
-
-    def lend(self, examples: Examples) -> Examples:
-        """Examples that don't go through the pool, as they would leave it."""
-        return examples if isinstance(examples, Columns) else [duplicate(example) for example in examples]
+        return [] if self._pool is None else self._pool.take(rows)
 
 
 class FreeRows:
@@ -169,10 +155,6 @@ class ListPool:
     """Examples of any kind, one object a row."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all."""
         self._examples: list[Any] = []
         self._repeats: list[int] = []
         self._free: list[int] = []
@@ -216,13 +198,16 @@ class ListPool:
         return duplicate(self._examples[row])
 
 
-class BatchPool(ListPool):
-    """Whole batches, each a pair with the copies that were made ahead for its repeats."""
-
-    def use(self, row: int) -> Any:
-        batch, _ = super().use(row)
-        return batch
-
-    def _copied(self, row: int) -> Any:
-        batch, copies = self._examples[row]
-        return copies.pop() if copies else duplicate(batch), None
+def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_]) -> Examples:
+    """Two parts as one, in the order that tells for each place [n] whether it is of the second."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    places = np.empty(len(of_second), dtype=np.int64)  # [n], in the one part behind the other
+    places[~of_second] = np.arange(len(first))
+    places[of_second] = len(first) + np.arange(len(second))
+    if isinstance(first, Columns) and isinstance(second, Columns) and same_layout(first, second):
+        both = zip(first.arrays, second.arrays, strict=True)
+        return Columns(first.form, [np.concatenate(pair) for pair in both]).take(places)
+    one_by_one = [part.examples() if isinstance(part, Columns) else part for part in (first, second)]
+    in_turn = [*one_by_one[0], *one_by_one[1]]
+    return [in_turn[place] for place in places.tolist()]

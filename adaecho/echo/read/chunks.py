@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.order.items import Bad, Fresh
+from adaecho.echo.order.fresh import Bad, Fresh
 from adaecho.echo.read.failures import NONE_SKIPPED, is_of_machine, without_frames
 from adaecho.echo.read.witness import Witnesses
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread
@@ -48,14 +48,12 @@ class Preparation:
     Attributes:
         decode: one example from its stored form, deterministic; None where it is stored decoded.
         augment: applied to many, before the echo; None where it comes after.
-        cut: makes what the buffer is to hold from a serial and its example, one at a time.
         stacked: whether to stack examples of one shape into arrays.
         length: how many examples a whole batch holds; None where examples are read.
     """
 
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[keyed.Items, Examples], Examples] | None = None
-    cut: Callable[[int, Any], Any] | None = None
     stacked: bool = True
     length: Callable[[Any], int] | None = None
 
@@ -122,22 +120,28 @@ class Preparation:
                 bad.append(Bad(serial // world, origin(position), error, row, where))
             else:
                 positions.append(position)
-                good.append(example if self.cut is None else self.cut(serial, example))
+                good.append(example)
         if bad:
             serials = serials[positions]
         return Fresh(serials, self.finish(serials, good), end, bad, world)
 
 
 def all_of(reread: Fresh, needed: Serials) -> Any:
-    """What was read again to restore a buffer; raises the exception of what can't be read this time."""
+    """What a resume found in a buffer, read again; raises the exception of what can't be read this time."""
     if len(reread.serials) != len(needed):
         bad = reread.bad[0]
-        raise bad.told(f"while reading {bad.origin} again to restore the buffer; it could be read before")
+        raise bad.told(f"while reading {bad.origin} again, as the buffer held it; it could be read before")
     return reread.examples
 
 
 class Reader(Protocol):
-    """Fresh examples of one rank in serial order."""
+    """Fresh examples of one rank in serial order.
+
+    Attributes:
+        reads_again: whether ``reread`` reads from the source, rather than ``resume``.
+    """
+
+    reads_again: bool
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None) -> int:
         """Go to where an iteration of so many passes begins (None: endless); its first local number.
@@ -151,13 +155,18 @@ class Reader(Protocol):
     def work(self, claim: Any) -> Fresh:
         """Read, decode and prepare what was claimed."""
 
-    def restore(
-        self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
-    ) -> tuple[Any, int]:
-        """Go to a local number; the needed earlier examples again, and how many had to be read for that."""
+    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
+        """Go to a local number; how many examples had to be read again for that.
+
+        ``needed`` are the serials, one for each use, of the earlier examples that ``reread`` will be asked
+        for.
+        """
+
+    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:
+        """The examples of some of the needed serials, rising, of each of which so many uses are for this."""
 
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
-        """What ``restore`` needs to go to a local number, reading again from a serial on: plain numbers."""
+        """What ``resume`` needs to go to a local number, reading again from a serial on: plain numbers."""
 
     witnesses: Witnesses  # of what it has read
 
@@ -172,15 +181,21 @@ class BadExamples:
     """Examples that could not be read or decoded: listed, and an error beyond the budget.
 
     A row of the source that is bad in every pass is listed once, where it was first met.
+
+    Attributes:
+        found: these.
+        numbers: the local numbers of all, rising: what the stream has to know. Only appended to.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget, self._in_a_row = budget, 0
         self.found: list[dict[str, Any]] = []
+        self.numbers: list[int] = []
 
     def add(self, bad: Bad) -> None:
         """List one; raises its own exception once there are more than the budget allows, or no good ones."""
         self._in_a_row += 1
+        self.numbers.append(bad.index)
         if bad.row is not None and any(known.get("row") == bad.row for known in self.found):
             # Two passes hold each known row twice: a good one would have come between.
             if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
@@ -198,9 +213,10 @@ class BadExamples:
         """Note that a good example came: the bad ones are no longer in a row."""
         self._in_a_row = 0
 
-    def forget(self, index: int) -> None:
-        """Strike off those from a local number on: they were read ahead, and the iteration was given up."""
+    def go_back(self, index: int) -> None:
+        """Strike off those from a local number on: they were read ahead."""
         self.found = [bad for bad in self.found if bad["index"] < index]
+        self.numbers = [number for number in self.numbers if number < index]
 
     def _explanation(self) -> str:
         if not self._budget:
@@ -215,6 +231,7 @@ class FreshQueue:
     Args:
         claim, work: of the reader; inline it reads exactly what is asked for.
         bad: where bad examples are listed, in order.
+        index: local number at which it begins.
 
     Attributes:
         index: local number of the next to take.
@@ -222,22 +239,17 @@ class FreshQueue:
     """
 
     def __init__(
-        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples
+        self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples, index: int
     ) -> None:
         self.claim, self._bad, self._wanted = claim, bad, 1
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self._chunk: Fresh | None = None
-        self.index = 0
-        self.examples = 0
+        self.index, self.examples = index, 0
 
     def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
         """Take from chunks that threads read."""
         self.map = chunks
-
-    def begin(self, index: int) -> None:
-        """Start at a local number."""
-        self._chunk, self.index = None, index
 
     def take(self, count: int) -> Fresh | None:
         """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""

@@ -1,9 +1,11 @@
-"""Errors of reading: which say nothing about the example at hand, and how one is kept."""
+"""Errors of reading: which say nothing about the example at hand, how one is kept; where a warning points."""
 
 import errno
 import http.client
+import sys
 import traceback
 import urllib.error
+import warnings
 
 from adaecho.echo.threads.seeded_process import ProcessDiedError
 
@@ -49,3 +51,11 @@ def without_frames(error: Exception) -> str:
         before = (link.__cause__, link.__context__)
         chain += [other for other in before if other is not None and other.__traceback__ is not None]
     return text
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line outside this package that made the loader or asked for a batch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adaecho."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -16,6 +16,10 @@ class OwnState:
     state: Any
 
 
+Position = tuple[int, ...] | OwnState
+"""Of a pass: empty where none is told."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """Somewhere to begin again.
@@ -29,7 +33,7 @@ class Mark:
     number: int
     first: int
     count: int
-    position: tuple[int, ...] | OwnState = ()
+    position: Position = ()
 
     def plain(self) -> list[Any]:
         """The mark as a state holds it."""
@@ -55,12 +59,11 @@ class Marks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._marks: list[Mark] = []
-        self._needed = 0, 0  # of the farthest state so far: its next example, and the oldest mark for it
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._marks, self._needed = [], (0, 0)
+            self._marks = []
 
     def add(self, mark: Mark) -> None:
         """Remember where the source is."""
@@ -77,9 +80,6 @@ class Marks:
     def since(self, oldest: int, next_count: int, after: int) -> list[Mark]:
         """The last mark before an example, and the passes opened from there to the next one to be read.
 
-        Forgets what a state of before did without: a later one needs it no more, nor does one of a batch less
-        than the farthest.
-
         Args:
             oldest: count of the example; ``after`` where that comes first.
             next_count: count of the next example to be read.
@@ -95,10 +95,6 @@ class Marks:
             oldest = min(oldest, max(after, opened[-1].first))
             unneeded = max(sum(mark.count <= oldest for mark in opened) - 1, 0)
             first, *later = opened[unneeded:]
-            farthest, needed = self._needed
-            if next_count > farthest:
-                self._marks = [mark for mark in self._marks if mark.count >= needed]
-                self._needed = next_count, first.count
         return [first, *(mark for mark in later if mark.count == mark.first)]
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.memory.pool import Examples
 from adaecho.echo.order import keyed
-from adaecho.echo.order.items import Fresh
+from adaecho.echo.order.fresh import Fresh
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.map_source import MapSource
@@ -45,6 +46,7 @@ class RandomReader:
         num_workers: int = 0,
         echo: str = "none",
     ) -> None:
+        self.reads_again = not resident  # each when it is needed
         self.witnesses = Witnesses()  # none: the order is the loader's own
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
@@ -86,8 +88,7 @@ class RandomReader:
         serials, rows, end = claim
         if self._resident:
             return Fresh(serials, rows, end, world=self._world)
-        whole = self._preparation.decode is None and self._preparation.cut is None
-        if isinstance(self._source, ArraySource) and whole:
+        if isinstance(self._source, ArraySource) and self._preparation.decode is None:
             return Fresh(
                 serials, self._preparation.finish(serials, self._source.read(rows)), end, [], self._world
             )
@@ -108,8 +109,6 @@ class RandomReader:
         """What gives the example at a position, and why they could not be read at once."""
         source = self._source
         if isinstance(source, ArraySource):
-            if self._preparation.cut is not None:  # one at a time: they are large
-                return lambda position: source.read(rows[position : position + 1]).examples()[0], None
             return source.read(rows).examples().__getitem__, None
         together, failed = source.read_many(rows)
         if together is not None:
@@ -119,19 +118,19 @@ class RandomReader:
         keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()
         return lambda position: source.read_one(int(rows[position]), keys[position]), failed
 
-    def restore(
-        self,
-        index: int,
-        iteration: int,
-        passes: int | None,
-        needed: Serials,
-        progress: Any,  # noqa: ARG002
-    ) -> tuple[Any, int]:
+    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:  # noqa: ARG002 (what is needed is read when it is asked for)
         self.begin(iteration, passes)
         self._index = index
-        examples = all_of(self.work((needed, self._permutation.rows(needed), index)), needed)
-        length = self._preparation.length
-        return examples, len(needed) if length is None else sum(map(length, examples))
+        return 0
+
+    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:  # noqa: ARG002
+        claim = serials, self._permutation.rows(serials), 0
+        examples: Examples = all_of(self.work(claim), serials)
+        return examples
+
+    def rows(self, items: keyed.Items) -> NDArray[np.int64]:
+        """The rows of items: where they lie in a resident source."""
+        return self._permutation.rows(items >> keyed.ECHO_BITS)
 
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:  # noqa: ARG002
         return []

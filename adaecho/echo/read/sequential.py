@@ -3,16 +3,20 @@
 import contextlib
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adaecho.echo.order.items import Fresh
-from adaecho.echo.read.access import warn_caller
+from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.tree import duplicate
+from adaecho.echo.order.fresh import Fresh
+from adaecho.echo.read.around.iterable import IterableSource, OwnMemory
 from adaecho.echo.read.chunks import Preparation, Serials, all_of
-from adaecho.echo.read.marks import Mark, Marks
-from adaecho.echo.read.sources import IterableSource, Position, is_unread
+from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.marks import Mark, Marks, Position
 from adaecho.echo.read.witness import Witnesses, tells_content
 
 _WITNESSED = 16  # of so many examples one is; of batches each
@@ -37,6 +41,8 @@ class SequentialReader:
             has no length of its own.
     """
 
+    reads_again = False
+
     def __init__(
         self,
         source: IterableSource,
@@ -52,7 +58,10 @@ class SequentialReader:
         self._shared = source.set_share(rank, world)
         # Of the examples iterated over, every so many is this rank's, from this one on.
         self._kept, self._every = (0, 1) if self._shared else (rank, world)
+        self._own: Callable[[Any], Any] = preparation.own
         self._reading = threading.Lock()  # held while the iterator is used
+        self._taking = threading.Lock()  # held while an example that was read again is taken
+        self._again: dict[int, tuple[Any, int]] = {}  # these, and how many uses of each are left, by count
         self._iterator: Iterator[Any] | None = None
         self._released: Position | None = None  # where the iterator was when it was let go
         self._count = 0
@@ -87,6 +96,8 @@ class SequentialReader:
             position = self._source.position_after_pass()
         self._let_go()
         self._pass, self._taken_up = (number, self._count if first is None else first), bool(position)
+        if self._preparation.length is not None:
+            self._own = OwnMemory()
         if self._last_pass is None or number < self._last_pass:
             self._iterator = self._source.open(number, position)
             if not position and not self._source.seekable:
@@ -108,8 +119,14 @@ class SequentialReader:
             return self._count - 1, example
         return None
 
+    def _rows(self) -> int:
+        """A digest of the rows given so far in this pass, where they are known."""
+        assert self._iterator is not None
+        return self._source.rows(self._iterator)
+
     def _end_pass(self) -> None:
         """Go on to the next pass."""
+        self._source.within = False
         number, first = self._pass
         length = self._count - first
         if not length and self._taken_up:  # where it had ended when it told its position: this was its rest
@@ -124,6 +141,7 @@ class SequentialReader:
             self._check_length(length * self._world // self._every)
             self._checked = True
         self._open(number + 1)
+        self._source.within = self._iterator is not None
 
     def claim(self, count: int) -> SequentialClaim | None:
         claimed: list[tuple[int, int, Any]] = []
@@ -131,6 +149,7 @@ class SequentialReader:
             if self._released is not None:
                 self._iterator = self._source.open(self._pass[0], self._released)
                 self._released = None
+            self._source.within = True
             apart, marked = self._source.marks_apart, False
             if apart and self._iterator is not None and self._count - self._marks.latest.count >= apart:
                 self._marks.add(Mark(*self._pass, self._count, self._source.position(self._iterator)))
@@ -144,9 +163,10 @@ class SequentialReader:
                     index_in_pass = number - self._pass[1]
                     # The first after a mark always: it may be the only one that is read again.
                     first = marked and not claimed
-                    self.witnesses.add(self._serial(number), index_in_pass, example, always=first)
+                    rows = self._rows() if self._source.knows_rows else 0
+                    self.witnesses.add(self._serial(number), index_in_pass, example, rows, always=first)
                     # Before the source goes on, which may put its next example into the same memory.
-                    own = self._preparation.own(example)
+                    own = self._own(example)
                     claimed.append((self._serial(number), index_in_pass, own))
         if not claimed:
             return None
@@ -165,45 +185,60 @@ class SequentialReader:
             None if self._source.reordered else indices_in_pass,
         )
 
-    def restore(
-        self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any
-    ) -> tuple[Any, int]:
+    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
         """Iterate again from the last mark before the oldest needed example up to the position."""
         opened = [Mark.of(plain) for plain in progress]
-        if not opened:  # nothing has been read yet
-            with self._reading:
-                self._marks.clear()
-                self._let_go()
-                self._count = 0
-            return [], 0
-        end = max(self._after(index), opened[-1].first)
-        counts = self._counts(needed)
-        mark = self._last_before(min([*counts[:1], end]), opened)
-        if not mark.position:
-            self._source.check_restart()
-        wanted, kept, reread = set(counts), [], 0
         with self._reading:
             self._marks.clear()
+            self._again = {}
+            if not opened:  # nothing has been read yet
+                self._let_go()
+                self._count = 0
+                return 0
+            end = max(self._after(index), opened[-1].first)
+            wanted = Counter(self._counts(needed))  # uses left, by count
+            mark = self._last_before(min([*wanted, end]), opened)
+            if not mark.position:
+                self._source.check_restart()
             self._count = mark.count
             self._last_pass = None if passes is None else iteration * passes
             self._open(mark.number, mark.first, mark.position)
-            while self._count < end:
-                following = self._next()
-                if following is None:
-                    raise ValueError(
-                        f"restoring: {self._source.name} ended at example {self._count}, before {end}; it "
-                        "must give the same examples again"
-                    )
-                number, example = following
-                if not self.witnesses.is_as_before(self._serial(number), example):
-                    self._source.check_other(self._serial(number), same_rows=bool(mark.position))
-                reread += self._preparation.examples_in(example)
-                if number in wanted:
-                    kept.append(self._preparation.own(example))
+            self._source.within = True
+            reread = self._read_again(end, wanted)
             if self._pass[0] < opened[-1].number:
                 self._open(opened[-1].number, position=opened[-1].position)
             self._following = opened[-1] if self._iterator is None else None
-        return (all_of(self.work((needed, kept, counts)), needed) if len(needed) else []), reread
+        return reread
+
+    def _read_again(self, end: int, wanted: dict[int, int]) -> int:
+        """Iterate up to a count, keeping what is wanted; how many examples that was."""
+        reread = 0
+        while self._count < end:
+            following = self._next()
+            if following is None:
+                raise ValueError(
+                    f"restoring: {self._source.name} ended at example {self._count}, before {end}; it "
+                    "must give the same examples again"
+                )
+            number, example = following
+            serial = self._serial(number)
+            if not self.witnesses.is_as_before(serial, example, self._rows()):
+                self._source.check_other(serial, same_rows=self.witnesses.rows_are_same)
+            reread += self._preparation.examples_in(example)
+            if number in wanted:
+                self._again[number] = (self._own(example), wanted[number])
+        return reread
+
+    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:
+        counts, raw = self._counts(serials), []
+        for count, used in zip(counts, uses.tolist(), strict=True):
+            with self._taking:
+                example, left = self._again.pop(count)
+                if left > used:
+                    self._again[count] = duplicate(example), left - used
+            raw.append(example)
+        examples: Examples = all_of(self.work((serials, raw, counts)), serials)
+        return examples
 
     def _last_before(self, count: int, opened: list[Mark]) -> Mark:
         mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
@@ -234,7 +269,7 @@ class SequentialReader:
             )
         # Within a pass the last example is read again, to see that it comes again; but what `iterate_from`
         # begins has to be as it was.
-        after = self._after(index) - (self._source.rows_are_known or not self._source.seekable)
+        after = self._after(index) - (self._source.knows_rows or not self._source.seekable)
         marks = self._marks.since(oldest, index * self._every + self._kept, after)
         return [mark.plain() for mark in marks]
 
@@ -257,6 +292,4 @@ class SequentialReader:
     def _let_go(self, position: Position | None = None) -> None:
         """Close the iterator, to be opened again at a position if one is given."""
         iterator, self._iterator, self._released = self._iterator, None, position
-        close = getattr(iterator, "close", None)
-        if close is not None and not is_unread(iterator):  # which could not be read any more
-            close()
+        self._source.let_go(iterator)

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import random
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
+from adaecho.echo.threads.workers import PoolThread
+
+_LOOK_EVERY_S = 0.5  # whether the loader is being closed
 _others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
 
 # Not forked: this process has threads, whose locks a fork would copy as they are.
@@ -119,6 +123,10 @@ class SeededProcess:
         try:
             # Pickled here: a Connection would hand over tensors as shared memory, file by file.
             self._connection.send_bytes(pickle.dumps((examples, drawn)))
+            while not self._connection.poll(_LOOK_EVERY_S):  # it may take its time to start
+                thread = threading.current_thread()
+                if isinstance(thread, PoolThread):
+                    thread.check_open()
             good, result = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._process.join(1)

@@ -86,12 +86,6 @@ class Deliveries(Generic[Claim]):
         self._last = None
 
 
-def works_ahead(source: Any) -> bool:
-    """Whether a source is known to work ahead: ``DataLoader`` and others tell their ``num_workers``."""
-    workers = getattr(source, "num_workers", 0)
-    return isinstance(workers, int) and workers > 0
-
-
 class Timers:
     """Smoothed times, sums that forget slowly.
 

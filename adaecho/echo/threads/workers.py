@@ -2,10 +2,10 @@
 
 Threads, not processes: reading, decoding and NumPy or torch kernels release the interpreter's lock.
 
-A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread between any two calls.
-What that thread does here must bear it: it takes the lock by ``with`` alone, waits for nothing while it holds
-it, and neither starts nor joins a thread of Python's ``threading`` (an interrupted ``Thread.join`` takes a
-running thread for an ended one, bpo-45274).
+They are crash-only. A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread
+between any two calls, in a library's locks too. So that thread takes no lock that a worker takes: it speaks
+to them by queues written in C, of which each call happens or does not. After an interrupt they are told to
+stop, and others begin anew at the consumer's place; nothing here is mended.
 """
 
 import _thread
@@ -14,13 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
+Outcome = tuple[bool, Any]
+"""Whether it came to its end, and the result or the error."""
+
+_WAKE, _END = object(), object()
+_LOOK_EVERY_S = 0.05  # whether threads have ended, where nothing tells
 
 
-class Interrupted(BaseException):  # a signal between threads that no handler of errors should catch
+class Stopped(BaseException):  # a signal between threads that no handler of errors should catch
     """The pool is stopping; who waits for a result gives up, has changed nothing and can ask again later."""
 
 
@@ -38,32 +44,24 @@ class Helper(Protocol):
         """End it."""
 
 
-class Condition(threading.Condition):
-    """A condition on which the main thread can wait too, whatever a signal handler raises there."""
+class Bell:
+    """An event of which ringing is one call in C, so that any thread may, the garbage collector too."""
 
-    def __init__(self, lock: threading.RLock) -> None:
-        super().__init__(lock)
-        self._own_lock = lock
-        self._bells: list[threading.Lock] = []  # of those who wait from outside; each is held until it rings
+    def __init__(self) -> None:
+        self._rung: SimpleQueue[None] = SimpleQueue()
 
-    def wait_from_outside(self, ready: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait, the lock not held, until a time of the monotonic clock at most; whether it is ready."""
-        while True:
-            with self._own_lock:
-                if ready():
-                    return True
-                bell = threading.Lock()
-                bell.acquire()
-                self._bells.append(bell)
-            if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-                return False
+    def ring(self) -> None:
+        """Let all go who wait, now and later."""
+        self._rung.put(None)
 
-    def notify_all(self) -> None:
-        super().notify_all()
-        for bell in self._bells:
-            with suppress(RuntimeError):  # rung, where an interrupt or the garbage collector came in here
-                bell.release()
-        self._bells.clear()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it rings, so long at most; whether it has."""
+        try:
+            self._rung.get(timeout=seconds)
+        except Empty:
+            return False
+        self._rung.put(None)
+        return True
 
 
 class PoolThread(threading.Thread):
@@ -73,9 +71,9 @@ class PoolThread(threading.Thread):
     must be hired in its place. It has ``ended`` once nothing is left to do.
     """
 
-    def __init__(self, thread_pool: "ThreadPool", target: Callable[[], None], name: str) -> None:
+    def __init__(self, pool: "ThreadPool", target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
-        self.thread_pool = thread_pool
+        self._pool = pool
         self.helpers: dict[Any, Helper] = {}  # of the dataset and of each augmentation, by whose they are
         self.leaving = self.ended = False
 
@@ -85,7 +83,13 @@ class PoolThread(threading.Thread):
             for helper in self.helpers.values():
                 helper.close()
         finally:
-            self.thread_pool.left(self)
+            self.ended = True
+            self._pool.left.put(None)
+
+    def check_open(self) -> None:
+        """Raises GivenUp where the loader is being closed: nobody will take what is waited for."""
+        if self._pool.closing:
+            raise GivenUp
 
     def rest(self, seconds: float) -> None:
         """Sleep, no longer than until the pool is to stop.
@@ -93,99 +97,107 @@ class PoolThread(threading.Thread):
         Raises:
             GivenUp: it is to stop.
         """
-        condition = self.thread_pool.condition
-        with self.thread_pool.lock:
-            if condition.wait_for(lambda: self.thread_pool.stopping, seconds):
-                raise GivenUp
+        if self._pool.stop_bell.wait(seconds):
+            raise GivenUp
 
 
 class ThreadPool:
-    """What the threads of one loader share: one lock, and whether to work, pause or stop.
-
-    Each map has a condition of its own on that lock: waking threads that have nothing to do would take the
-    interpreter's lock from the training step.
+    """What the threads of one loader share: whether to work, pause or stop.
 
     Args:
         stopped: called after a stop, once no thread works any more; must not wait for anything.
 
     Attributes:
-        lock: of all its maps.
-        condition: to wait on for a pause or a stop.
+        stopping: whether threads are to end; ``stop_bell`` rings then.
+        closing: whether they are to end for good.
+        left: told of each thread that has ended.
     """
 
     def __init__(self, stopped: Callable[[], None]) -> None:
         self._stopped = stopped
-        self.lock = threading.RLock()
-        self.condition = Condition(self.lock)
-        self.stopping = False
-        self.paused = False
+        self.stopping = self.paused = self.closing = False
+        self.stop_bell, self._gate = Bell(), Bell()
+        self.left: SimpleQueue[None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()  # told of each thread that rests in a pause
+        self._lock = threading.Lock()  # of the threads alone
+        self._working = 0
         self._paused_by: int | None = None
-        self._active = 0
         self._staffed = False  # no thread is missing
         self._maps: list[OrderedMap[Any, Any]] = []
         self._process: int | None = None  # in which there may be threads
 
-    def add(self, ordered: "OrderedMap[Any, Any]") -> Condition:
-        """Take a map's threads into the pool; the condition on which they wait for each other."""
+    def add(self, ordered: "OrderedMap[Any, Any]") -> None:
+        """Take a map's threads into the pool."""
         self._maps.append(ordered)
-        return Condition(self.lock)
 
-    def staff(self, ordered: "OrderedMap[Any, Any]", threads: int) -> None:
-        """Have another number of threads for a map from the next ``go`` on."""
-        if self._stayed_behind:
-            return
-        with self.lock:
-            ordered.wanted, self._staffed = threads, False
+    # By the consumer
 
     def go(self) -> None:
         """Start the threads that are missing."""
-        if self._staffed:  # asked for each batch: most need no lock
+        if self._staffed:
             return
-        with self.lock:
-            self.stopping, self._process = False, os.getpid()
+        self.stop_bell, self._process = Bell(), os.getpid()
+        self.stopping, self._staffed = False, True
         # By a thread, which no signal handler interrupts: started here, they could be left half started.
         _thread.start_new_thread(self._hire, ())
-
-    def _hire(self) -> None:
-        with self.lock:
-            if self.stopping or self._staffed:
-                return
-            self._staffed = True
-            for ordered in self._maps:
-                ordered.hire()
 
     def stop(self) -> None:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
         if self._stayed_behind:
             return
-        with self.lock:
-            self.stopping, self._staffed = True, False
-            self._wake_all()
-            self._tell_if_stopped()
+        self.stopping, self._staffed = True, False
+        gate, self._gate = self._gate, Bell()
+        for bell in (self.stop_bell, gate):
+            bell.ring()
+        for ordered in self._maps:
+            ordered.wake()
+        if not self._at_work():
+            self._stopped()
 
     def join(self, wait_s: float | None = None) -> bool:
         """Wait for the threads after ``stop``, so long at most; whether all have ended."""
         if self._stayed_behind:
             return True
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        ended = self.condition.wait_from_outside(self._others_have_ended, deadline)
-        if ended:
-            self._process = None
-        return ended
+        here = threading.current_thread()
+        while not all(thread.ended or thread is here for thread in self._threads()):
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            with suppress(Empty):  # another thread may wait too, and be told in this one's place
+                self.left.get(timeout=_LOOK_EVERY_S)
+        return True
 
-    def _others_have_ended(self) -> bool:
-        threads = [thread for ordered in self._maps for thread in ordered.threads]
-        return all(thread.ended or thread is threading.current_thread() for thread in threads)
+    def pause(self) -> None:
+        """Return once no thread works; those that wait go on waiting until ``resume``."""
+        if not self.paused:
+            self._gate, self._paused_by = Bell(), threading.get_ident()
+            self.paused = True
+        try:
+            while self._working:
+                with suppress(Empty):
+                    self._idle.get(timeout=1)
+        except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
+            self.resume()
+            raise
+
+    def resume(self) -> None:
+        """End a pause."""
+        self.paused = False
+        self._gate.ring()
+        self._paused_by = None  # last: where an interrupt came before, a resume is still to be made
+
+    def resume_for_caller(self) -> None:
+        """End a pause if the thread that made it asks for a batch: it would wait for ever.
+
+        So an interrupt that falls into the end of a pause leaves nobody paused.
+        """
+        if self._paused_by == threading.get_ident():
+            self.resume()
 
     @property
     def _stayed_behind(self) -> bool:
         """Whether this process was forked from the one with the threads, which may have held any lock."""
         return self._process is not None and self._process != os.getpid()
-
-    @property
-    def may_have_threads(self) -> bool:
-        """Whether some have been started, and not been waited for."""
-        return self._process is not None
 
     def check_process(self) -> None:
         """Raises RuntimeError in a process that was forked from the one with the threads."""
@@ -196,91 +208,61 @@ class ThreadPool:
                 "first batch or by the start method 'spawn'"
             )
 
-    def pause(self) -> None:
-        """Return once no thread works; those that wait go on waiting until ``resume``."""
-        with self.lock:
-            if not self.paused:
-                self.paused, self._paused_by = True, threading.get_ident()
-        try:
-            self.condition.wait_from_outside(lambda: self._active == 0)
-        except BaseException:  # Ctrl-C: the caller may go on, and must not wait for a resume
-            self.resume()
-            raise
+    def _threads(self) -> list[PoolThread]:
+        return [thread for ordered in self._maps for thread in list(ordered.threads)]
 
-    def resume(self) -> None:
-        """End a pause."""
-        with self.lock:
-            self.paused = False
-            self._wake_all()
-            self._paused_by = None  # last: where an interrupt came before, a resume is still to be made
+    def _at_work(self) -> bool:
+        return not all(thread.leaving for thread in self._threads())
 
-    def resume_for_caller(self) -> None:
-        """End a pause if the thread that made it asks for a batch: it would wait for ever.
+    # By its threads
 
-        So an interrupt that falls into the end of a pause leaves nobody paused.
-        """
-        if self._paused_by == threading.get_ident():
-            self.resume()
-
-    def _wake_all(self) -> None:
-        self.condition.notify_all()
-        for ordered in self._maps:
-            ordered.changed.notify_all()
-
-    def wait_until(self, changed: Condition, ready: Callable[[], bool]) -> None:
-        """Wait as one of its threads that is at work (the lock held); raises Interrupted on stopping."""
-        if ready() and not self.paused and not self.stopping:
-            return
-        self._leave()
-        try:
-            changed.wait_for(lambda: self.stopping or (ready() and not self.paused))
-        finally:
-            self._active += 1
-        if self.stopping:
-            raise Interrupted
+    def _hire(self) -> None:
+        with self._lock:
+            for ordered in self._maps:
+                if not self.stopping:
+                    ordered.hire(self)
 
     def enter(self) -> None:
-        """Count this thread as working (the lock held)."""
-        self._active += 1
+        """Begin to work, once there is no pause; raises Stopped on stopping."""
+        while True:
+            with self._lock:
+                self._working += 1
+            if not (self.paused or self.stopping):
+                return
+            self.rest()
+            if self.stopping:
+                raise Stopped
+            gate = self._gate
+            if self.paused:
+                gate.wait()
 
-    def quit(self, thread: "PoolThread") -> None:
-        """This thread will do no more work: another may have to be hired in its place (the lock held)."""
-        thread.leaving, self._staffed = True, False
-        self._leave()
-        self._tell_if_stopped()
+    def rest(self) -> None:
+        """Work no more, or wait."""
+        with self._lock:
+            self._working -= 1
+        if self.paused:
+            self._idle.put(None)
 
-    def left(self, thread: "PoolThread") -> None:
-        """This thread ends now."""
-        with self.lock:
-            thread.ended = True
-            self.condition.notify_all()
-
-    def _tell_if_stopped(self) -> None:
-        if self.stopping and not any(ordered.at_work for ordered in self._maps):
+    def leaves(self, thread: PoolThread, *, ended: bool) -> bool:
+        """Whether this thread will do no more work: its map has ended, or the pool is still stopping."""
+        with self._lock:
+            thread.leaving = ended or self.stopping
+            last = self.stopping and not self._at_work()
+        if last:
             self._stopped()
-
-    def _leave(self) -> None:
-        self._active -= 1
-        if not self._active:
-            self.condition.notify_all()
+        return thread.leaving
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())`` in the thread that asks."""
+    """``work(claim())``, in the thread that asks."""
 
-    wanted = 1  # threads
+    wanted = 1
 
     def __init__(self, claim: Callable[[], Claim | None], work: Callable[[Claim], Result]) -> None:
         self._claim, self._work = claim, work
-        self.claim_s = self.work_s = 0.0
+        self.claim_s = self.work_s = 0.0  # time in which it was busy
         self.blocked_s = 0.0
         self.upstream: AnyMap | None = None
-
-    def reset(self) -> None:
-        """Nothing is kept here."""
-
-    def forget_errors(self) -> None:
-        """Nor errors."""
 
     def get(self) -> Result | None:
         """The next result; None after the last."""
@@ -304,7 +286,7 @@ class OrderedMap(Generic[Claim, Result]):
     """``work(claim())`` in several threads, delivered in the order of the claims.
 
     Args:
-        thread_pool: what the threads belong to.
+        pool: what the threads belong to.
         claim: the next piece of work, or None when there is no more; called by one thread at a time.
         work: what to do with it; called in parallel.
         threads: how many.
@@ -313,7 +295,7 @@ class OrderedMap(Generic[Claim, Result]):
 
     def __init__(
         self,
-        thread_pool: ThreadPool,
+        pool: ThreadPool,
         claim: Callable[[], Claim | None],
         work: Callable[[Claim], Result],
         *,
@@ -321,164 +303,170 @@ class OrderedMap(Generic[Claim, Result]):
         window: int,
         name: str,
     ) -> None:
-        self._thread_pool, self._claim, self._work = thread_pool, claim, work
-        self.wanted, self._window, self._name = threads, max(window, 1), name
+        self._pool, self._claim, self._work = pool, claim, work
+        self.wanted, self._name = threads, name
         self.threads: list[PoolThread] = []  # started, and perhaps ended
-        self._claiming = False
-        self._claimed = 0
-        self._delivered = 0
-        self._ended = False
-        self._results: dict[int, tuple[bool, Any]] = {}
+        self._turn = threading.Lock()  # held by the thread that claims
+        self._claimed, self._ended = 0, False
+        self._order = threading.Lock()  # held by the thread that puts results in order
+        self._results: dict[int, Outcome] = {}  # that others are still to come before
+        self._following = 0
+        self._ready: SimpleQueue[Any] = SimpleQueue()  # outcomes in order
+        self._room: SimpleQueue[Any] = SimpleQueue()  # one for each piece that may be claimed
+        for _ in range(max(window, 1)):
+            self._room.put(None)
+        self._got: Outcome | None = None  # and not delivered, since the pool stopped
+        self._over = False
         self.claim_s = self.work_s = 0.0  # in which threads were busy
         self.blocked_s = 0.0  # of those who waited here
         # Whom claims wait for: that time is not busy.
         self.upstream: AnyMap | None = None
-        self.changed = thread_pool.add(self)
+        pool.add(self)
 
-    def reset(self) -> None:
-        """Forget everything claimed, after the threads have ended."""
-        self._claimed = self._delivered = 0
-        self._ended = self._claiming = False
-        self._results.clear()
+    # By the consumer
 
-    def forget_errors(self) -> None:
-        """Keep none, once stopped: their tracebacks hold the frames of whoever asked, and so its loader."""
-        with self._thread_pool.lock:
-            self._results = {number: result for number, result in self._results.items() if result[0]}
-
-    def hire(self) -> None:
-        """Start missing threads (the lock held, in a thread that no signal handler interrupts)."""
-        self.threads = [thread for thread in self.threads if not thread.ended]
-        missing = 0 if self._ended else self.wanted - self.at_work
-        try:
-            for _ in range(missing):
-                thread = PoolThread(self._thread_pool, self._run, f"adaecho-{self._name}")
-                thread.start()
-                self.threads.append(thread)
-        except RuntimeError as error:  # no more threads can be had: those there are do the same work
-            if not self.at_work:
-                reason = (
-                    f"{error}: too little memory for one more, or too low a limit of them; lower num_workers"
-                )
-                self._fail(RuntimeError(reason))
-
-    @property
-    def at_work(self) -> int:
-        """Threads that work or wait for work (the lock held)."""
-        return sum(not thread.leaving for thread in self.threads)
+    def wake(self) -> None:
+        """Let those who wait see that the pool is stopping."""
+        self._ready.put(_WAKE)
+        self._room.put(_WAKE)
 
     def get(self) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
 
         A thread of the same pool pauses and stops with it while it waits.
         """
-        thread_pool, thread = self._thread_pool, threading.current_thread()
-        own = isinstance(thread, PoolThread) and thread.thread_pool is thread_pool
         start = time.perf_counter()
-        if not own:
-            self.changed.wait_from_outside(lambda: self._is_ready() or thread_pool.stopping)
-        with thread_pool.lock:
-            if own:
-                thread_pool.wait_until(self.changed, self._is_ready)
-            elif not self._is_ready():
-                raise Interrupted
-            self.blocked_s += time.perf_counter() - start
-            if self._delivered not in self._results:
-                return None
-            good, result = self._results[self._delivered]
-            if not good:
-                raise result  # and again at the next call
-            del self._results[self._delivered]
-            self._delivered += 1
-            self.changed.notify_all()
-            return result  # type: ignore[no-any-return]
+        if self._got is None and not self._over:
+            self._wait()
+        self.blocked_s += time.perf_counter() - start
+        if self._over or self._got is None:
+            return None
+        (good, result), self._got = self._got, None
+        if result is _END:
+            self._over = True
+            return None
+        self._room.put(None)
+        if not good:
+            raise result
+        return result  # type: ignore[no-any-return]
 
-    def _is_ready(self) -> bool:
-        return self._delivered in self._results or (self._ended and self._delivered == self._claimed)
+    def _wait(self) -> None:
+        """Wait for the next outcome."""
+        if not isinstance(threading.current_thread(), PoolThread):
+            self._got = self._outcome()
+            return
+        self._pool.rest()
+        self._got = self._outcome()
+        self._pool.enter()  # where this raises Stopped, what has come is there later
 
-    def _may_claim(self) -> bool:
-        if self._ended:
-            return True
-        return not self._claiming and self._claimed - self._delivered < self._window
+    def _outcome(self) -> Outcome:
+        while (outcome := self._ready.get()) is _WAKE:
+            if self._pool.stopping:
+                raise Stopped
+        return outcome  # type: ignore[no-any-return]
+
+    # By its threads
+
+    def hire(self, pool: ThreadPool) -> None:
+        """Start missing threads (the pool's lock held, in a thread that no signal handler interrupts)."""
+        self.threads = [thread for thread in self.threads if not thread.ended]
+        at_work = sum(not thread.leaving for thread in self.threads)
+        try:
+            for _ in range(0 if self._ended else self.wanted - at_work):
+                thread = PoolThread(pool, self._run, f"adaecho-{self._name}")
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError as error:  # no more threads can be had: those there are do the same work
+            if all(thread.leaving for thread in self.threads):
+                reason = (
+                    f"{error}: too little memory for one more, or too low a limit of them; lower num_workers"
+                )
+                self._fail(RuntimeError(reason))
 
     def _run(self) -> None:
-        changed = self.changed
+        thread = threading.current_thread()
+        assert isinstance(thread, PoolThread)
         try:
-            with changed:
-                thread = threading.current_thread()
-                assert isinstance(thread, PoolThread)
-                self._thread_pool.enter()
+            while True:
                 try:
-                    while self._step():
+                    while self._piece():
                         pass
-                except Interrupted:
-                    pass
-                finally:
-                    self._thread_pool.quit(thread)
+                except Stopped:
+                    if self._pool.leaves(thread, ended=False):
+                        return
+                else:
+                    self._pool.leaves(thread, ended=True)
+                    return
         except BaseException as error:  # the interpreter is going down, or a bug here: never a silent hang
-            with changed:
-                self._fail(error)
-            raise
-
-    def _step(self) -> bool:
-        """Claim and do one piece (the lock held on entry and exit); False when there is no more."""
-        self._thread_pool.wait_until(self.changed, self._may_claim)
-        if self._ended:
-            return False
-        self._claiming = True
-        number = self._claimed
-        changed = self.changed
-        changed.release()
-        start = time.perf_counter()
-        elsewhere = self._blocked_elsewhere()
-        try:
-            claim = self._claim()
-        except Interrupted:
-            changed.acquire()
-            self._claiming = False
-            changed.notify_all()
-            raise
-        except BaseException as error:
-            changed.acquire()
             self._fail(error)
-            return False
-        spent = time.perf_counter() - start - (self._blocked_elsewhere() - elsewhere)
-        changed.acquire()
-        self._claiming = False
-        if claim is None:
-            self._ended = True
-            changed.notify_all()
-            return False
-        self._claimed += 1
-        self.claim_s += spent
-        changed.notify_all()
-        self._finish(number, claim)
-        return True
+            raise
 
-    def _blocked_elsewhere(self) -> float:
-        return 0.0 if self.upstream is None else self.upstream.blocked_s
-
-    def _finish(self, number: int, claim: Claim) -> None:
-        changed = self.changed
-        changed.release()
+    def _piece(self) -> bool:
+        """Claim and do one piece of work; False when there is no more."""
+        with self._turn:
+            if self._ended:
+                return False
+            self._await_room()
+            number = self._claimed
+            try:
+                self._pool.enter()
+            except Stopped:
+                self._room.put(None)
+                raise
+            claim = self._claimed_piece()
+            if claim is None:
+                self._pool.rest()
+                return False
+            self._claimed += 1
         start = time.perf_counter()
-        outcome: tuple[bool, Any]
+        outcome: Outcome
         try:
             outcome = True, self._work(claim)
         except BaseException as error:
             outcome = False, error
-        spent = time.perf_counter() - start
-        changed.acquire()
-        self.work_s += spent
-        self._results[number] = outcome
-        changed.notify_all()
+        self._deliver(number, outcome, time.perf_counter() - start)
+        self._pool.rest()
+        return True
+
+    def _await_room(self) -> None:
+        """Wait until one more piece may be claimed (its turn held)."""
+        while not self._pool.stopping:
+            if self._room.get() is not _WAKE:
+                return
+        raise Stopped
+
+    def _claimed_piece(self) -> Claim | None:
+        """The next claim (its turn held); None where there is none, which has been told."""
+        start, elsewhere = time.perf_counter(), self._blocked_elsewhere()
+        try:
+            claim = self._claim()
+        except Stopped:  # in a wait, which it does not work in
+            self._room.put(None)
+            raise
+        except BaseException as error:
+            self._fail(error)
+            return None
+        self.claim_s += time.perf_counter() - start - (self._blocked_elsewhere() - elsewhere)
+        if claim is None:
+            self._ended = True
+            self._deliver(self._claimed, (True, _END))
+        return claim
+
+    def _blocked_elsewhere(self) -> float:
+        return 0.0 if self.upstream is None else self.upstream.blocked_s
+
+    def _deliver(self, number: int, outcome: Outcome, spent_s: float = 0.0) -> None:
+        with self._order:
+            self.work_s += spent_s
+            self._results[number] = outcome
+            while self._following in self._results:
+                self._ready.put(self._results.pop(self._following))
+                self._following += 1
 
     def _fail(self, error: BaseException) -> None:
-        """Deliver an error of a claim in its turn; nothing can be claimed after it."""
-        self._results[self._claimed] = False, error
-        self._claimed += 1
-        self._claiming, self._ended = False, True
-        self.changed.notify_all()
+        """Deliver an error in its turn; nothing can be claimed after it."""
+        self._ended = True
+        self._deliver(self._claimed, (False, error))
 
 
 AnyMap = InlineMap[Any, Any] | OrderedMap[Any, Any]

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from adaecho import EchoLoader
-from adaecho.echo.read import wrapped as wrapped_module
+from adaecho.echo.read.around import data_loader as data_loader_module
 from tests.echo.behaviour.test_restore import through_torch_save
 
 ROWS, PASSES = 40, 3
@@ -180,7 +180,7 @@ def test_only_what_may_draw_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
         return [row + random.random() for row in rows]
 
     seeded: list[int] = []
-    monkeypatch.setattr(wrapped_module, "_seed_global", seeded.append)
+    monkeypatch.setattr(data_loader_module, "_seed_global", seeded.append)
     for draws, data_loader in (
         (False, DataLoader(TensorDataset(torch.arange(ROWS)), 8, shuffle=True)),
         (False, DataLoader(range(ROWS), 8, sampler=DistributedSampler(range(ROWS), 1, 0))),  # type: ignore[arg-type]
@@ -217,6 +217,35 @@ def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume() -> None:
         ValueError, match=r"the first \d batches of this DataLoader would be others.*`generator`"
     ):
         make().load_state_dict(loader.state_dict())
+
+
+def test_a_sampler_that_no_seed_governs_is_refused_where_its_pass_began() -> None:
+    def make() -> EchoLoader:
+        return wrapped(DataLoader(torch.arange(ROWS), 8, sampler=Lawless()))  # type: ignore[arg-type]
+
+    loader = make()
+    taken(loader, 1)  # the oldest batch that is needed is the first of its pass
+    with pytest.raises(ValueError, match=r"is another one than .*sampler draws from something that no seed"):
+        make().load_state_dict(loader.state_dict())
+
+
+def test_an_interrupt_while_a_data_loader_is_opened_first_does_not_break_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(dict[str, Any]):
+        """The attributes of a copy that is not whole yet."""
+
+        def update(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    with EchoLoader(DataLoader(torch.arange(ROWS), 8, shuffle=True), None) as loader:  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(data_loader_module, "vars", lambda _: Interrupted(), raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(loader))
+        rest = [batch.tolist() for batch in islice(loader, 10)]
+    with EchoLoader(DataLoader(torch.arange(ROWS), 8, shuffle=True), None) as undisturbed:  # type: ignore[arg-type]
+        assert rest == [batch.tolist() for batch in islice(undisturbed, 10)]
 
 
 class Heard:

@@ -66,11 +66,9 @@ def test_each_is_taken_or_refused_in_one_line_that_says_what_replaces_it(name: s
         assert "\n" not in str(caught.value)
 
 
-def test_what_neither_has_is_named_with_what_is_like_it() -> None:
-    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'; did you mean 'shuffle_buffer'"):
+def test_what_neither_has_is_named() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'"):
         EchoLoader(arrays(9), 3, shuffle_bufer=3)
-    with pytest.raises(TypeError, match=r"no argument 'xyz'$"):
-        EchoLoader(arrays(9), 3, xyz=3)
 
 
 def test_shuffle_is_an_order() -> None:
@@ -120,11 +118,9 @@ def test_attributes_are_those_of_a_data_loader() -> None:
     assert loader.sampler is sampler  # type: ignore[attr-defined]
     plain = EchoLoader(source, 3)
     assert getattr(plain, "sampler", None) is None
-    for name in ("sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn", "pin_memory"):
-        with pytest.raises(AttributeError, match=rf"no attribute '{name}': "):
+    for name in ("sampler", "batch_sampler", "other"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'$"):
             getattr(plain, name)
-    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
-        plain.other  # noqa: B018
 
 
 def test_set_epoch_goes_to_an_iteration() -> None:
@@ -219,37 +215,6 @@ def test_where_there_is_no_length_the_reason_is_named(arguments: dict[str, Any],
         len(EchoLoader(batch_size=3, **arguments))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
-        ({"source": b"abc"}, "text is no source"),
-        (
-            {"source": DataLoader(TensorDataset(torch.arange(9)), batch_size=4)},
-            r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None",
-        ),
-        (
-            {"sampler": SequentialSampler(range(9)), "shuffle": True},
-            "with shuffle=True: both decide the order",
-        ),
-        ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
-        ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
-        ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "can only be iterated"),
-        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream can only be iterated.*shuffle_buffer"),
-    ],
-)
-def test_what_can_not_be_a_source_or_an_order_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EchoLoader(**{"source": Rows(9), "batch_size": 3, **arguments})
-
-
-def test_a_data_loader_that_gives_single_examples_is_a_source() -> None:
-    single = DataLoader(TensorDataset(torch.arange(9)), batch_size=None)
-    assert [batch[0].tolist() for batch in EchoLoader(single, 3, epochs=1)] == np.arange(9).reshape(
-        3, 3
-    ).tolist()
-
-
 class Frame:
     """Indexed by columns, as a table of pandas."""
 
@@ -262,17 +227,75 @@ class Frame:
         return {"x": [1, 2, 3]}[name]
 
 
-@pytest.mark.parametrize("source", [{"x": [1, 2, 3], "label": [0, 1, 0]}, Frame()], ids=["dict", "frame"])
-def test_a_table_of_columns_is_no_dataset(source: Any) -> None:
-    with pytest.raises(ValueError, match=r"indexed by its columns, not by row; give arrays, \{name: numpy"):
-        EchoLoader(source, 2)
-    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1
+BATCHED: Any = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
+ROWS: Any = TensorDataset(torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
+        ({"source": b"abc"}, "text is no source"),
+        ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None"),
+        ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches of 4"),
+        ({"source": [BATCHED], "batch_size": None}, "a list of DataLoaders holds neither"),
+        ({"source": {"x": [1, 2, 3], "label": [0, 1, 0]}}, r"indexed by its columns, .* \{name: numpy"),
+        ({"source": Frame()}, "indexed by its columns, not by row"),
+        ({"source": Frame}, r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"),
+        ({"source": {"train": ROWS, "test": ROWS}}, r"holds splits \(train, test\).*source\['train'\]"),
+        ({"source": np.array(3.0)}, "is one number, and no array of examples"),
+        ({"source": torch.tensor(3.0)}, "is one number, and no array of examples"),
+        ({"source": []}, "it holds no examples"),
+        ({"source": 5}, "neither indexable with a length nor iterable"),
+        ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
+        ({"source": Stream(9), "sampler": SequentialSampler(range(9))}, "can only be iterated"),
+        ({"source": Stream(9), "shuffle": True}, "shuffle=True: Stream can only be iterated.*shuffle_buffer"),
+        ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "with shuffle=True: both decide the"),
+        ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
+        ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
+        *[
+            ({name: 3}, "=3: must be a function; a int is none")
+            for name in ("decode", "collate", "collate_fn")
+        ],
+        ({"batch_length": 3, "batch_size": None, "source": [1]}, "batch_length=3: must be a function"),
+        ({"augment": 3}, "augment: a int can't be called"),
+        ({"echo": "echo"}, "echo='echo': must be one of none, batch"),
+        ({"factor": 2}, "echo=none repeats nothing"),
+        ({"factor": "auto"}, "echo=none repeats nothing"),
+        ({"echo": "batch", "factor": 0.5}, "factor=0.5"),
+        ({"echo": "batch", "factor": float("nan")}, "factor=nan"),
+        ({"echo": "batch", "factor": "lots"}, "factor='lots'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": None, "echo": "example_before_augmentation"}, "with batch_size=None"),
+        ({"batch_size": None, "shuffle_buffer": 5}, "shuffle_buffer=5 with batch_size=None"),
+        ({"shuffle_buffer": -1}, "shuffle_buffer=-1"),
+        ({"batch_shuffle_buffer": 2}, "only echo=batch repeats batches"),
+        ({"order": "sorted"}, "order='sorted'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"rank": 2, "world_size": 2}, "rank=2"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(**{"source": Rows(9), "batch_size": 3, **arguments})
+
+
+def test_what_a_function_forgot_to_return_is_told() -> None:
+    with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
+        next(iter(EchoLoader(lambda: None, 3, epochs=1)))
+    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1, "a dict of rows is a dataset"
+
+
+def test_a_data_loader_that_gives_single_examples_is_a_source() -> None:
+    single = DataLoader(TensorDataset(torch.arange(9)), batch_size=None)
+    assert [batch[0].tolist() for batch in EchoLoader(single, 3, epochs=1)] == np.arange(9).reshape(
+        3, 3
+    ).tolist()
 
 
 def test_batches_of_an_echo_loader_are_not_batched_again() -> None:
     inner = EchoLoader(arrays(8), 4, epochs=1)
-    with pytest.raises(ValueError, match=r"batch_size=3: the source .EchoLoader. makes batches of 4"):
-        EchoLoader(inner, 3)
     twice = EchoLoader(inner, batch_size=None, echo="batch", factor=2, epochs=1)
     assert [len(batch["label"]) for batch in twice] == [4] * 4
 
@@ -294,46 +317,12 @@ def test_it_shows_what_it_was_made_with() -> None:
     assert shown == "EchoLoader(dict, batch_size=3, echo='batch', factor=2, epochs=1)"
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("shufle", "shuffle"), ("pinmemory", "pin_memory"), ("num_worker", "num_workers")]
-)
-def test_a_mistyped_argument_of_either_loader_is_answered_with_the_nearest(name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=f"no argument '{name}'; did you mean '{meant}'"):
-        EchoLoader(arrays(9), 3, **{name: True})
-
-
-@pytest.mark.parametrize("name", ["decode", "collate", "collate_fn", "batch_length"])
-def test_what_is_no_function_is_refused(name: str) -> None:
-    batch_size = None if name == "batch_length" else 3
-    with pytest.raises(ValueError, match="=3: must be a function; a int is none"):
-        EchoLoader([torch.zeros(3)], batch_size, **{name: 3})
-
-
-@pytest.mark.parametrize("number", [np.array(3.0), torch.tensor(3.0)])
-def test_a_single_number_is_no_source(number: Any) -> None:
-    with pytest.raises(ValueError, match="is one number, and no array of examples"):
-        EchoLoader(number, 3)
-
-
-def test_a_class_and_what_a_function_forgot_to_return_are_no_sources() -> None:
-    with pytest.raises(ValueError, match=r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"):
-        EchoLoader(Frame, 3)
-    with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
-        next(iter(EchoLoader(lambda: None, 3, epochs=1)))
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
     with EchoLoader(arrays(9), 3, num_workers=1) as loader:
         next(iter(loader))
         with pytest.raises(TypeError, match=r"no copy or pickle; make another .* give it state_dict\(\)"):
             copied(loader)
-
-
-def test_of_a_dict_of_splits_one_is_asked_for() -> None:
-    splits = {"train": TensorDataset(torch.arange(3)), "test": TensorDataset(torch.arange(2))}
-    with pytest.raises(ValueError, match=r"a dict holds splits \(train, test\).*source\['train'\]"):
-        EchoLoader(splits, 3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")

@@ -109,21 +109,6 @@ def test_the_length_within_a_pass_is_that_pass_s() -> None:
         assert set(within) == {len(within)}
 
 
-@pytest.mark.parametrize("variant", VARIANTS[2:], ids=IDS[2:])
-def test_a_rank_resumes_among_the_examples_that_come_again(variant: dict[str, Any]) -> None:
-    arguments = {**variant, "shuffle_buffer": 4}
-    for rank in range(2):
-        loader = ranks(2, 13, 3, **arguments)[rank]
-        states = [loader.state_dict() for _ in loader]
-        first = labels(ranks(2, 13, 3, **arguments)[rank])
-        both = first + labels(loader)
-        for number in range(max(len(first) - 4, 0), len(first)):
-            restored = ranks(2, 13, 3, **arguments)[rank]
-            restored.load_state_dict(states[number])
-            rest = labels(restored) + labels(restored)
-            assert rest[: len(both) - number - 1] == both[number + 1 :]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_short_batches_are_dropped_in_one_process(num_workers: int) -> None:
     for echo in ("none", "batch", "example_before_augmentation"):

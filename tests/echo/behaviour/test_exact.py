@@ -9,77 +9,14 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.order.factor import repeats
-from tests.echo import reference
 from tests.echo.sources import (
     IDS,
     SOURCES,
     VARIANTS,
     Dataset,
-    Stream,
     add_noise,
     arrays,
-    assert_same,
-    reference_examples,
 )
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_equals_the_slow_reference(variant: dict[str, Any], kind: str, num_workers: int) -> None:
-    make, augment, by_reference, extra = SOURCES[kind]
-    for shuffle_buffer in (0, 1, 7, 40) if num_workers == 0 else (7,):
-        common: dict[str, Any] = {
-            "batch_size": 6, "shuffle_buffer": shuffle_buffer, "seed": 5, **variant, **extra,
-        }  # fmt: skip
-        source = make(23)
-        expected = reference.batches(reference_examples(kind, 23), augment=by_reference, **common)
-        with EchoLoader(source, augment=augment, num_workers=num_workers, **common) as loader:
-            for batch, (one, reads) in zip(islice(loader, 20), expected, strict=False):
-                assert_same(batch, one)
-                assert loader.fresh_examples == reads
-                if num_workers == 0 and isinstance(source, Dataset | Stream):
-                    assert source.reads == reads
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_epochs_drain_the_buffer(variant: dict[str, Any], num_workers: int, kind: str) -> None:
-    make, augment, by_reference, extra = SOURCES[kind]
-    for shuffle_buffer in (0, 5, 1000) if num_workers == 0 else (5,):
-        common: dict[str, Any] = {
-            "batch_size": 4, "shuffle_buffer": shuffle_buffer, "seed": 8, **variant, **extra,
-        }  # fmt: skip
-        loader = EchoLoader(make(11), augment=augment, epochs=2, num_workers=num_workers, **common)
-        expected = list(
-            reference.batches(reference_examples(kind, 11), augment=by_reference, passes=2, **common)
-        )
-        if kind == "map":
-            assert len(loader) == len(expected)
-        batches = list(loader)
-        assert len(batches) == len(expected)
-        for batch, (one, _) in zip(batches, expected, strict=True):
-            assert_same(batch, one)
-        assert loader.fresh_examples == 22
-        assert loader.fresh_examples_in_buffer == 0
-        list(loader)
-        assert loader.fresh_examples == 44
-
-
-@pytest.mark.parametrize("kind", ["arrays", "map", "stream"])
-def test_batches_are_the_same_for_any_number_of_workers_and_prefetch(kind: str) -> None:
-    make, augment, _, extra = SOURCES[kind]
-    for variant in VARIANTS:
-        runs = []
-        for num_workers, prefetch in ((0, 2), (1, 0), (8, 5)):
-            common: dict[str, Any] = {"shuffle_buffer": 9, "augment": augment, **variant, **extra}
-            with EchoLoader(make(19), 5, num_workers=num_workers, prefetch=prefetch, **common) as loader:
-                runs.append([(batch["x"], loader.fresh_examples) for batch in islice(loader, 9)])
-        for inline, one, eight in zip(*runs, strict=True):
-            assert torch.equal(inline[0], one[0])
-            assert torch.equal(inline[0], eight[0])
-            assert inline[1] == one[1] == eight[1]
 
 
 def test_each_iteration_is_new_passes() -> None:
@@ -107,14 +44,6 @@ def test_a_second_iterator_of_an_endless_loader_continues() -> None:
     parts = [*islice(loader, 3), *islice(loader, 5)]
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one["label"], other["label"])
-
-
-@pytest.mark.parametrize("variant", ["batch", "example_before_augmentation", "example_after_augmentation"])
-def test_factor_1_is_no_echo(variant: str) -> None:
-    common: dict[str, Any] = {"batch_size": 5, "shuffle_buffer": 6, "augment": add_noise, "seed": 2}
-    plain = islice(EchoLoader(Dataset(12), echo="none", **common), 12)
-    for batch, other in zip(plain, EchoLoader(Dataset(12), echo=variant, **common), strict=False):
-        assert torch.equal(batch["x"], other["x"])
 
 
 def test_echo_before_augments_anew_and_after_repeats_bit_for_bit() -> None:
@@ -163,32 +92,6 @@ def test_a_shuffled_batch_mixes_its_source() -> None:
     assert first.max() > 400
     assert loader.fresh_examples == 600
     assert loader.fresh_examples_in_buffer == 500
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-@pytest.mark.parametrize("kind", ["map", "stream"])
-def test_ranks_share_the_examples(variant: dict[str, Any], world: int, kind: str) -> None:
-    make, augment, by_reference, extra = SOURCES[kind]
-    common: dict[str, Any] = {"batch_size": 4, "shuffle_buffer": 5, "seed": 1, **variant, **extra}
-    passes = 1 if kind == "map" else None  # ranks can't make passes of what is iterated
-    for rank in range(world):
-        loader = EchoLoader(
-            make(17), augment=augment, rank=rank, world_size=world, epochs=passes, num_workers=rank, **common
-        )
-        expected = reference.batches(
-            reference_examples(kind, 17),
-            augment=by_reference,
-            rank=rank,
-            world=world,
-            passes=passes,
-            **common,
-        )
-        count = len(loader) if passes else 20
-        for batch, (one, fresh) in zip(islice(loader, count), islice(expected, count), strict=True):
-            assert_same(batch, one)
-            assert loader.fresh_examples == fresh
-        loader.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

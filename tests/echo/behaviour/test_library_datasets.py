@@ -49,7 +49,7 @@ def flips(batches: Any) -> list[bool]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:source. .*CocoDetection draws random numbers in its transforms")
+@pytest.mark.filterwarnings("ignore:source. .*CocoDetection draws random numbers as it reads")
 @pytest.mark.parametrize("where", ["augment", "transforms"])
 def test_wrapped_detection_datasets(where: str, tmp_path: Path) -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -70,7 +70,7 @@ def test_a_transform_in_a_torchvision_dataset_is_told(tmp_path: Path) -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
     dataset = coco(tmp_path, transforms=v2.RandomHorizontalFlip(0.5))
     with pytest.warns(
-        UserWarning, match=r"CocoDetection draws random numbers in its transforms .*EchoLoader\(augment"
+        UserWarning, match=r"CocoDetection draws random numbers as it reads .*EchoLoader\(augment"
     ):
         EchoLoader(dataset, 4, collate=list, echo="example_before_augmentation", factor=2)
     EchoLoader(coco(tmp_path, transforms=v2.Identity()), 4, collate=list)  # draws nothing: no warning
@@ -80,7 +80,7 @@ def noisy(rows: dict[str, list[Any]]) -> dict[str, Any]:
     return {**rows, "x": [[value + random.random() for value in x] for x in rows["x"]]}
 
 
-@pytest.mark.filterwarnings("ignore:source. Dataset draws random numbers in its set_transform")
+@pytest.mark.filterwarnings("ignore:source. Dataset draws random numbers as it reads")
 @pytest.mark.parametrize("kind", ["torch", "numpy", "plain", "set_transform"])
 def test_hugging_face_datasets(kind: str) -> None:
     datasets = pytest.importorskip("datasets")

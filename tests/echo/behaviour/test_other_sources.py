@@ -1,10 +1,9 @@
 """Sources as people have them: Hugging Face, torch, WebDataset-style pipelines, generator factories."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
@@ -35,29 +34,6 @@ class TorchStream(IterableDataset[dict[str, Any]]):
         return map(example, range(LENGTH))
 
 
-Stage = Callable[[Iterator[Any]], Iterator[Any]]
-
-
-class Pipeline:
-    """Stages over a source, one after another, as WebDataset composes them."""
-
-    def __init__(self, source: Iterable[Any], *stages: Stage) -> None:
-        self.source, self.stages = source, stages
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.source)
-        for stage in self.stages:
-            samples = stage(samples)
-        yield from samples
-
-
-def local_shuffle(samples: Iterator[Any]) -> Iterator[Any]:
-    rng = np.random.default_rng(0)
-    while chunk := list(islice(samples, 7)):
-        rng.shuffle(chunk)
-        yield from chunk
-
-
 def hf() -> Any:
     return datasets.Dataset.from_dict(columns())
 
@@ -75,7 +51,6 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "torch": TorchDataset,
     "torch subset": lambda: Subset(TorchDataset(), range(LENGTH)),
     "torch stream": TorchStream,
-    "pipeline": lambda: Pipeline(range(LENGTH), local_shuffle, lambda rows: map(example, rows)),
     "factory": lambda: lambda: map(example, range(LENGTH)),
 }
 

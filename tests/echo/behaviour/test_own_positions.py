@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from adaecho import EchoLoader
+from tests.echo.sources import held_serials
 from tests.helpers import through_torch_save
 
 LENGTH = 200
@@ -158,7 +159,7 @@ def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
         with make() as restored:
             restored.load_state_dict(state)
             if not whole:
-                oldest = min([*(state["examples"]["buffer"] >> 16).tolist(), state["next_index"]])
+                oldest = min([*held_serials(restored), state["next_index"]])
                 # To the oldest in the buffer, and a mark's distance.
                 assert restored.reread_examples <= state["next_index"] - oldest + 20
             assert take(restored, 12) == batches[stop : stop + 12], stop

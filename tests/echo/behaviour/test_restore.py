@@ -9,92 +9,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, arrays
+from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, held_serials
 from tests.helpers import through_torch_save
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_restores_at_every_batch(variant: dict[str, Any], kind: str, num_workers: int) -> None:
-    make, augment, _, extra = SOURCES[kind]
-    common: dict[str, Any] = {
-        "batch_size": 4, "shuffle_buffer": 9, "seed": 3, "augment": augment, **variant, **extra,
-    }  # fmt: skip
-    with EchoLoader(make(11), num_workers=num_workers, **common) as loader:
-        iterator = iter(loader)
-        states, batches, counts = [loader.state_dict()], [], [0]
-        for step in range(8):
-            batches.append(next(iterator))
-            counts.append(loader.fresh_examples)
-            if step % 2:
-                loader.next_fresh_examples()  # looking ahead must not show in the state
-            states.append(loader.state_dict())
-    for position, state in enumerate(states):
-        with EchoLoader(make(11), num_workers=(num_workers + position) % 2, **common) as restored:
-            restored.load_state_dict(through_torch_save(state))
-            assert restored.fresh_examples == counts[position]
-            again = restored.state_dict()
-            assert_same_position(again, state)
-            for batch, step in zip(islice(restored, 3), range(position, 8), strict=False):
-                assert torch.equal(batch["x"], batches[step]["x"])
-                assert torch.equal(batch["label"], batches[step]["label"])
-                assert restored.fresh_examples == counts[step + 1]
-
-
-def assert_same_position(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert set(one) == set(other)
-    for name in set(one) - {"clocks", "reread_examples"}:
-        if name in ("examples", "batches"):
-            assert torch.equal(one[name].pop("buffer"), other[name].pop("buffer"))
-        if name == "held_batches":
-            assert [items.tolist() for items in one[name].values()] == [
-                items.tolist() for items in other[name].values()
-            ]
-        else:
-            assert one[name] == other[name]
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_restores_within_epochs(variant: dict[str, Any], kind: str) -> None:
-    make, augment, _, extra = SOURCES[kind]
-    common: dict[str, Any] = {
-        "batch_size": 4, "shuffle_buffer": 9, "augment": augment, "epochs": 1, **variant, **extra,
-    }  # fmt: skip
-    loader = EchoLoader(make(11), **common)
-    states, batches, passes = [], [], []
-    for number in range(3):
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
-            passes.append(number)
-    for position, state in enumerate(states):
-        restored = EchoLoader(make(11), num_workers=position % 2, **common)
-        restored.load_state_dict(through_torch_save(state))
-        rest = [batch for _ in range(passes[position], 3) for batch in restored]
-        if passes[position] < 2 and position + 1 < len(passes) and passes[position + 1] > passes[position]:
-            # After the last batch of a pass the next iter() begins a new one.
-            rest = rest[: len(batches) - position - 1]
-        for batch, expected in zip(rest, batches[position + 1 :], strict=False):
-            assert torch.equal(batch["x"], expected["x"])
-        assert len(rest) >= len(batches) - position - 1
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_restores_each_rank(variant: dict[str, Any]) -> None:
-    for kind in ("map", "stream"):
-        make, augment, _, extra = SOURCES[kind]
-        common: dict[str, Any] = {
-            "batch_size": 3, "shuffle_buffer": 5, "augment": augment, "rank": 1, "world_size": 3,
-            **variant, **extra,
-        }  # fmt: skip
-        loader = EchoLoader(make(17), **common)
-        list(islice(loader, 9))
-        restored = EchoLoader(make(17), **common)
-        restored.load_state_dict(loader.state_dict())
-        for one, other in zip(islice(loader, 6), restored, strict=False):
-            assert torch.equal(one["x"], other["x"])
 
 
 def test_reads_again_what_the_buffer_held_and_no_more() -> None:
@@ -108,9 +24,14 @@ def test_reads_again_what_the_buffer_held_and_no_more() -> None:
     source.reads = 0
     restored = EchoLoader(source, shuffle_buffer=100, **common)
     restored.load_state_dict(state)
-    assert source.reads == restored.reread_examples
-    assert held <= restored.reread_examples <= held + 1  # and the example whose echo is in progress
     assert restored.fresh_examples == loader.fresh_examples
+    assert source.reads == restored.reread_examples == 0  # no sooner than it leaves
+    list(islice(restored, 1))
+    assert restored.reread_examples <= 10
+    list(islice(restored, 200))
+    # Of some both uses were held, which leave with different batches.
+    assert held <= restored.reread_examples <= 101
+    assert source.reads == restored.reread_examples + restored.fresh_examples - loader.fresh_examples
 
 
 def test_the_state_is_small() -> None:
@@ -120,7 +41,7 @@ def test_the_state_is_small() -> None:
     next(iter(loader))
     file = io.BytesIO()
     torch.save(loader.state_dict(), file)
-    assert file.tell() <= 64 * 20_000
+    assert file.tell() <= 10_000
 
 
 def test_another_loaders_state_is_refused() -> None:
@@ -181,12 +102,12 @@ def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
     }  # fmt: skip
     loader = EchoLoader(source, **common)
     next(iter(loader))
-    state = loader.state_dict()
-    held = (state["examples"]["buffer"] >> 16).tolist()
-    broken.add(held[0])
+    broken.add(held_serials(loader)[0])
+    restored = EchoLoader(source, **common)
+    restored.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="not this time") as caught:
-        EchoLoader(source, **common).load_state_dict(state)
-    assert "again to restore the buffer; it could be read before" in caught.value.__notes__[0]
+        list(islice(restored, 40))
+    assert "again, as the buffer held it; it could be read before" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("decode", [None, lambda batch: batch["x"]], ids=["", "decode"])
@@ -201,11 +122,11 @@ def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -
     state = loader.state_dict()
     restored = EchoLoader(source, None, decode=decode, **common)
     restored.load_state_dict(state)
-    read = range(state["next_index"]) if kind == "stream" else state["held_batches"]["numbers"].tolist()
-    assert restored.reread_examples == sum(3 + number % 2 for number in read)
-    assert [batch.tolist() for batch in islice(restored, 6)] == [
-        batch.tolist() for batch in islice(loader, 6)
+    read = range(state["next_index"]) if kind == "stream" else sorted(set(held_serials(loader)))
+    assert [batch.tolist() for batch in islice(restored, 60)] == [
+        batch.tolist() for batch in islice(loader, 60)
     ]
+    assert restored.reread_examples == sum(3 + number % 2 for number in read)
 
 
 @pytest.mark.parametrize("batch_size", [1, None])

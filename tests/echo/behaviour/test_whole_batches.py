@@ -180,3 +180,49 @@ def test_a_data_loader_of_tuples_of_views() -> None:
 
     loader = EchoLoader(Views(), None, epochs=1)
     assert [loader.fresh_examples for _ in loader] == [4, 8, 10]
+
+
+class OneMemory:
+    """Writes each batch into the memory of the one before."""
+
+    def __init__(self) -> None:
+        self.batch = {"x": torch.zeros(4)}
+
+    def __iter__(self) -> Any:
+        for number in range(8):
+            self.batch["x"].fill_(number)
+            yield self.batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("buffer", [0, 3])
+def test_batches_that_lie_in_one_memory_are_echoed_as_they_were(buffer: int, num_workers: int) -> None:
+    def taken(source: Any) -> list[float]:
+        common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": buffer, "epochs": 1}
+        with EchoLoader(source, None, num_workers=num_workers, **common) as loader:
+            return [float(batch["x"][0]) for _ in range(2) for batch in loader]
+
+    assert taken(OneMemory()) == taken(lambda: iter([{"x": torch.full((4,), n)} for n in range(8)]))
+
+
+class LengthOnceIterated:
+    """As Lightning's CombinedLoader."""
+
+    length = 0
+
+    def __iter__(self) -> Any:
+        self.length = 5
+        return iter(batches(5))
+
+    def __len__(self) -> int:
+        if not self.length:
+            raise RuntimeError("call iter() first")
+        return self.length
+
+
+def test_a_length_that_is_known_once_it_is_iterated() -> None:
+    loader = EchoLoader(LengthOnceIterated(), None, epochs=1)
+    with pytest.raises(TypeError, match="isn't known"):
+        len(loader)
+    next(iter(loader))
+    assert len(loader) == 5

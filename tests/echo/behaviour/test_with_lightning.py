@@ -50,7 +50,6 @@ LOADERS: dict[str, Make] = {
         num_workers=2,
     ),
     "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
-    "with ages": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=2, ages=True),
     # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
     "several": lambda: lightning().pytorch.utilities.CombinedLoader(
         {
@@ -139,8 +138,8 @@ def test_lightning_around_another_loader(name: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     seen = fit(make, tmp_path)
     torch.manual_seed(2)
-    if name == "WebDataset, shuffled":
-        with pytest.raises(ValueError, match="detshuffle in place of shuffle"):
+    if name in others.REFUSED:
+        with pytest.raises(ValueError, match=others.REMEDY):
             fit(make, checkpoint=tmp_path / "3.ckpt")
         return
     for step in (3, len(seen) - 3):

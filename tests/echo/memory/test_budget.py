@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.batches import ExampleBatches
 from adaecho.echo.memory import budget
 from adaecho.echo.memory.pool import ExamplePool, ListPool, ResidentPool
 from adaecho.echo.memory.tree import Columns, TreeSpec
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.items import Fresh
-from adaecho.echo.order.stage import EchoStage
-from tests.echo.sources import Dataset, Stream, arrays
+from adaecho.echo.order.fresh import Fresh
+from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stream import Stream
+from tests.echo import sources
+from tests.echo.sources import Dataset, arrays
 
 
-@pytest.mark.parametrize("make", [Dataset, Stream, arrays])
+@pytest.mark.parametrize("make", [Dataset, sources.Stream, arrays])
 def test_a_buffer_beyond_all_memory(make: Any) -> None:
     source = make(9)
     with pytest.raises(ValueError, match=r"it would take 11,175\.9 GiB and .* make shuffle_buffer"):
@@ -63,9 +64,10 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
     iterator = iter(loader)
     for _ in range(50):
         next(iterator)
-    assert isinstance(loader._stages.batches, ExampleBatches)
-    assert isinstance(loader._stages.batches._pool, ExamplePool)
-    pool = loader._stages.batches._pool._pool
+    assert loader._pipeline.run is not None
+    pools = loader._pipeline.run._batches._pool
+    assert isinstance(pools, ExamplePool)
+    pool = pools._pool
     assert isinstance(pool, ListPool)
     held = [example for example in pool._examples if example is not None]
     assert len(held) >= 300
@@ -112,7 +114,6 @@ def test_rows_beyond_32_bits() -> None:
     numbers = np.arange(50)
     fresh = iter([Fresh(numbers, first + numbers, 50)])
     pool = ResidentPool(Columns(TreeSpec("array"), [source]))
-    stage = EchoStage(
-        lambda _: next(fresh, None), pool, Factor(0, 1, world=1), seed=0, size=8, rows=pool.rows
-    )
+    stream = Stream(0, 8, Factor(0, 1), rank=0, world=1, begin=0, bad=[])
+    stage = Stage(lambda _: next(fresh, None), pool, stream, rows=pool.rows)
     assert sorted(stage.take(50).rows) == list(range(first, first + 50))

@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.threads.timers import Counters, Deliveries, Timers, works_ahead
+from adaecho.echo.read.sources import as_source
+from adaecho.echo.threads.timers import Counters, Deliveries, Timers
 from tests.conftest import HandClock
 
 UPSTREAM_S, STEP_S = 4.0, 1.0
@@ -207,5 +208,5 @@ def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_data_loader_with_workers_works_ahead(num_workers: int) -> None:
     loader: DataLoader[Any] = DataLoader(SlowDataset(0.0), batch_size=4, num_workers=num_workers)
-    assert works_ahead(loader) == bool(num_workers)
+    assert as_source(loader, batch_size=None).works_ahead == bool(num_workers)
     assert (EchoLoader(loader, None)._pipeline.deliveries is not None) == bool(num_workers)

@@ -1,0 +1,180 @@
+"""The stream: what enters, is held, leaves and drains, as a function of seed and number.
+
+Paper, section 3: for the example echoing variants "we omitted the baseline's 'shuffle examples' buffer and
+inserted a shuffle buffer after the echoing stage with the same size as the baseline's buffer". Here the slot
+that an item takes in that buffer is a hash of the item. So
+
+1. what enters is every good example in serial order, each as often as the factor says;
+2. the item that leaves as another enters is the last one before it that took the same slot;
+3. hence what leaves, and what is held, follow from the seed and how many have entered, without any history
+   but the bad examples and the changes of the factor.
+
+So a place in the stream is three numbers, and whatever else there is, buffers too, is a cache of it.
+"""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+
+from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.shuffle_buffer import ShuffleBuffer
+
+_LEAST_LOOK = 1 << 12  # fresh examples looked back over at once
+
+
+class Place(NamedTuple):
+    """Where a stream stands, counted since its iteration began.
+
+    Attributes:
+        entered: items that have entered the buffer.
+        last: the last of them; -1 for none.
+        drained: outputs since the pass ended.
+    """
+
+    entered: int = 0
+    last: int = -1
+    drained: int = 0
+
+    def outputs(self, size: int) -> int:
+        """How many have left a buffer of so many slots."""
+        return max(0, self.entered - size) + self.drained
+
+
+BEGINNING = Place()
+
+
+class Contents(NamedTuple):
+    """What a place holds: the buffer, by slot or as it drains, and the last example's repeats to come."""
+
+    buffer: keyed.Items = keyed.NO_ITEMS
+    pending: keyed.Items = keyed.NO_ITEMS
+
+    @property
+    def items(self) -> keyed.Items:
+        """All of them, int64 [n]."""
+        return np.concatenate(self)
+
+
+NOTHING = Contents()
+
+
+class Stream:
+    """The items of one iteration of one stage, of examples or of batches.
+
+    Args:
+        seed: of its draws.
+        size: slots of the buffer; 0 passes everything on in order.
+        factor: how often each is repeated.
+        rank, world: the serial of local number i is ``i * world + rank``.
+        begin: local number at which the iteration begins.
+        bad: local numbers that gave no example, rising; only appended to.
+    """
+
+    def __init__(
+        self, seed: int, size: int, factor: Factor, *, rank: int, world: int, begin: int, bad: list[int]
+    ) -> None:
+        self.seed, self.size, self.factor = seed, size, factor
+        self.rank, self.world, self.begin, self.bad = rank, world, begin, bad
+
+    def number(self, item: int) -> int:
+        """The local number of the fresh example of an item."""
+        return (item >> keyed.ECHO_BITS) // self.world
+
+    def item_of(self, number: int) -> int:
+        """The first use of a local number."""
+        return (number * self.world + self.rank) << keyed.ECHO_BITS
+
+    def entering(self, start: int, stop: int) -> keyed.Items:
+        """All uses of the good ones among the local numbers from ``start`` to before ``stop``."""
+        numbers = np.arange(start, stop, dtype=np.int64)  # [stop - start], less the bad ones
+        bad = self.bad[bisect_left(self.bad, start) : bisect_left(self.bad, stop)]
+        if bad:
+            numbers = np.setdiff1d(numbers, bad, assume_unique=True)
+        return keyed.uses(numbers * self.world + self.rank, self.factor.counts(numbers))
+
+    def contents(self, place: Place) -> Contents:
+        """What is held at a place."""
+        return Contents(self.held(place), self.pending(place))
+
+    def pending(self, place: Place) -> keyed.Items:
+        """The repeats of the last example to enter that have not."""
+        if place.last < 0:
+            return keyed.NO_ITEMS
+        number = self.number(place.last)
+        repeats = self.entering(number, number + 1)
+        return repeats[repeats > place.last]
+
+    def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
+        """What entered up to an item, of a block of local numbers before one, and where that block begins."""
+        start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
+        items = self.entering(start, stop)
+        return items[: np.searchsorted(items, last, side="right")], start
+
+    def _after_last(self, place: Place) -> int:
+        """Local number of the first example of which no use has entered."""
+        return self.begin if place.last < 0 else self.number(place.last) + 1
+
+    def held(self, place: Place) -> keyed.Items:
+        """What the buffer holds, by slot, or where some have drained in the order in which the rest will."""
+        buffer = np.full(min(self.size, place.entered), -1, dtype=np.int64)  # [slots filled]
+        entered, stop = place.entered, self._after_last(place)
+        while len(buffer) and buffer.min() < 0:
+            items, stop = self._block_before(stop, place.last)  # the latest block first
+            entered -= len(items)  # before these
+            slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
+            filling = min(max(self.size - entered, 0), len(items))
+            slots[:filling] = entered + np.arange(filling)  # the first ones filled the slots in order
+            empty = buffer[slots] < 0
+            # Items rise: of several in one slot the last is the largest.
+            np.maximum.at(buffer, slots[empty], items[empty])
+        if place.drained:
+            buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][place.drained :]
+        return buffer
+
+    def oldest(self, place: Place) -> int:
+        """The oldest item that is held, or where none is, the next to enter."""
+        following = self.item_of(self._after_last(place))
+        return int(np.append(self.contents(place).items, following).min())
+
+    def leaving(self, place: Place, first: int, stop: int) -> keyed.Items:
+        """The outputs from number ``first`` to before ``stop``, all of which had left at a place."""
+        start = self.earlier(place, first)
+        buffer = ShuffleBuffer(self.seed, self.size)
+        held = self.held(start)
+        buffer.load(held, held, draining=start.drained > 0)
+        left = [keyed.NO_ITEMS]
+        if not start.drained:
+            left.append(self._exchanged(buffer, start, place, stop - first))
+        if place.drained:
+            buffer.begin_drain()
+            left.append(buffer.drain(stop - first)[0])
+        return np.concatenate(left)[: stop - first]
+
+    def earlier(self, place: Place, output: int) -> Place:
+        """The place at which so many outputs had left, no later than another."""
+        exchanged = max(0, place.entered - self.size)
+        if output > exchanged:
+            return place._replace(drained=output - exchanged)
+        entered = min(self.size, place.entered) + output
+        if not entered:
+            return BEGINNING
+        further, stop = place.entered - entered, self._after_last(place)
+        items, stop = self._block_before(stop, place.last)
+        while len(items) <= further:
+            further -= len(items)
+            items, stop = self._block_before(stop, place.last)
+        return Place(entered, int(items[len(items) - 1 - further]))
+
+    def _exchanged(self, buffer: ShuffleBuffer, start: Place, end: Place, count: int) -> keyed.Items:
+        """Up to ``count`` outputs between two places, as others enter."""
+        left, entered = [keyed.NO_ITEMS], self.begin if start.last < 0 else self.number(start.last)
+        count = min(count, end.entered - start.entered)
+        while count > 0:
+            stop = min(entered + _LEAST_LOOK, self.number(end.last) + 1)
+            items = self.entering(entered, stop)
+            items = items[(items > start.last) & (items <= end.last)][:count]
+            left.append(buffer.swap(items, items, ShuffleBuffer.slots(self.seed, self.size, items))[0])
+            entered, count = stop, count - len(items)
+        return np.concatenate(left)

@@ -1,0 +1,209 @@
+"""A state is a place and a log: it goes on under other factors and ranks; a refused one breaks nothing."""
+
+import io
+import threading
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaecho import EchoLoader
+from tests.echo.sources import Dataset, Stream
+
+
+def labels(loader: Any, count: int | None = None) -> list[list[int]]:
+    return [batch["label"].tolist() for batch in islice(loader, count)]
+
+
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation", "batch"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_goes_on_under_another_factor(echo: str, num_workers: int) -> None:
+    common: dict[str, Any] = {"echo": echo, "shuffle_buffer": 7, "epochs": 1, "num_workers": num_workers}
+    with EchoLoader(Dataset(60), 4, factor=2, **common) as loader:
+        first = labels(loader, 6)
+        fresh, state = loader.fresh_examples, loader.state_dict()
+    with EchoLoader(Dataset(60), 4, factor=3, **common) as other:
+        other.load_state_dict(state)
+        rest = labels(other)
+        assert other.factor == 3
+        assert other.factor_changes[-1][1] == 3
+        assert other.fresh_examples == 60
+    uses = Counter(label for batch in first + rest for label in batch)
+    assert sorted(uses) == list(range(60))
+    assert set(uses.values()) == {2, 3}
+    # What had been read under the old factor comes twice; whatever is read later three times.
+    twice = sum(number == 2 for number in uses.values())
+    if echo == "batch":
+        assert twice == 12  # three batches had been made
+    else:
+        assert fresh - 1 <= twice <= fresh
+
+
+def test_a_factor_that_changed_goes_into_the_next_state() -> None:
+    common: dict[str, Any] = {"echo": "example_before_augmentation", "shuffle_buffer": 9}
+    loader = EchoLoader(Dataset(50), 4, factor=2, **common)
+    labels(loader, 5)
+    changed = EchoLoader(Dataset(50), 4, factor=1.5, **common)
+    changed.load_state_dict(loader.state_dict())
+    labels(changed, 5)
+    again = EchoLoader(Dataset(50), 4, factor=1.5, **common)
+    again.load_state_dict(changed.state_dict())
+    assert again.factor_changes == changed.factor_changes
+    assert labels(again, 20) == labels(changed, 20)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size": 5},
+        {"shuffle_buffer": 0},
+        {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 4},
+        {"echo": "example_after_augmentation", "factor": 2},
+        {"echo": "none", "factor": 1},
+    ],
+    ids=str,
+)
+def test_between_iterations_nothing_is_held(changes: dict[str, Any], after: int) -> None:
+    given: dict[str, Any] = {
+        "batch_size": 4, "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7, "epochs": 1,
+    }  # fmt: skip
+    loader = EchoLoader(Dataset(30), **given)
+    for _ in range(after):
+        labels(loader)
+    other = EchoLoader(Dataset(30), **{**given, **changes})
+    other.load_state_dict(loader.state_dict())
+    for number in (1, 2):
+        uses = Counter(label for batch in labels(other) for label in batch)
+        assert uses == Counter(dict.fromkeys(range(30), int(changes.get("factor", 2))))
+        assert other.fresh_examples == (after + number) * 30
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 3), (2, 4), (3, 1), (4, 2)])
+def test_between_iterations_into_other_numbers_of_ranks(before: int, now: int) -> None:
+    def make(rank: int, world: int) -> EchoLoader:
+        return EchoLoader(
+            Dataset(24), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=5, epochs=1,
+            rank=rank, world_size=world,
+        )  # fmt: skip
+
+    loader = make(0, before)
+    labels(loader)
+    state = loader.state_dict()
+    uses: Counter[int] = Counter()
+    for rank in range(now):
+        other = make(rank, now)
+        other.load_state_dict(state)
+        assert other.fresh_examples == 24 // now
+        uses += Counter(label for batch in labels(other) for label in batch)
+        assert other.fresh_examples == 2 * 24 // now
+    assert uses == Counter(dict.fromkeys(range(24), 2))
+
+
+def test_within_an_iteration_they_must_be_the_same() -> None:
+    loader = EchoLoader(Dataset(30), 4, epochs=1)
+    labels(loader, 2)
+    with pytest.raises(ValueError, match="world_size was 1 and is 2 now; within an iteration"):
+        EchoLoader(Dataset(30), 4, epochs=1, rank=0, world_size=2).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_refused_state_leaves_the_loader_as_it_was(num_workers: int) -> None:
+    class Shrunk(Stream):
+        shrunk = False
+
+        def __iter__(self) -> Any:
+            yield from islice(super().__iter__(), 5 if self.shrunk else None)
+
+    common: dict[str, Any] = {"shuffle_buffer": 6, "num_workers": num_workers}
+    later = EchoLoader(Stream(40), 4, shuffle_buffer=6)
+    expected = labels(later, 9)
+    state = later.state_dict()
+    with EchoLoader(Shrunk(40), 4, epochs=None, **common) as loader:
+        seen = labels(loader, 3)
+        Shrunk.shrunk = True
+        with pytest.raises(ValueError, match=r"examples again|another one"):
+            loader.load_state_dict(state)
+        Shrunk.shrunk = False
+        assert loader.fresh_examples == 18
+        assert seen + labels(loader, 6) == expected
+
+
+@pytest.mark.parametrize("dropped", ["bad", "drop_last"])
+def test_fresh_examples_at_the_last_batch_are_those_of_the_batches(dropped: str) -> None:
+    """Not what lies behind it: rows that make no batch."""
+
+    def decode(example: dict[str, Any]) -> dict[str, Any]:
+        if dropped == "bad" and int(example["label"]) == 9:
+            raise ValueError("damaged")
+        return example
+
+    def make() -> EchoLoader:
+        return EchoLoader(
+            Dataset(10), 3, order="stored", epochs=1, decode=decode, max_bad_examples=2,
+            drop_last=dropped == "drop_last",
+        )  # fmt: skip
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert loader.fresh_examples == 9
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    assert restored.fresh_examples == 9
+    assert next(iterator, None) is None
+    assert loader.fresh_examples == 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_second_thread_that_takes_at_once_is_refused(num_workers: int) -> None:
+    go, reading = threading.Event(), threading.Event()
+
+    class Slow(Dataset):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row == 9:
+                reading.set()
+                go.wait(100)
+            return super().__getitem__(row)
+
+    with EchoLoader(Slow(40), 4, order="stored", epochs=1, num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        taken = labels(iterator, 2)
+        thread = threading.Thread(target=lambda: taken.extend(labels(iterator, 1)), daemon=True)
+        thread.start()
+        assert reading.wait(100)
+        while not loader._taking:
+            pass
+        with pytest.raises(RuntimeError, match="one thread takes its batches"):
+            next(iterator)
+        go.set()
+        thread.join(100)
+        taken += labels(iterator)
+    assert [label for batch in taken for label in batch] == list(range(40))
+
+
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
+def test_a_state_is_small_and_quickly_made(echo: str) -> None:
+    source = {"label": np.arange(250_000)}
+    loader = EchoLoader(source, 1000, echo=echo, factor=2, shuffle_buffer=100_000)
+    labels(loader, 20)
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    assert file.tell() <= 10_000
+    restored = EchoLoader(source, 1000, echo=echo, factor=2, shuffle_buffer=100_000)
+    restored.load_state_dict(loader.state_dict())
+    assert labels(restored, 10) == labels(loader, 10)
+
+
+def test_the_first_batch_after_a_resume_waits_for_no_buffer() -> None:
+    loader = EchoLoader(Dataset(3000), 4, shuffle_buffer=2000)
+    labels(loader, 3)
+    source = Dataset(3000)
+    restored = EchoLoader(source, 4, shuffle_buffer=2000)
+    restored.load_state_dict(loader.state_dict())
+    labels(restored, 1)
+    assert source.reads <= 8  # four that leave, four that enter

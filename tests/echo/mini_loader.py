@@ -1,0 +1,162 @@
+"""A whole loader from the paper's words: batch n is a function of (seed, n), and its state is one number.
+
+"We implement data echoing by inserting a stage in the training pipeline that repeats (echoes) the outputs of
+the previous stage. [...] In some cases, we also shuffle the outputs of the echoing stage." (Choi, Passos,
+Shallue, Dahl 2019, section 2.) Where an item lies in the buffer is a hash of the item, so that:
+
+1. what leaves as item t enters is the last item before t with t's slot: it follows from what enters alone;
+2. what enters at t is counted up from the seed, for examples as for batches;
+3. what no later item pushes out leaves at the end of an iteration, in the order of a hash. So n is enough.
+
+It shares no code with the loader: plain Python, one example at a time, and slow. What it keeps is a cache.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from tests.echo.reference import DRAIN, ONCE, SLOT, bits, key, permutation, repeats, uniform
+
+Item = tuple[int, int]  # a local number (the serial is number * world + rank) and an echo index
+Made = tuple[list[Item], int]  # of each example of a batch; how many examples had been read
+
+
+class Echo:
+    """Repeats each of the local numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
+
+    def __init__(
+        self, seed: int, factor: float, size: int, first: int, end: int | None, rank: int, world: int
+    ) -> None:
+        self.seed, self.factor, self.size, self.end = seed, factor, size, end
+        self.rank, self.world, self.first, self.next = rank, world, first, first
+        self.slot = lru_cache(None)(self.slot)
+        self.entered: list[Item] = []  # item t at t
+
+    def enters(self, t: int) -> bool:
+        while len(self.entered) <= t and self.next != self.end:
+            count = repeats(self.seed, self.next, self.factor)
+            self.entered += [(self.next, echo) for echo in range(count)]
+            self.next += 1
+        return t < len(self.entered)
+
+    def key(self, t: int) -> int:
+        number, echo = self.entered[t]
+        return key(self.seed, number * self.world + self.rank, echo)
+
+    def slot(self, t: int) -> int:
+        return t if t < self.size else int(uniform(self.key(t), SLOT) * self.size)
+
+    def leaves(self, n: int) -> tuple[Item, int] | None:
+        """Output n, and how many numbers have come by then; None after the last."""
+        t = n + self.size
+        if self.enters(t):
+            before = (s for s in reversed(range(t)) if self.slot(s) == self.slot(t))
+            return self.entered[next(before) if self.size else t], self.entered[t][0] + 1
+        last = {self.slot(t): t for t in range(len(self.entered))} if self.size else {}  # of each slot
+        drained = sorted(last.values(), key=lambda t: bits(self.key(t), DRAIN))
+        left = n - len(self.entered) + len(drained)
+        return (self.entered[drained[left]], self.next) if left < len(drained) else None
+
+
+@dataclass
+class MiniLoader:
+    """As an EchoLoader of the examples in a list; what augments takes (example, key)."""
+
+    examples: list[Any]
+    batch_size: int
+    echo: str = "none"
+    factor: float = 1.0
+    shuffle_buffer: int = 0
+    batch_shuffle_buffer: int = 0
+    once: Callable[[Any, int], Any] | None = None  # (once, each_time), or augment alone
+    augment: Callable[[Any, int], Any] | None = None
+    order: str = "permutation"
+    epochs: int | None = None
+    drop_last: bool = False
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    n: int = 0  # batches taken
+
+    def __post_init__(self) -> None:
+        self.stored = len(self.examples) * (self.epochs or 0)  # examples of an iteration, of all ranks
+        self.of_each = self.parts(self.stored, self.world_size)
+        self.stages, self.length = lru_cache(self.stages), lru_cache(self.length)
+
+    def parts(self, number: int, size: int) -> int:
+        return number // size if self.drop_last else math.ceil(number / size)
+
+    def stages(self, iteration: int) -> tuple[Echo, Echo]:
+        """That of examples and that of batches, of which one echoes."""
+        batches = self.parts(self.of_each, self.batch_size)
+
+        def stage(echoes: bool, seed: int, size: int, count: int) -> Echo:
+            first, end = iteration * count, (iteration + 1) * count if self.epochs else None
+            return Echo(seed, self.factor if echoes else 1, size, first, end, self.rank, self.world_size)
+
+        return (
+            stage(self.echo.startswith("example"), self.seed, self.shuffle_buffer, self.of_each),
+            stage(self.echo == "batch", self.seed + 1, self.batch_shuffle_buffer, batches),
+        )
+
+    def fresh_batch(self, iteration: int, m: int) -> Made | None:
+        left = map(self.stages(iteration)[0].leaves, range(m * self.batch_size, (m + 1) * self.batch_size))
+        made = list(itertools.takewhile(bool, left))
+        if not made or (self.drop_last and len(made) < self.batch_size):
+            return None
+        return [item for item, _ in made], made[-1][1]
+
+    def batch(self, iteration: int, m: int) -> Made | None:
+        """Its items, and how many examples had been read when it left; None after the last."""
+        if self.echo != "batch":
+            return self.fresh_batch(iteration, m)
+        stage = self.stages(iteration)[1]
+        if (left := stage.leaves(m)) is None:
+            return None
+        (number, _), come = left
+        made, last = (self.fresh_batch(iteration, one - stage.first) for one in (number, come - 1))
+        return made[0], last[1]
+
+    def length(self, iteration: int) -> int:
+        return next(m for m in itertools.count() if self.batch(iteration, m) is None)
+
+    def row(self, serial: int) -> int:
+        if self.epochs:  # the first of an iteration come again at its end until all ranks have as many
+            iteration, position = divmod(serial, self.of_each * self.world_size)
+            serial = iteration * self.stored + position % self.stored
+        number, position = divmod(serial, len(self.examples))
+        if self.order == "stored":
+            return position
+        return permutation(len(self.examples), self.seed, number)[position]
+
+    def example(self, number: int, echo: int) -> Any:
+        serial = number * self.world_size + self.rank
+        one = self.examples[self.row(serial)]
+        if self.once is not None:
+            one = self.once(one, key(self.seed ^ ONCE, serial, 0))
+        if self.augment is not None:
+            echo = 0 if self.echo == "example_after_augmentation" else echo
+            one = self.augment(one, key(self.seed, serial, echo))
+        return one
+
+    def place(self) -> tuple[int, int]:
+        """The iteration that n lies in, and which of its batches comes next."""
+        iteration, m = 0, self.n
+        while self.epochs and m >= (length := self.length(iteration)):
+            iteration, m = iteration + 1, m - length
+        return iteration, m
+
+    def __len__(self) -> int:
+        return self.length(self.place()[0])
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """Batches up to the end of the iteration, each with ``fresh_examples``."""
+        iteration, m = self.place()
+        while (made := self.batch(iteration, m)) is not None:
+            self.n, m = self.n + 1, m + 1
+            yield default_collate([self.example(*item) for item in made[0]]), made[1]
