@@ -32,8 +32,8 @@ test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
-	$(BIN)/python -m adaecho.figures
-	$(BIN)/python scripts/claims_page.py
+	$(BIN)/python -m experiments.evidence
+	$(BIN)/python -m experiments.evidence.claims_page
 
 reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
 	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")

@@ -11,11 +11,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,13 +22,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from adaecho.config.launched import launched_ranks, started_by_torchrun
-from adaecho.errors import RankError, UserError, with_notes
+from adaecho.errors import RankError
 
 _T = TypeVar("_T")
-_REPORT_S = 3.0  # for the others to say why they left, before a rank is called gone
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 5e-3  # between looks for a message
-_ANSWER_S = 10.0  # of the process that keeps what the ranks tell one another
-_LOOK_S = 0.5  # between looks for a rank that failed, and whether the launcher lives
+_LOOK_S = 0.5  # between looks whether the launcher lives
 _PAUSE_S = 0.05  # between looks for the others at the start
 _PARENT = os.getppid()  # as early as possible: of a launcher that has gone nothing tells
 _GRACE_S = 30.0  # as long as torchrun gives
@@ -47,7 +43,6 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
-    _store: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -124,10 +119,12 @@ class Ranks:
         for rank, theirs in enumerate(seen):
             for name, value in theirs.items():
                 if value != seen[0].get(name):
-                    raise self._shared(
+                    error = RankError(
                         f"rank {rank} sees another {name} than rank 0: {value} against {seen[0].get(name)}; "
                         "start all ranks with the same command, code and data"
                     )
+                    error.told_elsewhere = not self.is_first  # all know it, and one shows it
+                    raise error
 
     def _once_all_are_here(self, send: Callable[[], Any]) -> None:
         """What can only be waited for in one piece."""
@@ -135,149 +132,35 @@ class Ranks:
         self._together(send)
 
     def _wait(self, work: Any) -> None:
-        """Look again and again whether a message has come, so that signals are heard meanwhile.
-
-        Raises:
-            RankError: a rank that is waited for has failed.
-        """
-        pause_s, looked = _FIRST_PAUSE_S, time.monotonic()
+        """Look again and again whether a message has come, so that signals are heard meanwhile."""
+        pause_s = _FIRST_PAUSE_S
         while not work.is_completed():
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if time.monotonic() - looked > _LOOK_S:
-                looked = time.monotonic()
-                failure = None
-                with suppress(RuntimeError):  # the store went with the launcher; a signal will end the wait
-                    failure = self._failure()
-                if failure is not None:
-                    raise failure
         work.wait()
 
     def _together(self, send: Callable[[], Any]) -> None:
         try:
             send()
         except RuntimeError as error:
-            raise self.explain(error) from error
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Why this rank can't go on: its own error, which the others are told, or theirs, if one has told.
-
-        A rank whose connection broke waits ``_REPORT_S`` for the others' words. Those that neither failed nor
-        lost a connection themselves are gone (killed) or hang. What all of them know, one shows.
-        """
-        if self.is_alone or isinstance(error, RankError) or self._store is None:
-            return error
-        mine = None if _is_of_connection(error) else f"{type(error).__name__}: {with_notes(error)}"
-        with suppress(RuntimeError):  # the store went with rank 0's host
-            if mine is None:
-                return self._why_cut_off()
-            self._store.set(f"failed/{self.rank}", mine)
-            if isinstance(error, UserError) and not self.is_first:
-                error.told_elsewhere = self._first_says(mine)  # while rank 0 waits, which keeps the store
-            self._store.set(f"has read/{self.rank}", "")
-        if mine is not None:
-            return error
-        return RankError(
-            "the launcher or rank 0 is gone or hangs, and with it what the ranks tell one another"
-        )
-
-    def _why_cut_off(self) -> RankError:
-        self._store.set(f"cut off/{self.rank}", "")
-        silent = self._wait_for(self._others, "failed", "cut off")
-        if (failure := self._failure()) is not None:
-            return failure
-        self._store.set(f"has read/{self.rank}", "")
-        if not silent:
-            return self._shared("the connection between the ranks broke, and each of them is still there")
-        names = ", ".join(map(str, silent))
-        word = "rank" if len(silent) == 1 else "ranks"
-        alive = sorted({*range(self.world_size)} - {*silent})
-        return self._shared(
-            f"no word from {word} {names}: killed, hanging, or waiting for one that is", alive[0]
-        )
-
-    def _failure(self) -> RankError | None:
-        """What a rank that failed has told, if one has."""
-        for rank in range(self.world_size):
-            if self._store.check([f"failed/{rank}"]):
-                said = self._store.get(f"failed/{rank}").decode()
-                self._store.set(f"has read/{self.rank}", "")
-                return self._shared(f"rank {rank} failed: {said}")
-        return None
-
-    def _shared(self, message: str, shown_by: int = 0) -> RankError:
-        """An error that all ranks know and one shows."""
-        error = RankError(message)
-        error.told_elsewhere = self.rank != shown_by
-        return error
-
-    def _first_says(self, mine: str) -> bool:
-        """Whether rank 0 failed with the same words, within ``_REPORT_S``."""
-        self._wait_for([0], "has read")
-        return bool(self._store.check(["failed/0"]) and self._store.get("failed/0").decode() == mine)
-
-    def leave(self, failed: bool) -> None:
-        """Close the connections; rank 0, which may keep the store, first hears why the others leave."""
-        with suppress(RuntimeError):  # of a broken connection
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            if failed and self.is_first:
-                self._wait_for(self._others, "has read")
-
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank != self.rank]
-
-    def _wait_for(self, silent: list[int], *words: str) -> list[int]:
-        """Those of some ranks that have put none of these words into the store within ``_REPORT_S``."""
-        until = time.monotonic() + _REPORT_S
-        while True:
-            silent = [
-                rank for rank in silent if not any(self._store.check([f"{word}/{rank}"]) for word in words)
-            ]
-            if not silent or time.monotonic() > until:
-                return silent
-            time.sleep(0.1)
+            raise explained(error) from error
 
 
 ALONE = Ranks()
 
 
-class _Answering:
-    """A store whose answers are waited for at most ``_ANSWER_S``, and once in vain not any more.
+def explained(error: BaseException) -> BaseException:
+    """The error itself, or in place of one that came of another rank what to look for.
 
-    torch's waits for ever where the process that holds it stands still.
+    Each rank shows its own error, and the launcher which of them ended first, and how.
     """
-
-    def __init__(self, store: Any) -> None:
-        self._store, self._is_silent = store, False
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """``set``, ``get`` and ``check``."""
-        return partial(self._ask, getattr(self._store, name))
-
-    def _ask(self, question: Callable[..., Any], *given: Any) -> Any:
-        """Raises RuntimeError: there was no answer, or an error in place of one."""
-        answer: Future[Any] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(question(*given))
-            except RuntimeError as error:
-                answer.set_exception(error)
-
-        if not self._is_silent:
-            threading.Thread(target=ask, daemon=True).start()
-        try:
-            return answer.result(0 if self._is_silent else _ANSWER_S)
-        except TimeoutError:
-            self._is_silent = True
-            raise RuntimeError("the store does not answer") from None
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    """Whether it came of another rank: torch has no class of its own for gloo's."""
-    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+    # torch has no class of its own for gloo's.
+    if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
+        return RankError(
+            "another rank failed, hangs or is gone: its own message or the launcher's report says why "
+            f"({str(error).splitlines()[0]})"
+        )
+    return error
 
 
 def _end_with(launcher: int) -> None:
@@ -348,10 +231,8 @@ def joined(device: torch.device, timeout_s: float) -> Iterator[Ranks]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (dist.DistError, ValueError, RuntimeError) as error:
         raise RankError(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
-    ranks = Ranks(rank, world_size, _Answering(PrefixStore("adaecho", store)))
     try:
-        yield ranks
-    except BaseException:
-        ranks.leave(failed=True)
-        raise
-    ranks.leave(failed=False)
+        yield Ranks(rank, world_size)
+    finally:
+        with suppress(RuntimeError):  # of a broken connection
+            dist.destroy_process_group()

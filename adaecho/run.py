@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,10 @@ def cli() -> None:
         fail(error)
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
-    except UnicodeDecodeError as error:
-        if not _undecodable_configs():
-            raise
-        fail(f"{', '.join(_undecodable_configs())}: no UTF-8 text ({error}); save it as UTF-8")
     except ValueError as error:
-        told = _told_of_hydra(str(error))
-        if told is None:
+        if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
             raise
-        fail(told)
+        fail(error)  # Hydra's own, e.g. of echo=2
     except OSError as error:
         if error.filename is None:
             raise
@@ -161,53 +157,7 @@ def explain(error: BaseException, *more_keys: str) -> str:
         if message and message not in messages:
             messages.append(message)
         cause = cause.__cause__ or cause.__context__
-    return _of_another_form(messages) or "\n".join(
-        messages + _to_quote(messages) + _did_you_mean(messages, more_keys)
-    )
-
-
-def _of_another_form(messages: list[str]) -> str | None:
-    """What to write for a key that holds a list, names with values, or other keys, and was given a value."""
-    first = messages[0].splitlines()[0] if messages else ""
-    typed = first.removeprefix("Error merging override ").lstrip("+")
-    key, _, value = typed.partition("=")
-    try:
-        held = OmegaConf.select(OmegaConf.structured(schema.Config), key)
-    except OmegaConfBaseException:
-        return None
-    if first.startswith("Could not override") or held is None:
-        return None
-    if OmegaConf.is_list(held):
-        one = "" if value in ("", "null") or value.startswith("{") else f"{key}=[{value}], "
-        return f"{typed}: {key} holds a list; write {one}{key}=[one,two], or {key}=[] for none"
-    if OmegaConf.get_type(held) is dict:
-        return f"{typed}: {key} holds names with a value each; write '+{key}={{name: value}}'"
-    if OmegaConf.is_dict(held):
-        return f"{typed}: {key} holds other keys; set one of them, {key}.{next(iter(held))}= say"
-    return None
-
-
-def _told_of_hydra(message: str) -> str | None:
-    """What to write where a group's choice is a number, or two of Hydra's options clash; else None."""
-    if message.startswith("Only one of --run"):
-        return f"{message}; leave out -m to see a config"
-    if not message.startswith("Config group override must be"):
-        return None
-    for typed in sys.argv[1:]:
-        key, _, value = typed.partition("=")
-        choices = sorted(path.stem for path in (CONF / key).glob("*.yaml")) if key and "/" not in key else []
-        if choices and not value.strip("0123456789.-"):
-            factor = f" (the factor is {key}.factor={value})" if key == "echo" else ""
-            return f"{typed}: {key} is one of {', '.join(choices)}{factor}"
-    return message
-
-
-def _to_quote(messages: list[str]) -> list[str]:
-    """What to do about a value that Hydra's grammar has no place for, such as ~/data."""
-    unread = ("token recognition error", "mismatched input", "no viable alternative", "extraneous input")
-    if not any(text in message for message in messages for text in unread):
-        return []
-    return ["Quote a value with characters such as ~ { } ( ) = twice: \"key='value'\""]
+    return "\n".join(messages + _did_you_mean(messages, more_keys))
 
 
 def _missing(text: str) -> str:
@@ -224,17 +174,6 @@ def _did_you_mean(messages: list[str], more_keys: tuple[str, ...]) -> list[str]:
     keys = [*more_keys, *_keys(OmegaConf.structured(schema.Config))]
     near = difflib.get_close_matches(typed, keys, n=3)
     return [f"Did you mean {' or '.join(near)}?"] if near else []
-
-
-def _undecodable_configs() -> list[str]:
-    """Hydra reads configs as UTF-8 and does not say which of them was not."""
-    found = []
-    for path in sorted(CONF.rglob("*.yaml")):
-        try:
-            path.read_text("utf-8")
-        except UnicodeDecodeError:
-            found.append(str(path))
-    return found
 
 
 def _keys(node: Any, prefix: str = "") -> list[str]:

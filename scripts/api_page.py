@@ -28,7 +28,6 @@ PUBLIC: dict[str, dict[str, bool]] = {
         "Retries": False,
     },
     "adaecho.adascale": {"AdaScaleWrapper": False},
-    "adaecho.echo.batch.ages": {"Ages": False},
     "adaecho.headroom": {"watch": False, "Watch": True},
     "adaecho.shards": {"TransferError": False, "ArchiveError": False},
     "adaecho.transforms.photographs": {
@@ -36,7 +35,7 @@ PUBLIC: dict[str, dict[str, bool]] = {
         "RandomResizedCrop": False,
         "CentreCrop": False,
     },
-    "adaecho.transforms.boxes": {"SSDAugment": False, "ResizeWithBoxes": False, "collate_boxes": False},
+    "adaecho.tasks.boxes": {"SSDAugment": False, "ResizeWithBoxes": False, "collate_boxes": False},
     "adaecho.tasks.base": {"Task": False},
     "adaecho.config.tasks": {"TaskConfig": False},
     "adaecho.datasets.split": {"Rows": False, "hold_out": False, "hold_out_rows": False},

@@ -24,7 +24,7 @@ install_packages() {
 nodes() { # named by addresses of this machine, which every program can resolve
     local node
     for ((node = 1; node <= NODES; node++)); do
-        echo "NodeName=127.0.0.$node NodeHostname=$(hostname -s) Port=$((FIRST_PORT + node)) CPUs=$CPUS" \
+        echo "NodeName=127.0.0.$node NodeHostname=$(hostname -s) NodeAddr=$(hostname -s) Port=$((FIRST_PORT + node)) CPUs=$CPUS" \
             "RealMemory=$((CPUS * 4096)) State=UNKNOWN"
     done
 }
@@ -43,6 +43,8 @@ TaskPlugin=task/none
 SchedulerParameters=sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
+# Listen on the address of this machine's name alone (in a container 127.0.0.1 or its own), not on all of them.
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 # A node claims more CPUs than the machine may have, which slurmd must be told to believe.
 SlurmdParameters=config_overrides
 JobRequeue=1

@@ -1,9 +1,9 @@
 """``make reproduce BUDGET_S=540``: the next unfinished cells of the reproduction, within a budget of seconds.
 
-A cell is one experiment on one task: a sweep, or a program of ``scripts/`` that keeps what it has measured.
+A cell is one experiment on one task: a sweep, or a program in its folder that keeps what it has measured.
 What a budget cuts short goes on with the next call: cells run in the order below; a finished one is collected
-into ``runs/results/`` and not run again. Then ``python -m adaecho.figures --results runs/results`` draws them
-and decides the claims.
+into ``runs/results/`` and not run again. Then ``python -m experiments.evidence --results runs/results`` draws
+them and decides the claims.
 
 ``make reproduce CIFAR10=FOLDER`` adds those on CIFAR-10, but for experiments/fig4,
 which needs a slow store besides: see its page.
@@ -62,14 +62,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Program:
-    """An experiment that is no sweep: ``scripts/<experiment>.py``, which writes its tables itself."""
+    """An experiment that is no sweep: ``measure.py`` in its folder, which writes its tables itself."""
 
     experiment: str
     task: str
 
     def command(self) -> str:
         """As a record has it."""
-        return f"python scripts/{self.experiment}.py"
+        return f"python -m experiments.{self.experiment}.measure"
 
     def folder(self) -> Path:
         """Of its runs, and of its tables among results."""
@@ -77,7 +77,7 @@ class Program:
 
     def process(self, folder: Path) -> list[str]:
         """What Python is to run, into a folder among runs."""
-        return [str(Path(__file__).with_name(f"{self.experiment}.py")), "--runs", str(folder)]
+        return ["-m", f"experiments.{self.experiment}.measure", "--runs", str(folder)]
 
 
 CELLS = (

@@ -12,7 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
-PAGES = ("*.md", "docs/**/*.md", "experiments/*/*.md", "adaecho/*/README.md", "results/weights/*/README.md")
+PAGES = (
+    "*.md",
+    "docs/**/*.md",
+    "experiments/**/*.md",
+    "adaecho/*/README.md",
+    "results/README.md",
+    "results/weights/*/README.md",
+)
 _LINK = re.compile(r"(\]\()(?!https?://|#)([^)#\s]+)")
 sys.path.insert(0, str(ROOT))
 

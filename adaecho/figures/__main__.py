@@ -1,24 +1,21 @@
 """``python -m adaecho.figures``: every figure and the report from the committed tables; no GPU, no network.
 
-A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept,
-``branches.json`` (experiments/repeat_value), or ``cells.json`` (experiments/predicted_time).
+A table is ``results/<experiment>/<task>/trials.json``, with ``curves.json`` beside it where curves were kept.
 The same tables give the same bytes.
 """
 
 import argparse
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adaecho.errors import DataError, say, told
-from adaecho.figures.committed import RowsAndCurves, read_branches, read_commands, read_tables
-from adaecho.figures.decisions import decide_all
-from adaecho.figures.predicted_time import draw_cells, section_of_cells
-from adaecho.figures.repeat_value import draw_branches, section_of_branches
+from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors, read_json, record_errors, write_text
-from adaecho.records.trials import check_name
+from adaecho.records.files import folder_errors, record_errors, write_text
+
+Drawn = tuple[list[Path], list[str]]
+"""Files of figures, and the sections of the report that show them."""
 
 
 def draw_all(results: Path, into: Path) -> list[Path]:
@@ -28,25 +25,21 @@ def draw_all(results: Path, into: Path) -> list[Path]:
     Raises:
         DataError: there are no tables, or one can't be read.
     """
-    tables = read_tables(results)  # all of them, before anything is drawn
-    paths = [results / experiment / task / "trials.json" for experiment, task in tables]
-    with record_errors(results, DataError):
-        claims = decide_all(tables)
+    written, sections = draw_tables(read_tables(results), results, into)
+    return written + write_report(sections, into)
+
+
+def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> Drawn:
+    """Draw all tables of a folder of results."""
     written: list[Path] = []
-    sections = []
-    beside = [
-        path for name in ("branches.json", "cells.json") for path in sorted(results.glob(f"*/*/{name}"))
-    ]
-    for path in (*paths, *beside):
+    sections: list[str] = []
+    for experiment, task in tables:
+        path = results / experiment / task / "trials.json"
         with record_errors(path, DataError):
-            figures, about = _draw_beside(path, into) if path in beside else _draw(path, tables, into)
+            figures, about = _draw(path, tables, into)
         written += figures
         sections.append(about)
-    report = markdown_report(sections, claims)
-    for name, text in (("report.md", report), ("report.html", html_report(report, into))):
-        write_text(into / name, text, durable=False)
-        written.append(into / name)
-    return written
+    return written, sections
 
 
 def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], str]:
@@ -59,29 +52,22 @@ def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], st
     return [*pictures, *vectors], about
 
 
-def _draw_beside(path: Path, into: Path) -> tuple[list[Path], str]:
-    """Draw what is no sweep's: the branches of one program, the cells of another."""
-    experiment, task = (check_name("folder", part) for part in path.parts[-3:-1])
-    figures = [into / f"{experiment}_{task}.{form}" for form in ("png", "svg")]
-    draw: Callable[[Path, str], None]
-    if path.name == "branches.json":
-        rows = read_branches(path)
-        title = f"{experiment}, {task}: what a repeat is worth along a run"
-        draw = partial(draw_branches, rows)
-        about = section_of_branches(title, rows, figures[0].name, read_commands(path))
-    else:
-        record = read_json(path)
-        title = f"{experiment}, {task} reading and steps: is the time what the records predict?"
-        draw = partial(draw_cells, record)
-        about = section_of_cells(title, record, figures[0].name)
-    for figure in figures:
-        draw(figure, title)
-    return figures, about
+def write_report(sections: Sequence[str], into: Path, before: Sequence[str] = ()) -> list[Path]:
+    """Write the report of these sections, what is put ``before`` them first."""
+    text = markdown_report(sections, before)
+    written = {into / "report.md": text, into / "report.html": html_report(text, into)}
+    for path, content in written.items():
+        write_text(path, content, durable=False)
+    return list(written)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m adaecho.figures", description=__doc__)
+def main(
+    arguments: list[str] | None = None,
+    draw: Callable[[Path, Path], list[Path]] = draw_all,
+    prog: str = "python -m adaecho.figures",
+) -> None:
+    """The command, of what ``draw`` makes of a folder of results in one of figures."""
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the tables")
     parser.add_argument("--into", type=Path, help="where figures and report go (default: <results>/figures)")
     options = parser.parse_args(arguments)
@@ -89,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         into = options.into or options.results / "figures"
         with folder_errors(into):
             into.mkdir(parents=True, exist_ok=True)
-            written = draw_all(options.results, into)
+            written = draw(options.results, into)
         for path in written:
             say(path)
 

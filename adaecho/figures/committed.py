@@ -44,7 +44,7 @@ def read_table(table: Path) -> list[Row]:
         DataError: it holds anything else; naming the row.
     """
     try:
-        rows = rows_of(_read(table))
+        rows = rows_of(read_whole(table))
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{table}: a damaged table ({error}); {_REMEDY}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -89,7 +89,7 @@ def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
         DataError: one is no curve, or of an arm that the table lacks.
     """
     path = table.with_name("curves.json")
-    curves = _read(path, [])
+    curves = read_whole(path, [])
     arms = {row["arm"] for row in rows}
     if not isinstance(curves, list):
         raise DataError(f"{path}: no list of curves; {_REMEDY}")
@@ -107,23 +107,17 @@ def read_curves(table: Path, rows: list[Row]) -> list[Curve]:
     return [curve for curve in curves if curve["values"]]
 
 
-def read_branches(table: Path) -> list[Row]:
-    """The rows of ``branches.json``, as they are."""
-    rows: list[Row] = rows_of(_read(table))
-    return rows
-
-
 def read_commands(table: Path) -> list[str]:
     """The commands that made a table; none where it doesn't say."""
-    origin = _read(table.with_name("origin.json"), {})
+    origin = read_whole(table.with_name("origin.json"), {})
     commands = origin.get("commands", []) if isinstance(origin, dict) else []
     return [
         presentable(command).replace("`", "'") for command in commands
     ]  # a report shows them between such marks
 
 
-def _read(path: Path, default: Any = None) -> Any:
-    """What a file holds; ``default`` where it need not exist and doesn't."""
+def read_whole(path: Path, default: Any = None) -> Any:
+    """What a record holds, the one that ``origin.json`` tells of; ``default`` where it need not exist."""
     content = b"" if default is not None and not path.exists() else path.read_bytes()
     if path.name in TABLES:
         _check_whole(path, content)
@@ -137,7 +131,7 @@ def _read(path: Path, default: Any = None) -> Any:
 
 def _check_whole(table: Path, content: bytes) -> None:
     """Raise DataError unless a table is that of its ``origin.json``, if that holds digests."""
-    origin = _read(table.with_name("origin.json"), {})
+    origin = read_whole(table.with_name("origin.json"), {})
     digests = origin.get("sha256") if isinstance(origin, dict) else None
     if isinstance(digests, dict) and digests.get(table.name) != (digest(content) if content else None):
         raise DataError(

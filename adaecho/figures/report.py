@@ -12,9 +12,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from adaecho.errors import DataError
-from adaecho.figures.decisions import ABSENT, OPEN, Decision
 from adaecho.records.outcome import EDGE, Row
-from adaecho.records.statistics import Ratio
 from adaecho.records.table import end_of_sweep, summarize
 
 Cells = tuple[str, ...]
@@ -26,19 +24,6 @@ EXPLANATION = (
     "ratio is that of fresh examples to the baseline's. Missed, diverged and failed count trials; diverged "
     "ones are replaced. Where no target was set: means over the runs of an arm at the end of their budgets, "
     "with the range of the metric; the gain is AdaScale's, averaged over the steps."
-)
-CLAIMS_EXPLANATION = (
-    "Each claim of the paper that two arms can decide, on each task that has records of its experiment. "
-    "Cheaper: the ratio of geometric mean costs over searches with Welch's 95 % interval; p is Welch's "
-    "one-sided, adjusted by Holm for the claims of the task, and beside it that of the permutation test of "
-    "ranks; a p smaller than ranks of so many searches can show rests on the t test alone. A search that "
-    "missed the target costs at least what it read, and costs are known no better than their grid of "
-    "evaluations. No worse: the difference of the best metric with its interval, against a margin of one "
-    "percentage point. At most 3 % more: the interval of the ratio ends below 1.03. Fragile: decided, not "
-    "so in each of up to four other readings of the same records: the lower and the upper three quarters of "
-    "every searched axis, and targets with 1.5 and 2 times the error (of a loss: 0.1 and 0.2 more), unless "
-    "guessing meets them. Winners: the ratio for the cheapest trial of each search, run again on new seeds: "
-    "the best of many trials is partly luck, and what luck chose doesn't repeat."
 )
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -58,10 +43,6 @@ _SORT = (
     "[...t.tBodies[0].rows].sort((a,b)=>{"
     "const x=a.cells[i].textContent,y=b.cells[i].textContent,p=n(x),q=n(y);"
     "return d*(p!==null&&q!==null?p-q:x.localeCompare(y))}).forEach(r=>t.tBodies[0].append(r))});"
-)
-_CLAIM_HEADINGS = (
-    *("claim", "section", "task", "verdict", "effect", "95 % interval", "p", "rank p", "reached"),
-    *("turns in", "winners on new seeds"),
 )
 
 
@@ -104,69 +85,9 @@ def boundary_note(arms: list[Row]) -> str:
     return f"Best points in the outermost {100 * EDGE:g} % of an axis: {'; '.join(near) or 'none'}."
 
 
-def claim_cells(decisions: Sequence[Decision]) -> list[Cells]:
-    """The rows of the table of claims, those not yet measured on any task last and once."""
-    measured = [one for one in decisions if one.verdict != ABSENT]
-    seen = {one.claim.key for one in measured}
-    absent = {one.claim.key: one for one in decisions if one.claim.key not in seen}
-    return [_claim_row(one) for one in measured] + [
-        (one.claim.says, one.claim.section, "-", ABSENT, *("-" for _ in _CLAIM_HEADINGS[4:]))
-        for one in absent.values()
-    ]
-
-
-def _claim_row(one: Decision) -> Cells:
-    form = "+.4f" if one.claim.no_harm else ".2f"
-    reached = "-" if one.reached is None else "{} of {}, {} of {}".format(*one.reached)
-    return (
-        one.claim.says,
-        one.claim.section,
-        one.task,
-        one.verdict,
-        "-" if one.effect is None else format(one.effect.value, form),
-        interval_words(one.effect, form),
-        p_words(one),
-        "-" if one.permutation_p is None else f"{one.permutation_p:.2g}",
-        reached,
-        turns_words(one),
-        with_interval_words(one.rerun),
-    )
-
-
-def p_words(one: Decision) -> str:
-    """The adjusted p; where ranks of so many searches can't show one so small, it is of the t test alone."""
-    if one.p is None:
-        return "-"
-    return f"{one.p:.2g}" + (", t alone" if one.least_p is not None and one.p < one.least_p else "")
-
-
-def turns_words(one: Decision) -> str:
-    """The other readings in which the verdict is another one."""
-    if one.verdict == OPEN:
-        return "-"
-    if not one.readings:
-        return "no other reading"
-    return "; ".join(one.turns_in) or f"none of {len(one.readings)}"
-
-
-def interval_words(ratio: Ratio | None, form: str) -> str:
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return "-"
-    return f"{ratio.low:{form}} to {ratio.high:{form}}"
-
-
-def with_interval_words(ratio: Ratio | None) -> str:
-    """A ratio with its interval."""
-    return "-" if ratio is None else f"{ratio.value:.2f} ({interval_words(ratio, '.2f')})"
-
-
-def markdown_report(sections: list[str], decisions: Sequence[Decision]) -> str:
-    """Claims, where the records can decide any, and all sections as Markdown."""
-    claims = []
-    if any(one.verdict != ABSENT for one in decisions):
-        table = markdown_table(_CLAIM_HEADINGS, claim_cells(decisions))
-        claims = ["## Which of the paper's claims hold", CLAIMS_EXPLANATION, table]
-    return "\n\n".join(["# Results", *claims, EXPLANATION, *sections]) + "\n"
+def markdown_report(sections: Sequence[str], before: Sequence[str] = ()) -> str:
+    """All sections as Markdown; what is put before them comes first."""
+    return "\n\n".join(["# Results", *before, EXPLANATION, *sections]) + "\n"
 
 
 def html_report(markdown: str, folder: Path) -> str:

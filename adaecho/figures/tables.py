@@ -9,7 +9,6 @@ from adaecho.figures.ends import draw_ends
 from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
-from adaecho.figures.uses import draw_uses, of_uses
 from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, ends, outcome, without_target
 from adaecho.records.trials import read_rows
 
@@ -73,11 +72,6 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
         with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
         target = first["target_value"]
         draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
-    recorded = of_uses(curves)
-    if recorded:
-        paths.append(into / f"{stem}_uses.{form}")
-        title = f"{_name(first)}: training loss by use of each example{_over_runs(rows)}"
-        draw_uses(recorded, paths[-1], title)
     tuned = tuning_curves(rows)
     if tuned:
         paths.append(into / f"{stem}_tuning.{form}")
@@ -110,11 +104,6 @@ def _whose_curves(rows: list[Row]) -> str:
 
 def _over_searches(rows: list[Row]) -> str:
     return "; mean and standard deviation" if len({row["repeat"] for row in rows}) > 1 else ""
-
-
-def _over_runs(rows: list[Row]) -> str:
-    runs = len({row["repeat"] for row in rows})
-    return f", mean over {runs} seeds" if runs > 1 else ""
 
 
 def _name(row: Row) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from adaecho.errors import FolderError, say, told
 from adaecho.records.files import dumps, folder_errors, read_json, record_errors, write_json, write_text
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import BY_ECHO_INDEX, COSTS, Row, best_trials, searches
+from adaecho.records.outcome import COSTS, Row, best_trials, searches
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
@@ -128,8 +128,7 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
 
     Returns:
         Dicts with ``arm``, ``echo_variant``, ``echo_factor``, ``repeat``, ``index``, ``metric``, the lists
-        ``fresh_examples`` and ``values``, all that the ``last`` evaluation found but seconds, and with
-        ``evaluate.loss_by_echo_index`` the lists ``steps`` and ``train_loss_echo_index_0``, ``_1``, ...
+        ``fresh_examples`` and ``values``, and all that the ``last`` evaluation found but seconds.
     """
     alone = {key: trials[0] for key, trials in searches(rows).items() if len(trials) == 1}
     shown = {key: row for key, row in alone.items() if row["counted"]} | best_trials(rows)
@@ -138,17 +137,14 @@ def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:
 
 def _curve(row: Row, folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
-    run.check_evaluations()
     metrics = run.read_metrics()
     last = metrics[-1] if metrics else {}
-    by_index = [key for key in last if key.startswith(BY_ECHO_INDEX)]
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
         "metric": row["target_metric"],
         "fresh_examples": [line["fresh_examples"] for line in metrics],
         "values": [line[row["target_metric"]] for line in metrics],
         "last": {key: value for key, value in last.items() if not key.endswith("_s")},
-        **{key: [line[key] for line in metrics] for key in (*["steps"][: len(by_index)], *by_index)},
     }
 
 

@@ -1,12 +1,10 @@
-"""The process behind ``tracking``: follows the folders that its input names, for W&B or trackio.
+"""The process behind ``tracking``: follows the folders that its input names, for W&B.
 
 All that it knows of a run is in the run's folder. ``wandb.json`` there keeps the run's id, so that every
 piece of an interrupted run continues the same W&B run, and how far its history was sent, so that nothing is
 sent twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` uploads those of offline runs.
-``trackio.json`` keeps trackio's; its metrics lie in its own folder (``TRACKIO_DIR``), of which it shows them.
 """
 
-import importlib
 import json
 import os
 import select
@@ -33,11 +31,9 @@ class Piece:
     It is opened when the folder is over, online already at the first evaluation.
     """
 
-    tracker = "wandb"
-
     def __init__(self, order: dict[str, Any]) -> None:
         self._order, self._folder = order, Path(order["folder"])
-        self._file = self._folder / f"{self.tracker}.json"
+        self._file = self._folder / "wandb.json"
         self._lines_read = 0
         self._sent = -1  # fresh examples of the last evaluation that the tracker has
         self._run: Any = None
@@ -46,9 +42,11 @@ class Piece:
         """Send what is new; whether the folder's lock has been released, and nothing more will come."""
         over = not is_held(self._folder)  # before the folder is read for the last time
         if self._run is None and (self._folder / "metrics.jsonl").exists():
-            # Not before: its import takes the processor seconds, as do the run's first steps.
-            importlib.import_module(self.tracker)  # also offline, so that it is ready at the run's end
-            if self.tracker == "wandb" and self._order["mode"] != "offline":
+            # Not before: its import takes the processor seconds, as do the run's first steps. Also
+            # offline, so that it is ready at the run's end.
+            import wandb  # noqa: F401
+
+            if self._order["mode"] != "offline":
                 self._begin()
         if self._run is not None:
             self._send_history()
@@ -65,7 +63,7 @@ class Piece:
 
     def _begin(self) -> None:
         self._state = _state(self._file, self._order["project"], self._order["entity"])
-        # The id is on disk before the tracker hears of it: a kill in between leaves no second run.
+        # The id is on disk before W&B hears of it: a kill in between leaves no second run.
         self._save()
         self._open(self._order)
 
@@ -110,44 +108,6 @@ class Piece:
             self._run.log({path.stem: wandb.Image(str(path))})
         self._run.summary.update(summary)
         self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
-
-
-class TrackioPiece(Piece):
-    """A piece in trackio, which keeps no summaries and writes to this machine alone."""
-
-    tracker = "trackio"
-
-    def _open(self, order: dict[str, Any]) -> None:
-        import trackio
-
-        # trackio continues what has the same name.
-        self._name = (order["project"], f"{order['name']} {self._state['id']}")
-        self._run = trackio.init(
-            *self._name,
-            group=order["group"],
-            config=_config(self._folder),
-            resume="allow",
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-        self._sent = self._stored()
-
-    def _stored(self) -> int:
-        """Fresh examples of the last evaluation in trackio's own table: all before it are there too."""
-        from trackio.sqlite_storage import SQLiteStorage
-
-        step: int | None = SQLiteStorage.get_max_step_for_run(*self._name)
-        return -1 if step is None else step
-
-    def _finish(self) -> None:
-        """What trackio could not write it only warns of."""
-        self._run.finish()
-        if self._stored() != self._sent:
-            raise RuntimeError(f"trackio has evaluations up to {self._stored()}, not {self._sent}")
-
-
-PIECES = {piece.tracker: piece for piece in (Piece, TrackioPiece)}
 
 
 def _state(path: Path, project: str, entity: str | None) -> dict[str, Any]:
@@ -201,9 +161,9 @@ def _follow() -> None:
             *lines, unread = (unread + data).split(b"\n")
             ended = not data or b"" in lines
             for order in map(json.loads, filter(None, lines)):
-                key = tuple(str(order[name]) for name in ("folder", "kind", "project", "entity"))
+                key = tuple(str(order[name]) for name in ("folder", "project", "entity"))
                 if key not in followed:
-                    followed[key] = PIECES[order["kind"]](order)
+                    followed[key] = Piece(order)
         for key, one in list(followed.items()):
             if one.is_over() or ended:
                 del followed[key]

@@ -5,7 +5,6 @@
     config.yaml        the resolved config, its overrides in the first lines
     environment.json   where it ran; see ``records.environment``
     metrics.jsonl      one JSON object per evaluation, flat but for ``echo_factor_changes``
-    metrics.csv        the same as a table, under ``tracking=csv``
     summary.json       status and outcome; the one file that sweeps and figures read
     checkpoint/        what a resumed run continues from; see ``records.checkpoints``
     model/             weights at the end and at the best evaluation, as safetensors
@@ -16,9 +15,6 @@ Against a power cut the order of what reaches the disk counts: config.yaml first
 metrics.jsonl that a checkpoint relies on, the checkpoint, the summary that tells of it.
 """
 
-import csv
-import hashlib
-import io
 import json
 import os
 import time
@@ -45,18 +41,15 @@ from adaecho.records.files import (
     yaml_text,
 )
 from adaecho.records.lock import FolderInUseError, FolderLock, is_held
-from adaecho.records.status import FINISHED
 
 _OVERRIDES = "# overrides: "
-_TIMED = ("_s", "_s_per_batch", "_s_per_step")  # ends of the names of fields that depend on a clock
-_ONCE = ("R", "reread_examples")  # and what else isn't the same in each repetition
 _LEFT = (
-    "config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "summary.json", "checkpoint",
-    "model", "traceback.txt", "lock", "pictures", "wandb", "wandb.json", "trackio.json",
+    "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "checkpoint",
+    "model", "traceback.txt", "lock", "pictures", "wandb", "wandb.json",
     "attempts.log",
 )  # fmt: skip
 # The lock does not guard it: the export of the piece before may be writing it at this moment.
-_UNGUARDED = (".wandb.json.", ".trackio.json.")
+_UNGUARDED = (".wandb.json.",)
 
 
 class RunFolder:
@@ -144,37 +137,11 @@ class RunFolder:
         self._check_writer()
         append(self._metrics, dumps(metrics) + "\n", ready=self._check_writer)
 
-    def digest_metrics(self) -> str:
-        """SHA-256 of the whole lines so far, for ``truncate_metrics``."""
-        return hashlib.sha256(b"".join(whole_lines(self._metrics))).hexdigest()
-
-    def digest_evaluations(self) -> str:
-        """SHA-256 of what the evaluations found, clocks aside: the same for each repetition of a run."""
-        untimed = [
-            {key: value for key, value in line.items() if not key.endswith(_TIMED) and key not in _ONCE}
-            for line in self.read_metrics()
-        ]
-        return hashlib.sha256("".join(f"{dumps(line)}\n" for line in untimed).encode()).hexdigest()
-
-    def check_evaluations(self) -> None:
-        """Check that the lines of a finished run are those that its summary was written after.
-
-        Raises:
-            FolderError: they are not; a summary of earlier versions doesn't tell.
-        """
-        summary = self.read_summary() or {}
-        expected = summary.get("evaluations_sha256") if summary.get("status") in FINISHED else None
-        if expected is not None and self.digest_evaluations() != expected:
-            raise FolderError(
-                f"{self._metrics}: not the evaluations that summary.json was written after; put the file "
-                "back, or run it again with fresh=true"
-            )
-
-    def truncate_metrics(self, num_lines: int, sha256: str | None = None) -> None:
+    def truncate_metrics(self, num_lines: int) -> None:
         """Keep the first ``num_lines`` lines: those a checkpoint knows of. A torn last line goes too.
 
         Raises:
-            FolderError: the file has fewer whole lines, or they are not those that ``sha256`` is of.
+            FolderError: the file has fewer whole lines.
         """
         self._check_writer()
         lines = whole_lines(self._metrics)
@@ -182,11 +149,6 @@ class RunFolder:
         if len(lines) < num_lines:
             raise FolderError(
                 f"{self._metrics}: {len(lines)} lines, but the checkpoint was written after {num_lines}"
-            )
-        if sha256 is not None and hashlib.sha256(kept).hexdigest() != sha256:
-            raise FolderError(
-                f"{self._metrics}: the first {num_lines} lines are not those that the checkpoint was written "
-                f"after{_first_bad_line(lines)}"
             )
         if self._metrics.exists():
             with folder_errors(self._metrics):
@@ -253,18 +215,6 @@ class RunFolder:
             except (ValueError, RecursionError) as error:
                 raise FolderError(f"{self._metrics}: line {number} is damaged ({error})") from error
         return metrics
-
-    def write_csv(self) -> None:
-        """Write the evaluations so far as ``metrics.csv`` too, for spreadsheets; lists as JSON."""
-        lines = self.read_metrics()
-        table = io.StringIO()
-        writer = csv.DictWriter(table, list(dict.fromkeys(key for line in lines for key in line)))
-        writer.writeheader()
-        for line in lines:
-            writer.writerow(
-                {key: json.dumps(value) if isinstance(value, list) else value for key, value in line.items()}
-            )
-        write_text(self.path / "metrics.csv", table.getvalue(), durable=False, ready=self._check_writer)
 
     def sync_metrics(self) -> None:
         """Make the lines so far survive a power cut: before a checkpoint relies on them."""
@@ -439,17 +389,3 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
             + "\nSet these back, choose another folder (hydra.run.dir=...), or start anew with fresh=true "
             "(the old folder is kept beside the new one)"
         )
-
-
-def _first_bad_line(lines: list[bytes]) -> str:
-    """The first line of a file of metrics that is damaged, as far as that shows."""
-    seen: set[bytes] = set()
-    for number, line in enumerate(lines, start=1):
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            return f"; line {number} is no JSON"
-        if line in seen:
-            return f"; line {number} repeats an earlier one"
-        seen.add(line)
-    return ""

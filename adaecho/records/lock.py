@@ -1,7 +1,9 @@
 """One writer per run folder: a lock file that says who holds it and beats while its holder lives.
 
-Not ``filelock.SoftFileLease`` (tried at 4.2): from a holder that is stopped (Ctrl-Z, a debugger) it is taken
-after the lease, and both write when that goes on.
+Not the kernel's ``flock``: it is local to each host by default on BeeGFS, and on Lustre mounted
+``localflock``, so that two nodes would write one trial in silence. Not ``filelock.SoftFileLease`` (tried at
+4.2): from a holder that is stopped (Ctrl-Z, a debugger) it is taken after the lease, and both write when that
+goes on.
 """
 
 import fcntl
@@ -115,7 +117,7 @@ class FolderLock:
 
     def _is_copy(self, holder: dict[str, Any]) -> bool:
         """Whether the lock it was copied from is still where it was taken."""
-        original = Path(holder.get("folder", self.folder)) / "lock"
+        original = Path(holder["folder"]) / "lock"
         with suppress(OSError):
             return (
                 not original.samefile(self.path) and (_read(original) or {}).get("token") == holder["token"]
@@ -178,29 +180,20 @@ def process_start(pid: int) -> str | None:
 
     ``_UNKNOWN`` where there is no /proc, or it shows each user their own processes alone (``hidepid``).
     """
-    try:
+    with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return _UNKNOWN if _answers(pid) else None
-    state, start = fields[0], fields[19]  # fields 3 and 22 of proc(5)
-    return None if state in "ZX" else f"{_boot_id()}:{start}"
-
-
-def _answers(pid: int) -> bool:
-    """Whether a process exists, where /proc does not say."""
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        # The state and the start, fields 3 and 22 of proc(5).
+        return (
+            None if fields[0] in "ZX" else f"{boot.read_text().strip() if boot.exists() else ''}:{fields[19]}"
+        )
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        return _UNKNOWN
     except OSError:
-        return False
-    return True
-
-
-def _boot_id() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
+        return None
+    return _UNKNOWN
 
 
 def _me(token: str, folder: Path) -> dict[str, Any]:
@@ -215,24 +208,18 @@ def _me(token: str, folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Who holds the lock; None where no process does or the file does not say."""
-    with suppress(OSError, ValueError, RecursionError):
+    """Who holds the lock; None where no process does, or the file is not what ``_me`` writes."""
+    with suppress(OSError, ValueError, RecursionError, KeyError):
         holder = json.loads(path.read_text())
-        if isinstance(holder, dict) and _could_be(holder):
-            return holder
+        texts = [holder[key] for key in ("folder", "host", "process_start", "since", "token")]
+        pid = holder["pid"]
+        if (
+            all(type(text) is str and "\0" not in text for text in texts)
+            and type(pid) is int
+            and 0 < pid < 1 << 31
+        ):
+            return dict(holder)
     return None
-
-
-def _could_be(holder: dict[str, Any]) -> bool:
-    """Whether this is what ``_me`` writes."""
-    texts = [holder.get(key) for key in ("host", "since", "token")] + [holder.get("folder", "")]
-    pid, start = holder.get("pid"), holder.get("process_start", 0)
-    return (
-        all(isinstance(text, str) and "\0" not in text for text in texts)
-        and isinstance(start, str | None)
-        and type(pid) is int
-        and 0 < pid < 1 << 31
-    )
 
 
 @contextmanager

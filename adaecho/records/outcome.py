@@ -37,7 +37,6 @@ from adaecho.records.status import Status
 Row = dict[str, Any]
 # Metrics of which less is better; of all others (accuracy, average precision) more is.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
-BY_ECHO_INDEX = "train_loss_echo_index_"  # of an evaluation: the training loss of first uses (0), second, ...
 COSTS = ("fresh_examples", "steps", "train_time_s")
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")

@@ -1,11 +1,11 @@
-"""Whether two arms differ: the statistics behind every ratio and every decided claim.
+"""Whether two arms differ: the statistics behind every ratio.
 
 Costs are positive and their noise is multiplicative, so means and intervals are of logarithms: a ratio is one
 of geometric means. A run that missed its target has no cost, only a rank: worse than every run that reached.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CONFIDENCE = 0.95  # of intervals
-_RESAMPLES = 20_000  # where the number of ways to split the runs is larger; exact below
 
 
 @dataclass(frozen=True)
@@ -87,36 +86,12 @@ def welch_noise(
     return Noise(math.sqrt(total), total**2 / freedom if freedom else math.inf)
 
 
-def grid_variance(costs: Sequence[float], step: float) -> float:
-    """The least variance of log costs that are read off at multiples of ``step``: that of a uniform error.
-
-    The target was met anywhere in the step before the evaluation that saw it: step^2 / 12, and of the
-    logarithm that over the cost's square, averaged over the costs.
-    """
-    return float(np.mean((step / np.asarray(costs, float)) ** 2) / 12)
-
-
 def difference_interval(difference: float, noise: Noise) -> tuple[float, float]:
     """Student's 95 % t interval of a difference; of one that is infinite, itself."""
     from scipy import special  # takes long to import, and no run or worker needs it
 
     half = float(special.stdtrit(noise.freedom, (1 + _CONFIDENCE) / 2)) * noise.error
     return difference - half, difference + half
-
-
-def less_p(difference: float, noise: Noise) -> float:
-    """One-sided p value of "the difference is below 0"; the noise's error is above 0."""
-    from scipy import special
-
-    return float(special.stdtr(noise.freedom, difference / noise.error))
-
-
-def power(difference: float, noise: Noise, level: float = 0.05) -> float:
-    """How often a true difference would give a ``less_p`` below the level, with this noise."""
-    from scipy import stats
-
-    edge = stats.t.ppf(level, noise.freedom)
-    return float(stats.nct.cdf(edge, noise.freedom, difference / noise.error))
 
 
 def mean_interval(values: Sequence[float], confidence: float = _CONFIDENCE) -> tuple[float, float]:
@@ -126,42 +101,3 @@ def mean_interval(values: Sequence[float], confidence: float = _CONFIDENCE) -> t
     array = np.asarray(values, float)  # [values]
     half = stats.t.ppf((1 + confidence) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
     return float(array.mean() - half), float(array.mean() + half)
-
-
-def cheaper_p(costs: Sequence[float | None], baseline: Sequence[float | None]) -> float:
-    """One-sided p value of "the arm is cheaper than the baseline": a permutation test of the rank sum.
-
-    Exact (every split of the runs) up to 20,000 splits, beyond that over as many drawn with a fixed seed.
-
-    Args:
-        costs: one of each run (or search); None for one that missed the target: the worst rank, shared.
-        baseline: the same of the baseline.
-    """
-    from scipy import stats
-
-    together = [math.inf if cost is None else float(cost) for cost in (*costs, *baseline)]
-    ranks = stats.rankdata(together)
-
-    def rank_sum(first: NDArray[Any], _: NDArray[Any], axis: int = -1) -> NDArray[Any]:
-        return np.asarray(first.sum(axis=axis))
-
-    exact = math.comb(len(together), len(costs)) <= _RESAMPLES
-    test = stats.permutation_test(
-        (ranks[: len(costs)], ranks[len(costs) :]),
-        rank_sum,
-        n_resamples=math.inf if exact else _RESAMPLES,
-        alternative="less",
-        vectorized=True,
-        rng=np.random.default_rng(0),
-    )
-    return float(test.pvalue)
-
-
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """P values adjusted for their number (Holm 1979): all claims below alpha hold at once at level alpha."""
-    adjusted: dict[str, float] = {}
-    largest = 0.0
-    for position, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(p_values) - position) * p_value))
-        adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}

@@ -1,4 +1,4 @@
-"""Exporting run folders to W&B or trackio, by a process of its own, so that nothing it does reaches a run.
+"""Exporting run folders to W&B, by a process of its own, so that nothing it does reaches a run.
 
 Importing W&B and opening a first run costs seconds of processor time, its background service is known to
 hang, and a crash of either must not cost a training run. So this side only names folders, over a pipe that
@@ -38,11 +38,10 @@ def export(
         group: name shared by the runs of a sweep.
         name: shown for this run; by default a trial's arm/repeat/index in a group, else the folder's name.
     """
-    if tracking.kind not in ("wandb", "trackio"):
+    if tracking.kind == "none":
         return
     order = {
         "folder": str(folder.resolve()),
-        "kind": tracking.kind,
         "mode": tracking.mode,
         "project": tracking.project,
         "entity": tracking.entity,
@@ -115,7 +114,7 @@ class _Exporter:
             if process.wait(FINISH_WAIT_S) != 0:
                 _warn(f"its export ended with {process.returncode}")
         except subprocess.TimeoutExpired:
-            _warn(f"not finished in {FINISH_WAIT_S:g} s; of W&B, `wandb sync` can do it later")
+            _warn(f"not finished in {FINISH_WAIT_S:g} s; `wandb sync` can do it later")
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,6 +1,5 @@
 """Workers of a sweep on this machine: how many it can take, and looking after them."""
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from adaecho.echo.memory.budget import free_bytes
 from adaecho.errors import UserError, warn
+from adaecho.masking import VARIABLE
 from adaecho.records.files import folder_errors
 from adaecho.search.progress import SweepProgress
 from adaecho.search.sweep import read_refusal
@@ -51,18 +51,39 @@ class LocalWorkers:
 
     Args:
         folder: of the sweep; its ``workers/`` gets ``worker-<n>.log`` with whatever the trials print.
+        number: of workers.
         threads: of each for linear algebra; more than the cores there are would slow all.
+        typed: see ``config.schema.from_plain``.
+        urls: see ``masking.know``.
         runner: ``module:function`` that runs a trial.
     """
 
-    def __init__(self, folder: Path, *, threads: int, runner: str = RUN_TRIAL) -> None:
-        self._folder, self._runner = folder, runner
-        self._environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
-        self._launch = uuid.uuid4().hex[:8]
-        self._number = 0
-        self._workers: dict[int, _Process] = {}
-        self._told: bytes | None = None
-        self._starts: Counter[int] = Counter()  # by index, that came to no trial
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        *,
+        threads: int,
+        typed: Sequence[str] = (),
+        urls: Sequence[str] = (),
+        runner: str = RUN_TRIAL,
+    ) -> None:
+        self._folder, self._launch = folder, uuid.uuid4().hex[:8]
+        self._environment = {
+            **os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads)), VARIABLE: " ".join(urls)
+        }  # fmt: skip
+        self._command = [
+            *(sys.executable, "-m", "adaecho.search.worker", str(folder), "--num-workers", str(number)),
+            *("--launch", self._launch, "--launcher", str(os.getpid()), "--runner", runner),
+            *(f"--task={name}" for name in typed),
+        ]
+        with folder_errors(folder / "workers"):
+            (folder / "workers").mkdir(exist_ok=True)
+        self._begins: dict[int, int] = {}  # of what a worker says, in its log
+        self._starts: Counter[int] = Counter()  # that came to no trial
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        for index in range(number):
+            self._start(index)
 
     def __enter__(self) -> "LocalWorkers":
         return self
@@ -70,89 +91,6 @@ class LocalWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._interrupt()
-
-    def start(self, number: int) -> None:
-        """Have so many workers at least: start what lacks."""
-        self._number = number
-        for index in range(len(self._workers), number):
-            self._workers[index] = self._start(index)
-
-    def tell(self, typed: Sequence[str], urls: Sequence[str]) -> None:
-        """Let the workers begin: with what the user has typed and the design doesn't hold, or not in full.
-
-        Over a pipe, which no other process and no file sees.
-
-        Args:
-            typed: see ``config.schema.from_plain``.
-            urls: see ``masking.know``.
-        """
-        self._told = json.dumps({"typed": typed, "urls": urls}).encode() + b"\n"
-        for worker in self._workers.values():
-            worker.tell(self._told)
-
-    def keep(self, number: int) -> None:
-        """Have so many workers at most: end what is too many, in mid-trial if they have begun one."""
-        for index in range(number, len(self._workers)):
-            self._workers.pop(index).kill()
-
-    def watch(self, progress: SweepProgress) -> None:
-        """Wait until every worker has found nothing left to do.
-
-        Raises:
-            WorkerError: all died ``MAX_STARTS`` times before they began a trial: nothing will run here.
-            UserError: a trial met something that only the user can mend; running ones are checkpointed.
-            KeyboardInterrupt: a worker was told to end.
-        """
-        while self._workers:
-            for index, worker in list(self._workers.items()):
-                code = worker.poll()
-                if code is not None:
-                    del self._workers[index]
-                    if code != 0 and self._may_go_on(index, worker, code):
-                        self._workers[index] = self._start(index)
-            progress.update()
-            time.sleep(_POLL_S)
-        progress.update(at_once=True)
-
-    def _may_go_on(self, index: int, worker: "_Process", code: int) -> bool:
-        """Whether another worker of its number might get on; raises where none can go on at all."""
-        said = worker.said()
-        if code == 2:  # without a record of why where the disk is full
-            raise UserError(read_refusal(self._folder, self._launch) or said[-_LOG_TAIL:].strip())
-        if code > 128:
-            raise KeyboardInterrupt
-        if BEGUN in said:
-            how = f"ended in mid-trial ({_how(code)})"
-            warn(f"search.workers: a worker {how}; another goes on; see {worker.log}")
-            self._starts[index] = 0
-            return True
-        self._starts[index] += 1
-        if self._starts[index] < MAX_STARTS:
-            return True
-        reason = f"search.workers: a worker ended {MAX_STARTS} times before its first trial ({_how(code)})"
-        if last := said[-_LOG_TAIL:].strip():
-            reason = f"{reason}:\n{last}"
-        if not self._workers:
-            raise WorkerError(reason)
-        warn(f"{reason}\nthe others go on without it")
-        return False
-
-    def _start(self, index: int) -> "_Process":
-        process = _Process(
-            [
-                *(sys.executable, "-m", "adaecho.search.worker", str(self._folder)),
-                *("--number", str(index), "--num-workers", str(self._number), "--launch", self._launch),
-                *("--launcher", str(os.getpid()), "--runner", self._runner),
-            ],
-            self._folder / "workers" / f"worker-{index}.log",
-            self._environment,
-        )
-        if self._told is not None:
-            process.tell(self._told)
-        return process
-
-    def _interrupt(self) -> None:
         """Let running trials write a checkpoint; a worker that takes too long is killed."""
         try:
             for worker in self._workers.values():
@@ -162,56 +100,66 @@ class LocalWorkers:
                 time.sleep(_POLL_S)
         finally:
             for worker in self._workers.values():
-                worker.kill()
+                with suppress(OSError):
+                    os.killpg(worker.pid, signal.SIGKILL)  # with all that it has started
+                worker.wait()
 
+    def watch(self, progress: SweepProgress) -> None:
+        """Wait until every worker has found nothing left to do.
 
-def _how(code: int) -> str:
-    """How a process ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    return f"killed by signal {-code}" + (", often for want of memory" if code == -signal.SIGKILL else "")
+        Raises:
+            WorkerError: all ended ``MAX_STARTS`` times before they began a trial: nothing will run here.
+            UserError: a trial met something that only the user can mend; running ones are checkpointed.
+            KeyboardInterrupt: a worker was told to end.
+        """
+        while self._workers:
+            for index, worker in list(self._workers.items()):
+                code = worker.poll()
+                if code is not None:
+                    del self._workers[index]
+                    if code != 0:
+                        self._go_on(index, code)
+            progress.update()
+            time.sleep(_POLL_S)
+        progress.update(at_once=True)
 
+    def _go_on(self, index: int, code: int) -> None:
+        """Start another worker in place of one that has ended, unless that came to no trial too often."""
+        with self._log(index).open("rb") as file:
+            file.seek(self._begins[index])
+            said = file.read().decode(errors="replace")
+        if code == 2:  # without a record of why where the disk is full
+            raise UserError(read_refusal(self._folder, self._launch) or said[-_LOG_TAIL:].strip())
+        if code > 128:
+            raise KeyboardInterrupt
+        how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+        how += ", often for want of memory" if code == -signal.SIGKILL else ""
+        if BEGUN in said:
+            log = self._log(index)
+            warn(f"search.workers: a worker ended in mid-trial ({how}); another goes on; see {log}")
+            self._starts[index] = 0
+        elif self._starts[index] == MAX_STARTS:
+            reason = f"search.workers: a worker ended {MAX_STARTS} times before its first trial ({how})"
+            if last := said[-_LOG_TAIL:].strip():
+                reason = f"{reason}:\n{last}"
+            if not self._workers:
+                raise WorkerError(reason)
+            warn(f"{reason}\nthe others go on without it")
+            return
+        self._start(index)
 
-class _Process:
-    """A worker and its ``log``."""
+    def _start(self, index: int) -> None:
+        self._starts[index] += 1
+        with folder_errors(self._log(index)), self._log(index).open("ab") as log:
+            self._begins[index] = log.tell()
+            self._workers[index] = subprocess.Popen(
+                [*self._command, "--number", str(index)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, a kill all its children
+            )
 
-    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
-        with folder_errors(log.parent):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            self.log, self._begins = log, log.stat().st_size if log.exists() else 0
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C reaches the launcher alone, a kill all its children
-                )
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def tell(self, line: bytes) -> None:
-        """What it waits for."""
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it has died
-            self._process.stdin.write(line)
-            self._process.stdin.close()
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Kill it with all that it has started."""
-        with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it may never have been told
-            self._process.stdin.close()
-
-    def said(self) -> str:
-        with self.log.open("rb") as file:
-            file.seek(self._begins)
-            return file.read().decode(errors="replace")
+    def _log(self, index: int) -> Path:
+        return self._folder / "workers" / f"worker-{index}.log"

@@ -16,11 +16,9 @@ from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.records.table import as_clock
 from adaecho.records.terminal import Terminal
 from adaecho.search.design import TrialId
-from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
 _LOOK_EVERY_S = 0.5
-_EXPORT_EVERY_S = 60.0  # of the Optuna study, for a dashboard that is open meanwhile
 
 
 class SweepProgress:
@@ -38,7 +36,7 @@ class SweepProgress:
         self._started = time.monotonic()
         self._durations_s: dict[str, list[float]] = {}
         self._known = {trial: status for trial in state.wanted() if (status := state.status(trial)) in ENDED}
-        self._next_look, self._exported = 0.0, self._started
+        self._next_look = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
@@ -56,7 +54,7 @@ class SweepProgress:
             self._live.stop()
 
     def update(self, *, at_once: bool = False) -> None:
-        """Take over what the folders say, tell what has ended since, and keep the Optuna study up to date."""
+        """Take over what the folders say, and tell what has ended since."""
         begin = time.monotonic()
         if begin < self._next_look and not at_once:
             return
@@ -69,9 +67,6 @@ class SweepProgress:
                 summary = self._state.search(trial).summaries[trial.index]
                 self.ended(trial, summary.get("train_time_s", 0) + summary.get("eval_time_s", 0))
         self.show(trial for trial in trials if self._state.status(trial) == Status.RUNNING)
-        if time.monotonic() - self._exported >= _EXPORT_EVERY_S:
-            export(self._state)
-            self._exported = time.monotonic()
         # A look at thousands of folders takes a while: it may take a twentieth of the time.
         self._next_look = begin + max(_LOOK_EVERY_S, 20 * (time.monotonic() - begin))
 

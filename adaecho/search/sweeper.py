@@ -54,11 +54,6 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         stack.callback(lock.release)
 
         is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
-        local = stack.enter_context(LocalWorkers(folder, threads=config.threads))
-        workers, too_many = affordable(config.search.workers)
-        if launcher == "basic" and is_new:
-            # They take seconds to import torch; meanwhile arms are composed. One arm at least is for sure.
-            local.start(min(workers, config.search.trials * config.search.repeats))
         design = build_design(config, config_loader, arguments)
         if config.fresh and not is_new:
             move_aside(folder)
@@ -66,24 +61,17 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             lock.acquire()
         check_design(design, folder)
         state = SweepState(design, folder)
-        wanted = min(workers, len(state.missing())) if launcher == "basic" else 0
-        local.keep(wanted)  # before a worker finds the design, and a trial
         record_design(design, folder)
         urls = secret_urls([arm.config for arm in design.arms])
-        local.tell(design.named(), urls)
-        if launcher == "slurm" and urls:  # which hands the environment of sbatch to its jobs
-            os.environ[VARIABLE] = " ".join(urls)
         console = Terminal(markup=False)
         console.print(headline(state), highlight=False, soft_wrap=True)
-        if state.missing() and launcher == "slurm":
+        if launcher == "slurm" and state.missing():
+            if urls:  # which hands the environment of sbatch to its jobs
+                os.environ[VARIABLE] = " ".join(urls)
             if not run_on_slurm(state, config, console):
                 return
         elif launcher == "basic":
-            if too_many and len(state.missing()) > workers:
-                console.print(too_many, highlight=False, soft_wrap=True)
-            local.start(wanted)
-            with SweepProgress(state, console) as progress:
-                local.watch(progress)
+            run_here(state, config, console, urls)
         write_outcome(state, console)
         tracking.export(config.tracking, folder, group=str(folder), name="outcome")
         for line in next_steps(config, folder, arguments):
@@ -109,6 +97,20 @@ def _config_dir(config: DictConfig) -> list[str]:
     sources = config.hydra.runtime.config_sources
     typed = [source.path for source in sources if source.provider == "command-line"]
     return ["--config-dir", os.path.relpath(typed[0])] if typed else []
+
+
+def run_here(state: SweepState, config: DictConfig, console: Console, urls: Sequence[str]) -> None:
+    """Run what is missing with workers on this machine."""
+    workers, too_many = affordable(config.search.workers)
+    wanted = min(workers, len(state.missing()))
+    if too_many and len(state.missing()) > workers:
+        console.print(too_many, highlight=False, soft_wrap=True)
+    of_all = {"threads": config.threads, "typed": state.design.named(), "urls": urls}
+    with (
+        SweepProgress(state, console) as progress,
+        LocalWorkers(state.folder, wanted, **of_all) as local,
+    ):
+        local.watch(progress)
 
 
 def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:

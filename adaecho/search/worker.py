@@ -10,7 +10,6 @@ shares the folder; one that is killed leaves a trial that another continues.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 from adaecho.config.launched import importing
 from adaecho.errors import ConfigError, FolderError, RankError, UserError, say, told, warn
-from adaecho.masking import know, presentable
+from adaecho.masking import presentable
 from adaecho.records.environment import code_digest
 from adaecho.records.files import append, write_json
 from adaecho.records.folder import RunFolder, move_aside
@@ -315,17 +314,9 @@ def main(arguments: list[str] | None = None) -> None:
         with importing():
             load_runner(typed.runner)
         _choose_gpu(typed.number)
-        names = [*typed.task, *typed.callback]
-        if launcher is not None:
-            # It starts its workers first: torch is imported while it composes the design.
-            line = sys.stdin.readline()
-            if not line:  # it has ended
-                return
-            orders = json.loads(line)
-            names = orders["typed"]
-            know(orders["urls"])
+        names = (*typed.task, *typed.callback)
         place = (typed.number, typed.num_workers)
-        Worker(typed.folder, *place, launch=typed.launch, runner=typed.runner, typed=tuple(names))()
+        Worker(typed.folder, *place, launch=typed.launch, runner=typed.runner, typed=names)()
 
 
 if __name__ == "__main__":

@@ -54,8 +54,6 @@ class Task:
         build_model: a freshly initialised model; torch's global generator is seeded by the caller.
         loss: of a batch on the model's device, as the sum over what counts and the number of what counts:
             so the mean over several micro-batches is exact, however unevenly they are filled.
-        losses: each example's loss, [batch], of what the model returned and the batch, where ``loss`` calls
-            the model once and sums them: for ``evaluate.loss_by_echo_index``. None where it can't be told.
         evaluate: ``evaluate(model, split, device=...)``, metrics of a model (already in eval mode, on that
             device) on a whole split, which it may hold in memory or read anew. One that also takes ``ranks=``
             (see ``adaecho.ranks``) may look at this rank's share alone; else every rank looks at all of it.
@@ -85,7 +83,6 @@ class Task:
     collate: Callable[[list[Any]], Any] | None = None
     augment_parts: tuple[Callable[..., Any], Callable[..., Any]] | None = None
     has_test_split: bool = False
-    losses: Callable[[Any, Batch], torch.Tensor] | None = None
     weight: Callable[[Batch], torch.Tensor | float] | None = None
     num_examples: int | None = None
     skipped_examples: int = 0

@@ -15,9 +15,9 @@ from adaecho.datasets.split import hold_out_rows
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Task
+from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
-from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
 
 def build(config: Config, options: Options) -> Task:

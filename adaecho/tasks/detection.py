@@ -15,8 +15,8 @@ from adaecho.models.ssd import SSD
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
+from adaecho.tasks.boxes import ResizeWithBoxes
 from adaecho.tasks.reading import ReadAnew
-from adaecho.transforms.boxes import ResizeWithBoxes
 from adaecho.transforms.photographs import decode_image
 
 _SHOWN_SCORE = 0.4

@@ -228,7 +228,6 @@ def classifier(
     return Task(
         metrics={"accuracy": "max", "cross_entropy": "min"},
         loss=partial(cross_entropy, label_smoothing=label_smoothing),
-        losses=partial(cross_entropies, label_smoothing=label_smoothing),
         weight=num_images,
         evaluate=evaluate,
         pictures=pictures,
@@ -243,13 +242,6 @@ def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) 
         model(batch["image"]).float(), labels, reduction="sum", label_smoothing=label_smoothing
     )
     return total, len(labels)
-
-
-def cross_entropies(logits: torch.Tensor, batch: Batch, label_smoothing: float = 0.0) -> torch.Tensor:
-    """What ``cross_entropy`` sums, float32 [batch]."""
-    return functional.cross_entropy(
-        logits.float(), batch["label"], reduction="none", label_smoothing=label_smoothing
-    )
 
 
 def num_images(batch: Batch) -> float:

@@ -11,10 +11,10 @@ from adaecho.datasets.scenes import SIDE, Scenes, make_scenes
 from adaecho.errors import ConfigError
 from adaecho.models.ssd import small_ssd
 from adaecho.tasks.base import Task
+from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, detection_loss
 from adaecho.tasks.digits import NUM_CLASSES, read_digits
 from adaecho.tasks.options import ScenesOptions as Options
-from adaecho.transforms.boxes import SSDAugment, collate_boxes
 
 _VALIDATION_GLYPHS = 360
 

@@ -1,5 +1,7 @@
-"""What language models share: options, loss per token, evaluation, entropies to compare with, a sample."""
+"""Language models on text: loss per token, evaluation, entropies to compare with, a sample."""
 
+import hashlib
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,22 +17,31 @@ from torch import nn
 from torch.nn import functional
 
 from adaecho.config.schema import Config
-from adaecho.datasets.documents import find_documents
-from adaecho.datasets.tokens import END, PAD, Packing, tokenized
+from adaecho.datasets.documents import Files, find_documents
+from adaecho.datasets.text_stream import TokenStream
+from adaecho.datasets.tokens import END, PAD, Packing, cached_tokenizer, dtype_of, tokenized
+from adaecho.errors import ConfigError, DataError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Split, Task
-from adaecho.tasks.options import TextOptions
+from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
 _SAMPLE_TOKENS = 48
 
 
-def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
-    """A language model on text whose tokens are made once.
+def build(config: Config, options: TextOptions) -> Task:
+    """The tasks small_text, lm1b and common_crawl.
 
     Raises:
         DataError: the text is missing, too short, or has more bad documents than allowed.
         ConfigError: it doesn't support the vocabulary.
     """
+    if config.data.path is None and options.needs:
+        raise DataError(f"data.path=null: {options.name} needs {options.needs}")
+    return _streamed(config, options) if isinstance(options, CommonCrawlOptions) else _cached(config, options)
+
+
+def _cached(config: Config, options: TextOptions) -> Task:
+    """A language model on text whose tokens are made once."""
     files = find_documents(config.data.path, column=options.column, lines=options.lines)
     packing = Packing(options.packing, options.block, options.vocabulary)
     data = config.data
@@ -44,7 +55,6 @@ def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
         {"tokens": found.train},
         lambda: validation,
         found.tokenizer,
-        name=name,
         skipped_examples=skipped["bad"] + skipped["empty"] + skipped["too_short"],
         fingerprint={key: found.meta[key] for key in ("data sha256", "tokenizer sha256")},
         facts={
@@ -59,6 +69,49 @@ def build_cached(config: Config, options: TextOptions, *, name: str) -> Task:
     )
 
 
+def _streamed(config: Config, options: CommonCrawlOptions) -> Task:
+    """A language model on documents that are never held together."""
+    if config.data.validation_examples is not None:
+        raise ConfigError(
+            f"data.validation_examples={config.data.validation_examples}: a stream has no end to hold "
+            "examples out of; name files validation-* and give null"
+        )
+    files = find_documents(config.data.path, column=options.column, lines=options.lines)
+    if "validation" not in files.parts:
+        raise DataError(f"data.path={config.data.path}: needs files whose names hold validation")
+    tokenizer = cached_tokenizer(_key(files, options), _first(files, options), options.vocabulary)
+    dtype, bad = dtype_of(options.vocabulary), config.data.max_bad_examples
+    held_out = TokenStream(files, "validation", tokenizer, options.block, dtype, bad)
+
+    def validation() -> Iterator[NDArray[Any]]:
+        return (example["tokens"] for example in islice(held_out, config.evaluate.max_examples))
+
+    tokenizer_sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+    return language_model(
+        config,
+        options,
+        TokenStream(files, "train", tokenizer, options.block, dtype, bad),
+        validation,
+        tokenizer,
+        fingerprint={"tokenizer sha256": tokenizer_sha256},
+        files=files.all(),
+        facts={
+            "tokenizer_sha256": tokenizer_sha256,
+            "files": {part: len(shards) for part, shards in files.parts.items()},
+        },
+    )
+
+
+def _key(files: Files, options: CommonCrawlOptions) -> str:
+    return json.dumps([files.key(), options.vocabulary, options.tokenizer_documents])
+
+
+def _first(files: Files, options: CommonCrawlOptions) -> Iterator[str]:
+    """The readable ones of the first training documents."""
+    read = (text for shard in files.parts["train"] for _, text in files.read(shard))
+    return (text for text in islice(read, options.tokenizer_documents) if isinstance(text, str))
+
+
 def language_model(
     config: Config,
     options: TextOptions,
@@ -66,7 +119,6 @@ def language_model(
     validation: Callable[[], Iterable[NDArray[Any]]],
     tokenizer: Any,
     *,
-    name: str,
     fingerprint: dict[str, str],
     facts: dict[str, Any],
     files: Sequence[Path] = (),
@@ -83,7 +135,7 @@ def language_model(
     """
     _say_arms(config)
     return Task(
-        name=name,
+        name=options.name,
         metrics={"cross_entropy": "min"},
         source=source,
         build_model=options.build_model,

@@ -19,14 +19,14 @@ _UNREADABLE = (
 
 
 def save(run: RunFolder, state: dict[str, Any]) -> None:
-    """Keep ``state`` as the last checkpoint, and with it which lines of metrics.jsonl came before.
+    """Keep ``state`` as the last checkpoint.
 
     Raises:
         FolderError: the disk is full or read-only, or another process has the folder; earlier checkpoints
             are untouched.
     """
     whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
-    torch.save({**masked(state), "metrics_sha256": run.digest_metrics()}, whole)
+    torch.save(masked(state), whole)
     run.save_checkpoint(whole.getbuffer())
 
 

@@ -60,7 +60,6 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
             batch_shuffle_buffer=config.echo.batch_shuffle_buffer,
             seed=config.seed,
             max_factor=config.echo.max_factor,
-            ages=config.evaluate.loss_by_echo_index,
             rank=ranks.rank,
             world_size=ranks.world_size,
         )

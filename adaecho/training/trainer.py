@@ -20,7 +20,6 @@ from adaecho.training.clock import Clocks
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
-from adaecho.training.loss_by_echo_index import LossByEchoIndex
 from adaecho.training.measure import measure, place
 from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
 from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
@@ -92,8 +91,7 @@ class Trainer:
         self._record, self._interrupted = record, interrupted
         self._checkpoint_due, self._between_steps = checkpoint_due, between_steps
         self.device = choose_device(config)
-        self._by_echo_index = LossByEchoIndex(config, task, self.device)
-        self.task = task = self._by_echo_index.task
+        self.task = task
         self.precision = choose_precision(config, self.device)
         self.clocks = Clocks()
         self.progress = Progress(next_evaluation=config.evaluate.every_fresh_examples)
@@ -175,7 +173,6 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 self._backward(deal(batch, num_passes(self.config))[:1])
             self.optimizer.zero_grad(set_to_none=True)
-        self._by_echo_index.forget()
         return True
 
     @contextmanager
@@ -260,7 +257,6 @@ class Trainer:
         self._update()
         if self.average is not None:
             self.average.update_parameters(self.model)
-        self._by_echo_index.count()
         self._loss_sum += loss
         self._recent_losses[self.progress.steps % LOSS_CHECK_STEPS] = loss
         self._losses += 1
@@ -361,7 +357,6 @@ class Trainer:
             "steps": self.progress.steps,
             **metrics,
             "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
-            **self._by_echo_index.line(self.ranks),
             "learning_rate": self.learning_rate(),
             **self.gain(),
             "echo_factor": self.loader.factor,
@@ -490,7 +485,6 @@ class Trainer:
             "loader": self.loader.state_dict(),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
             "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
-            "by_echo_index": self._by_echo_index.sums,
             "buffers": {name: buffer.cpu() for name, buffer in own.items()},
         }
 
@@ -518,7 +512,6 @@ class Trainer:
         self._loss_sum = own["losses"]["sum"].to(self.device)
         self._recent_losses = own["losses"]["recent"].to(self.device)
         self._losses = own["losses"]["count"]
-        self._by_echo_index.load(own.get("by_echo_index"))
         torch.set_rng_state(own["rng"]["cpu"])
         if self.device.type == "cuda" and own["rng"]["cuda"] is not None:
             torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)

@@ -16,9 +16,9 @@ from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import ChangedDataError, DiskError, FolderError, UserError, warn, with_notes
+from adaecho.errors import ChangedDataError, ConfigError, DiskError, FolderError, UserError, warn, with_notes
 from adaecho.masking import presentable
-from adaecho.ranks import ALONE, Ranks
+from adaecho.ranks import ALONE, Ranks, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
@@ -68,14 +68,10 @@ def run_trial(
         Exception: the run crashed; its status is ``failed`` and its traceback is in the folder.
     """
     trial = _Trial(config, RunFolder(folder), display, prune, ranks)
-    try:
-        with ExitStack() as stack:
-            in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
-            if in_use is None:
-                return _run_locked(trial, overrides, group)
-    except UserError as error:
-        ranks.explain(error)  # to the others, where this rank could not even begin
-        raise
+    with ExitStack() as stack:
+        in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
+        if in_use is None:
+            return _run_locked(trial, overrides, group)
     raise in_use  # on all ranks, which can go on with something else
 
 
@@ -99,7 +95,9 @@ def _run_locked(trial: "_Trial", overrides: Sequence[str], group: str | None) ->
         with storage_errors():
             return trial.run()
     except (Exception, KeyboardInterrupt) as error:
-        reason = ranks.explain(error)
+        reason = error if ranks.is_alone else explained(error)
+        if isinstance(error, ConfigError):
+            error.told_elsewhere = not ranks.is_first  # all ranks have the same config
         if ranks.is_first and not trial.has_ended:
             trial.record_failure(reason)
         if reason is not error:
@@ -139,10 +137,7 @@ class _Trial:
         if config.fresh and run.moved_to is not None and self.display is not None:
             self.display.say(f"old run kept in {run.moved_to}")
         summary = run.read_summary()
-        if not is_finished(summary, config):
-            return None
-        run.check_evaluations()
-        return summary
+        return summary if is_finished(summary, config) else None
 
     def record_failure(self, error: BaseException) -> None:
         """Leave status and traceback in the folder, as far as the disk still allows."""
@@ -214,8 +209,6 @@ class _Trial:
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
-        if status != Status.PREEMPTED:
-            summary["evaluations_sha256"] = self.ranks.from_first(self.run_folder.digest_evaluations)
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         if self.callbacks and status != Status.PREEMPTED:
             self.callbacks.on_end(summary)  # before the folder says so: a kill in it doesn't lose it
@@ -309,7 +302,7 @@ class _Trial:
             raise FolderError(
                 f"{path}: not a checkpoint of this run ({str(error).splitlines()[0]})"
             ) from error
-        self.run_folder.truncate_metrics(trainer.progress.evaluations, state["metrics_sha256"])
+        self.run_folder.truncate_metrics(trainer.progress.evaluations)
 
     def _has_lost_its_checkpoint(self) -> bool:
         """Whether the summary tells of steps: it is written after the checkpoint that holds them."""
@@ -371,8 +364,6 @@ class _Trial:
     def record(self, line: Line, trainer: Trainer) -> None:
         if self.ranks.is_first:
             self.run_folder.append_metrics(line)
-            if self.config.tracking.kind == "csv":
-                self.run_folder.write_csv()
         if self.display is not None:
             self.display.evaluated(line)
         if self.callbacks:

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from adaecho.config import scale
 from adaecho.config.scale import Size
-from adaecho.datasets.size import size_of
+from adaecho.datasets.size import size_of_boxes, size_of_text
 from adaecho.errors import ConfigError, DataError
 from adaecho.run import explain
 from adaecho.tasks import build_task
@@ -22,7 +22,9 @@ from tests.datasets.test_labelled_images import make
 from tests.tasks.test_imagenet import TINY
 from tests.transforms.pictures import encoded
 
-TEXT = {"name": "small_text", "column": "text", "lines": False, "block": 64}
+
+def text(path: Path, *, lines: bool = False) -> Size:
+    return size_of_text(str(path), column="text", lines=lines, block=64)
 
 
 def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -105,8 +107,7 @@ def test_photographs_in_class_folders_train_at_once(compose_config: Compose, tmp
 
 def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, tmp_path: Path) -> None:
     write(tmp_path, "train", content(10))
-    task = {"name": "coco", "keep_images_without_boxes": True}
-    size = size_of(str(tmp_path), task)
+    size = size_of_boxes(str(tmp_path), keep_without=True)
     assert (size.units, size.has_validation, size.held_out) == (10, False, 2)
     typed = ("task=coco", "task.ghost_size=null", f"data.path={tmp_path}", "task.image_size=96")
     built = build_task(compose_config(*typed, "data.validation_examples=4"))
@@ -117,7 +118,7 @@ def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, 
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* how many of the 10"):
         build_task(compose_config(*typed))
     write(tmp_path, "val", content(4, first=10))
-    assert size_of(str(tmp_path), task).held_out is None
+    assert size_of_boxes(str(tmp_path), keep_without=True).held_out is None
     with pytest.raises(
         ConfigError, match=r"data\.validation_examples=4: .* has a validation split of its own"
     ):
@@ -127,17 +128,17 @@ def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, 
 def test_the_size_of_text_is_told_from_files_rows_and_lines(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("four words of text\n" * 100)
-    size = size_of(str(tmp_path), TEXT)
+    size = text(tmp_path)
     assert (size.units, size.examples, size.name) == (5, 5 * 1900 // 3 // 64, "blocks")
-    assert size_of(str(tmp_path), {**TEXT, "lines": True}).units == 500
+    assert text(tmp_path, lines=True).units == 500
     rows = tmp_path / "rows"
     rows.mkdir()
     parquet.write_table(pa.table({"text": ["a"] * 7}), rows / "train-0.parquet")
     (rows / "test.jsonl").write_text('{"text": "b"}\n')
-    size = size_of(str(rows), TEXT)
+    size = text(rows)
     assert (size.units, size.has_validation) == (7, True)
     with pytest.raises(DataError, match=r"holds one document.* task\.lines=true"):
-        size_of(str(tmp_path / "0.txt"), TEXT)
+        text(tmp_path / "0.txt")
 
 
 @pytest.mark.parametrize(

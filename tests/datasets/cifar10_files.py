@@ -1,10 +1,8 @@
 """Tiny copies of CIFAR-10 in the forms in which it is stored."""
 
 import pickle
-import struct
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,23 +32,25 @@ def write_parquet(file: Path, encoded: list[bytes | None], labels: list[int | No
     return file
 
 
-class _LikePython2(pickle._Pickler):  # type: ignore[name-defined]
-    """Byte strings get the opcode that Python 2 wrote for its ``str``, as in the original files."""
-
-    def save_string(self, value: bytes) -> None:
-        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
-        self.memoize(value)
-
-    dispatch: ClassVar = {**pickle._Pickler.dispatch, bytes: save_string}  # type: ignore[attr-defined]
-
-
-def write_batch(file: Path, batch: Any) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as stream:
-        _LikePython2(stream, protocol=2).dump(batch)
-    return file
+def write_pickles(folder: Path, images: NDArray[np.uint8], labels: list[int], tests: int) -> Path:
+    """Five batches and one of so many tests, with the names of the classes, as torchvision unpickles them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training = len(images) - tests
+    rows = {
+        f"data_batch_{one + 1}": slice(one * training // 5, (one + 1) * training // 5) for one in range(5)
+    }
+    for name, part in {**rows, "test_batch": slice(training, None)}.items():
+        planes = images[part].transpose(0, 3, 1, 2).reshape(len(images[part]), -1).copy()
+        (folder / name).write_bytes(pickle.dumps({"labels": labels[part], "data": planes}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    return folder
 
 
-def batch_of(images: NDArray[np.uint8], labels: list[int]) -> dict[bytes, Any]:
-    planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1).copy()
-    return {b"batch_label": b"training batch", b"labels": labels, b"data": planes, b"filenames": [b"a.png"]}
+def write_parts(folder: Path, images: NDArray[np.uint8], labels: list[int], tests: int = 0) -> Path:
+    """Parquet of training images, and of so many tests, the last ones."""
+    training = len(images) - tests
+    for part, rows in (("train", slice(training)), ("test", slice(training, None))):
+        if len(images[rows]):
+            encoded: list[bytes | None] = [encode(image) for image in images[rows]]
+            write_parquet(folder / f"{part}-00000-of-00001.parquet", encoded, list(labels[rows]))
+    return folder

@@ -20,10 +20,7 @@ from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, figure, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
-from adaecho.figures.uses import draw_uses, of_uses
 from adaecho.records.outcome import best_trials, outcome
-from adaecho.records.trials import read_rows
-from scripts import claims_page
 
 CURVE = {
     "arm": "baseline",
@@ -242,29 +239,6 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
     assert axes.get_ylabel() == "validation cross entropy, nats"
 
 
-def test_losses_of_uses_are_means_over_runs_beside_the_validations(tmp_path, drawn):
-    runs = [
-        {
-            "arm": f"{variant}_e2", "echo_variant": variant, "echo_factor": 2, "metric": "cross_entropy",
-            "fresh_examples": [160, 320, 480], "values": [2.0, 1.0, 0.5], "steps": [10, 20, 30],
-            "train_loss_echo_index_0": [2.0 + repeat, 1.0, 0.6],
-            "train_loss_echo_index_1": [None, 0.8, 0.4],
-        }
-        for variant in ("example_before_augmentation", "batch")
-        for repeat in (0, 1)
-    ]  # fmt: skip
-    for key in ("values", "steps", "fresh_examples", "train_loss_echo_index_0", "train_loss_echo_index_1"):
-        runs[1][key] = runs[1][key][:2]  # it ended earlier
-    draw_uses(of_uses([*runs, {"arm": "without"}]), tmp_path / "uses.png", "digits")
-    batch, before = drawn[0].axes
-    assert batch.get_title("left").startswith("batch echoing")
-    lines = {line.get_label(): line.get_ydata() for line in batch.lines}
-    assert list(lines) == ["first use", "second use", "validation"]
-    assert list(lines["first use"]) == [2.5, 1.0, 0.6]
-    assert list(lines["second use"])[1:] == [0.8, 0.4]
-    assert [list(line.get_xdata()) for line in before.lines] == 3 * [[10, 20]]
-
-
 def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
     curves = [
         {"fresh_examples": [100, 200, 300], "values": [6.0, 4.0, 2.0]},
@@ -386,13 +360,6 @@ def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alo
     assert dict(matplotlib.rcParams) == before
 
 
-def test_the_page_of_claims_can_be_made_of_any_results(results, tmp_path):
-    claims_page.main(["--results", str(results), "--into", str(tmp_path / "claims.md")])
-    page = (tmp_path / "claims.md").read_text()
-    assert page.startswith("# What holds")
-    assert "## Winners on new seeds" not in page
-
-
 def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
     table = results / "quickstart" / "digits"
     Image.new("RGB", (8, 8), "red").save(table / "boxes.jpg")
@@ -400,19 +367,6 @@ def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
     assert "](../quickstart/digits/boxes.jpg)" in (results / "figures" / "report.md").read_text()
     inline = base64.b64encode((table / "boxes.jpg").read_bytes()).decode()
     assert f'src="data:image/jpeg;base64,{inline}"' in (results / "figures" / "report.html").read_text()
-
-
-def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claims(results, tmp_path):
-    table = results / "quickstart" / "digits" / "trials.json"
-    own = tmp_path / "own" / "mine" / "digits" / "trials.json"
-    own.parent.mkdir(parents=True)
-    rows = [{**row, "experiment": "mine"} for row in read_rows(table)]
-    own.write_text(json.dumps(rows))
-    main(["--results", str(tmp_path / "own")])
-    text = (tmp_path / "own" / "figures" / "report.md").read_text()
-    assert text.startswith("# Results\n\nCosts are read off")
-    assert "claim" not in text
-    assert "## mine, digits: fresh examples" in text
 
 
 def test_the_report_holds_table_figures_and_command(results):
@@ -434,7 +388,6 @@ def test_the_report_holds_table_figures_and_command(results):
         assert shown.shape == whole.shape
         assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
     assert page.count("src=") == 3  # the page needs no other file
-    assert "not yet measured" not in text + page, "no claim is decided by these records"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +439,7 @@ def test_a_row_that_does_not_belong_is_named(results, change, says):
         draw_all(results, results / "figures")
 
 
-def test_a_table_in_the_folder_of_another_experiment_decides_none_of_its_claims(results):
+def test_a_table_in_the_folder_of_another_experiment_is_named(results):
     (results / "quickstart").rename(results / "fig3")
     with pytest.raises(
         DataError, match="row 0 is of experiment quickstart, in the folder of experiment fig3"

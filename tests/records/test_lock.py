@@ -39,7 +39,8 @@ def hold(folder):
 
 
 def write_lock(folder, age_s=0.0, **changes):
-    holder = {"host": "elsewhere", "pid": 1, "process_start": "x", "since": "today", "token": "t", **changes}
+    holder = {"folder": str(folder), "host": "elsewhere", "pid": 1, "process_start": "x", "since": "today"}
+    holder |= {"token": "t", **changes}
     path = folder / "lock"
     path.write_text(json.dumps(holder))
     os.utime(path, (time.time() - age_s,) * 2)

@@ -1,11 +1,9 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,11 @@ from adaecho.config.schema import TrackingConfig
 from adaecho.records import tracking
 from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import export
-from tests.needs import needs
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wandb_files
 
 OFFLINE = TrackingConfig(kind="wandb", mode="offline")
-TRACKIO = TrackingConfig(kind="trackio", project="mine")
-needs_trackio = needs(
-    "trackio", present=find_spec("trackio") is not None, remedy="CONTRIBUTING.md says how to install it"
-)
 CONFIG = {"data": {"path": None}, "echo": {"variant": "batch", "factor": 2}, "seed": 7}
 
 
@@ -48,8 +41,8 @@ def record(folder, fresh_examples, status="reached"):
         run.write_summary({"status": status, "fresh_examples": number, "to_target": {"steps": 5}})
 
 
-def wait_until_sent(folder, fresh_examples, tracker="wandb"):
-    file = folder / f"{tracker}.json"
+def wait_until_sent(folder, fresh_examples):
+    file = folder / "wandb.json"
     for _ in range(2400):
         state = json.loads(file.read_text()) if file.exists() else {}
         if state.get("fresh_examples") == fresh_examples:
@@ -127,59 +120,6 @@ def test_a_sweep_shows_design_outcome_and_figure(exported):
     assert piece["summary"]["baseline"] == {"arm": "baseline", "reached": 1}
     assert piece["history"][0]["fig3._type"] == "image-file"
     assert len(list((exported / "sweep").glob("wandb/offline-run-*/files/media/images/fig3*.png"))) == 1
-
-
-def in_trackio(folder):
-    """Runs by name, each with its steps in the order of writing, its metrics and its config."""
-    with sqlite3.connect(folder / "mine.db") as table:
-        found = {}
-        for name, step, metrics in table.execute("select run_name, step, metrics from metrics order by id"):
-            found.setdefault(name, []).append((step, json.loads(metrics)))
-        configs = {
-            name: json.loads(text) for name, text in table.execute("select run_name, config from configs")
-        }
-    return [(name, *zip(*rows, strict=True), configs[name]) for name, rows in found.items()]
-
-
-@needs_trackio
-def test_trackio_has_pieces_as_one_run_each_line_once_whatever_the_folder_knew(
-    tmp_path, monkeypatch, capfd, exporter
-):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    folder = tmp_path / "run"
-    record(folder, [160, 320, 480], status="preempted")
-    export(TRACKIO, folder)
-    wait_until_sent(folder, 480, "trackio")
-    state = json.loads((folder / "trackio.json").read_text())
-    # A kill between trackio's last write and the folder's.
-    (folder / "trackio.json").write_text(json.dumps(state | {"fresh_examples": -1}))
-    run = RunFolder(folder)
-    with run.lock():
-        run.truncate_metrics(1)
-    record(folder, [320, 480, 640])
-    export(TRACKIO, folder)
-    record(tmp_path / "other", [160])
-    export(TRACKIO, tmp_path / "other")
-    exporter.finish()
-    (name, steps, metrics, config), other = in_trackio(tmp_path / "trackio")
-    assert name == f"run {state['id']}"
-    assert steps == (160, 320, 480, 640)
-    assert [line["accuracy"] for line in metrics] == [0.16, 0.32, 0.48, 0.64]
-    assert {key: config[key] for key in CONFIG} == CONFIG
-    assert other[1] == (160,)
-    assert "warning" not in capfd.readouterr().err
-
-
-@needs_trackio
-def test_a_trackio_that_can_not_write_is_one_warning(tmp_path, monkeypatch, capfd, exporter):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "file" / "trackio"))
-    for name in ("a", "b"):
-        record(tmp_path / name, [160])
-        export(TRACKIO, tmp_path / name)
-    exporter.finish()
-    error = capfd.readouterr().err
-    assert error.count("The run goes on and its folder is complete") == 1
 
 
 def test_tracking_none_starts_nothing(tmp_path, exporter):

@@ -113,8 +113,11 @@ def test_a_program_gets_its_folders_and_no_overrides_of_sweeps(
     reproduce.reproduce((program,), tmp_path / "runs", tmp_path / "results", 1.0, ["search.workers=1"])
     into = ["--runs", str(tmp_path / "runs" / program.folder()), "--results"]
     assert begun[1:] == [
-        str(SCRIPTS / "repeat_value.py"),
+        "-m",
+        "experiments.repeat_value.measure",
         *into,
         str(tmp_path / "results" / program.folder()),
     ]
-    assert capsys.readouterr().out.startswith("done: python scripts/repeat_value.py, collected in ")
+    assert capsys.readouterr().out.startswith(
+        "done: python -m experiments.repeat_value.measure, collected in "
+    )

@@ -1,7 +1,6 @@
 """The Optuna export: complete, usable, and of no consequence."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from adaecho.search.__main__ import main
 from adaecho.search.optuna_export import JOURNAL, export
 from adaecho.search.state import SweepState
 from adaecho.search.sweep import read_design
@@ -65,9 +63,7 @@ def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
 
 
 def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
-    before = (sweep / JOURNAL).read_bytes()
     export(_state(sweep))
-    assert (sweep / JOURNAL).read_bytes().startswith(before)
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
     )
@@ -112,25 +108,6 @@ def test_a_damaged_journal_is_written_anew(sweep: Path, damage: str) -> None:
         json.loads((sweep / "trials.json").read_text())
     )
     assert [path.name for path in sweep.glob("*optuna*")] == [JOURNAL]
-
-
-@pytest.mark.parametrize("target", ["/gone/optuna.journal", JOURNAL])
-def test_a_dead_lock_is_not_waited_for(sweep: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """A kill between Optuna's lock and its release leaves such a link, whose target may be gone."""
-
-    def sleep(_: float) -> None:
-        raise AssertionError("the export waits for a lock")
-
-    lock = sweep / f"{JOURNAL}.lock"
-    lock.symlink_to(target)
-    (sweep / JOURNAL).unlink()
-    monkeypatch.setattr(time, "sleep", sleep)
-    try:
-        export(_state(sweep))
-        main(["status", str(sweep)])
-    finally:
-        lock.unlink()
-    assert sorted(_studies(sweep)) == ["none/0", "none/1"]
 
 
 def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:

@@ -250,26 +250,6 @@ def test_a_worker_that_dies_before_its_first_trial_is_replaced(
     )
 
 
-def test_a_trial_that_ends_before_the_launcher_looks_costs_no_worker_its_own(
-    run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Workers start early; with fewer trials left than workers, one was ended in the trial it had begun."""
-
-    def told_and_begun(workers: LocalWorkers, *orders: Any) -> None:
-        folder = Path("sweep")
-        write_json(folder / "control.json", {"hangs_s": {"none/0/1": 2}})
-        tell(workers, *orders)
-        _wait_for_trials(folder, 2)
-        _wait_for_summaries(folder, 1)
-
-    tell = LocalWorkers.tell
-    monkeypatch.setattr(LocalWorkers, "tell", told_and_begun)
-    folder = run_sweep("search.trials=2", "search.workers=2", "optimizer.learning_rate=interval(0.05,0.25)")
-    assert _begun(folder) == {"none/0/0": 1, "none/0/1": 1}
-    told = re.findall(r"^\d/2 +(\S+): reached", capsys.readouterr().out, flags=re.MULTILINE)
-    assert told == ["none/0/0", "none/0/1"], "each trial is told, also one that ended this early"
-
-
 def test_there_are_never_more_workers_than_trials(run_sweep: Command) -> None:
     folder = run_sweep(
         "search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000"

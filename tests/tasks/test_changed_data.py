@@ -11,7 +11,7 @@ from adaecho.config.schema import from_plain, to_plain
 from adaecho.errors import FolderError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import batch_of, encode, random_images, write_batch, write_parquet
+from tests.datasets.cifar10_files import encode, random_images, write_parquet
 
 IMAGES, LABELS = random_images(40), [number % 10 for number in range(40)]
 CIFAR10 = (
@@ -28,12 +28,6 @@ IMAGENET = (
 def parquet(folder: Path, labels: list[int]) -> None:
     write_parquet(folder / "train-0.parquet", [encode(image) for image in IMAGES[:20]], list(labels[:20]))
     write_parquet(folder / "train-1.parquet", [encode(image) for image in IMAGES[20:]], list(labels[20:]))
-
-
-def pickles(folder: Path, labels: list[int]) -> None:
-    for number in range(5):
-        rows = slice(number, None, 5)
-        write_batch(folder / f"data_batch_{number + 1}", batch_of(IMAGES[rows], labels[rows]))
 
 
 def shards(folder: Path, labels: list[int]) -> None:
@@ -56,7 +50,6 @@ def photographs(folder: Path, labels: list[int]) -> None:
 
 DATA: dict[str, tuple[Callable[[Path, list[int]], None], tuple[str, ...], str]] = {
     "parquet": (parquet, (*CIFAR10, "data.validation_examples=8"), "train-1.parquet"),
-    "pickles": (pickles, (*CIFAR10, "data.validation_examples=8"), "data_batch_5"),
     "shards": (shards, (*CIFAR10, "data.validation_examples=null"), "test-0.tar"),
     "photographs": (photographs, IMAGENET, "39.png"),
 }

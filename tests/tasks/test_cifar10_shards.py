@@ -17,7 +17,7 @@ from adaecho.tasks.cifar10 import decode
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import batch_of, encode, random_images, write_batch
+from tests.datasets.cifar10_files import encode, random_images, write_parts
 from tests.scripts.load import load
 from tests.shards.nginx import needs_nginx, nginx
 
@@ -30,13 +30,11 @@ TINY = (
 )  # fmt: skip
 
 
-def pickles(folder: Path) -> Path:
+def parquet(folder: Path) -> Path:
     images, labels = random_images(NUMBER), [number % 10 for number in range(NUMBER)]
-    for number in range(5):
-        rows = slice(number, NUMBER, 5)
-        write_batch(folder / f"data_batch_{number + 1}", batch_of(images[rows], labels[rows]))
-    write_batch(folder / "test_batch", batch_of(random_images(6, seed=1), labels[:6]))
-    return folder
+    return write_parts(
+        folder, np.concatenate([images, random_images(6, seed=1)]), labels + labels[:6], tests=6
+    )
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of shards, as the script writes them."""
     write = load("cifar10_shards", monkeypatch).write_shards
     files = write(
-        str(pickles(tmp_path / "data")), tmp_path / "shards", shard_examples=10, validation_examples=HELD_OUT
+        str(parquet(tmp_path / "data")), tmp_path / "shards", shard_examples=10, validation_examples=HELD_OUT
     )
     assert [file.name for file in files] == [
         "train-00.tar", "train-01.tar", "train-02.tar", "train-03.tar", "validation.tar", "test.tar",
@@ -161,7 +159,7 @@ def test_shards_are_streamed_so_nothing_can_be_held_out(compose_config: Compose,
 def test_a_validation_shards_is_refused_where_part_is_held_out(
     compose_config: Compose, tmp_path: Path
 ) -> None:
-    pickles(tmp_path)
+    parquet(tmp_path)
     with pytest.raises(
         ConfigError, match=r"task\.validation_shards=val\.tar: only for data\.path= of tar shards"
     ):

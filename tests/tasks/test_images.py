@@ -16,7 +16,6 @@ from adaecho.tasks.images import (
     Images,
     PadCropFlip,
     classification_metrics,
-    cross_entropies,
     cross_entropy,
     predict,
 )
@@ -152,15 +151,6 @@ def test_images_of_another_type_are_refused() -> None:
         PadCropFlip(1, False).block({"image": images}, _keys(2))
     with pytest.raises(ValueError, match="not float32"):
         PadCropFlip(1, False)({"image": images[0]}, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_losses_of_examples_add_up_to_the_loss(smoothing: float) -> None:
-    batch = {"image": torch.randn(6, 5), "label": torch.arange(6) % 5}
-    total, _ = cross_entropy(nn.Identity(), batch, smoothing)
-    each = cross_entropies(batch["image"], batch, smoothing)
-    assert each.shape == (6,)
-    torch.testing.assert_close(each.sum(), total)
 
 
 def test_label_smoothing_is_torchs_in_the_loss_and_none_in_the_metrics() -> None:

@@ -13,7 +13,7 @@ from adaecho.datasets.scenes import make_scenes
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import batch_of, write_batch
+from tests.datasets.cifar10_files import write_parts
 from tests.helpers import metrics
 
 SHARED = ("precision=float32", "target.value=null", "channels_last=false", "data.num_workers=1")
@@ -68,16 +68,12 @@ def digits_with_boxes(top: Path) -> Path:
 
 
 def digits_like_cifar10(top: Path) -> Path:
-    """The digits at 32 x 32 pixels in the original python batches."""
+    """The digits at 32 x 32 pixels in the hub's parquet."""
     digits = read_digits()
     images = [cv2.resize(image, (32, 32)) for image in digits["image"][:720, ..., 0]]
     grey = (np.stack(images).astype(np.float32) * (255 / 16)).astype(np.uint8)
     pictures, labels = np.repeat(grey[..., None], 3, axis=-1), digits["label"].tolist()
-    for number in range(5):
-        rows = slice(120 * number, 120 * (number + 1))
-        write_batch(top / f"data_batch_{number + 1}", batch_of(pictures[rows], labels[rows]))
-    write_batch(top / "test_batch", batch_of(pictures[600:], labels[600:720]))
-    return top
+    return write_parts(top, pictures, labels[:720], tests=120)
 
 
 def test_imagenet_tells_two_photographs_apart(compose_config: Compose, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """How a run ends, and what it leaves behind."""
 
-import csv
 import io
 import json
 import math
@@ -306,20 +305,3 @@ def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
     summary = run_trial(config, FOLDER, prune=lambda fresh_examples: fresh_examples >= 480)
     assert (summary["status"], summary["fresh_examples"]) == ("pruned", 480)
     assert run_trial(config, FOLDER) == summary
-
-
-def test_metrics_as_a_table_hold_what_the_lines_hold_also_after_a_resume(
-    compose_config: Compose, tmp_path: Path
-) -> None:
-    run = ("task=digits_mlp", "tracking=csv", "target.value=null", "echo=batch", "echo.factor=auto")
-    for steps in (20, 45):
-        run_trial(compose_config(*run, f"max_steps={steps}"), tmp_path / "run")
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == len(lines) > 1
-    for row, line in zip(rows, lines, strict=True):
-        assert row.keys() == line.keys()
-        for key, value in line.items():
-            assert (json.loads(row[key]) if row[key] else None) == value
-    assert not (tmp_path / "run" / "wandb.json").exists()

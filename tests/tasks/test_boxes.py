@@ -13,7 +13,7 @@ from torchvision.ops import box_iou
 from torchvision.transforms.v2 import functional as v2
 
 from adaecho import EchoLoader
-from adaecho.transforms.boxes import (
+from adaecho.tasks.boxes import (
     ResizeWithBoxes,
     SSDAugment,
     boxes_in,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaecho.figures.claims import CLAIMS
-from adaecho.figures.decisions import ABSENT, FAILS, FRAGILE, HOLDS, OPEN, Decision, Records, decide
-from adaecho.figures.readings import easier
+from experiments.evidence.claims import CLAIMS
+from experiments.evidence.decisions import ABSENT, FAILS, FRAGILE, HOLDS, OPEN, Decision, Records, decide
+from experiments.evidence.readings import easier
 
 BUDGET = 3000.0
 

@@ -15,12 +15,12 @@ import torch
 
 from adaecho.records.trials import read_rows
 from adaecho.training.optimizer import make_optimizer
-from tests.scripts.load import load
+from experiments.repeat_value import measure
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("repeat_value", monkeypatch)
+def script() -> ModuleType:
+    return measure
 
 
 def slow_noise(gradients: list[list[list[float]]]) -> tuple[float, float, float]:
@@ -170,4 +170,4 @@ def test_it_goes_on_where_it_stopped_and_writes_the_same_tables(
     ]
     assert tables[0] == tables[1] == tables[2]
     assert len(read_rows(tmp_path / "one" / "branches.json")) == 2 * 2 * 7
-    assert json.loads(tables[0][2])["commands"] == ["python scripts/repeat_value.py"]
+    assert json.loads(tables[0][2])["commands"] == ["python -m experiments.repeat_value.measure"]

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from adaecho.errors import DataError
-from adaecho.figures.__main__ import draw_all
-from adaecho.figures.repeat_value import (
+from adaecho.records.trials import table_text
+from experiments.evidence.__main__ import draw
+from experiments.evidence.repeat_value import (
     BASELINE,
     BRANCHES,
     along_runs,
@@ -22,7 +23,6 @@ from adaecho.figures.repeat_value import (
     readings,
     section_of_branches,
 )
-from adaecho.records.trials import table_text
 
 RUNS, CHECKPOINTS = 12, (256, 512, 1024, 2048)
 Worth = Callable[[str, float, float], float]
@@ -135,12 +135,12 @@ def test_make_figures_draws_the_table_and_names_a_damaged_one(tmp_path: Path) ->
     table.parent.mkdir(parents=True)
     table.write_text(table_text(rows_of(in_common)))
     (tmp_path / "figures").mkdir()
-    written = draw_all(tmp_path / "results", tmp_path / "figures")
+    written = draw(tmp_path / "results", tmp_path / "figures")
     assert tmp_path / "figures" / "repeat_value_digits.png" in written
     assert "tells a repeat's worth along a run" in (tmp_path / "figures" / "report.md").read_text()
     table.write_text(table_text(rows_of(in_common)[:3]))
     with pytest.raises(DataError, match=r"branches.json: holds records of another form"):
-        draw_all(tmp_path / "results", tmp_path / "figures")
+        draw(tmp_path / "results", tmp_path / "figures")
     table.with_name("origin.json").write_text(json.dumps({"sha256": {"branches.json": "0"}}))
     with pytest.raises(DataError, match=r"branches.json: not what origin.json tells of"):
-        draw_all(tmp_path / "results", tmp_path / "figures")
+        draw(tmp_path / "results", tmp_path / "figures")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from adaecho.figures.decisions import costs_of_winners, ratio_of_winners
-from scripts.claims_page import cross_fit, filling, ratio_of_cheapest
+from experiments.evidence.claims_page import cross_fit, filling, ratio_of_cheapest
+from experiments.evidence.decisions import costs_of_winners, ratio_of_winners
 
 
 def seeds(arm: str, search: int, costs: list[float | None]) -> list[dict[str, Any]]:
