@@ -1,0 +1,312 @@
+"""What the records say of each claim, and by which rule.
+
+"Cheaper" is one-sided: the difference of mean log costs over searches by Welch's t test, adjusted by Holm
+(1979) for the claims of a task; the permutation test (``significance.cheaper_p``) stands beside it. "No
+harm" is non-inferiority: the interval of the difference stays above minus the margin. A claim with an excess
+holds where the 95 % interval of the ratio of costs ends below one more than the excess.
+
+What is known of a search's cost are bounds (``readings``); one that missed the target costs at least
+what it read. A claim holds where it holds with the arm's costs at their upper bounds and the other's at their
+lower ones, and fails where it fails at the opposite ends. The noise between searches is at least that of the
+grid of evaluations.
+
+A verdict that another reading of the records turns is fragile. A reading that is at least as favourable to a
+claim never has a weaker verdict: so all other readings have one noise, the widest in any reading whose costs
+are all known, and where the searches as they were run decide, a difference as large or larger decides too.
+(With a noise of its own a more favourable reading could be left open: one very favourable cost widens Welch's
+interval.)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaecho.records.outcome import Bounds, Row, arm_of_winner, by_arm, searched_costs
+from adaecho.records.statistics import Noise, Ratio, cost_ratio, difference_interval, welch_noise
+from experiments.evidence.claims import CLAIMS, Claim
+from experiments.evidence.readings import AS_SEARCHED, OTHERS, Curve, Reading
+from experiments.evidence.significance import cheaper_p, grid_variance, holm, less_p, power
+
+LEVEL = 0.05
+SAVING = 0.8  # the ratio for which the power of a comparison is told
+MARGIN = 0.01  # of the metric within which a result is "no worse": three held-out digits in 360
+HOLDS, FAILS, OPEN, ABSENT = "holds", "does not hold", "not decided", "not yet measured"
+FRAGILE = "fragile"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A claim on one task.
+
+    Attributes:
+        verdict: holds, does not hold, fragile, not decided, or not yet measured.
+        effect: the ratio of costs (below 1: cheaper), at those ends of their bounds that speak against the
+            claim, or the difference of metrics for no-harm claims; None where that is not known.
+        difference: of mean log costs, or of metrics with their sign changed, at the ends of the bounds that
+            speak for the claim and against it.
+        p: of the claim's test, adjusted for the task's claims; None for claims that an interval decides.
+        permutation_p: of the rank test, not adjusted.
+        least_p: what ranks of so many searches show at most; a smaller p rests on the t test alone.
+        power: how often the test would see a true ratio of ``SAVING`` at the level of Holm's first step.
+        reached: searches of the arm and of the other that reached the target, and of how many.
+        turns_in: the readings in which the verdict is another one, or may be; nothing turns what is open.
+        readings: what the other readings say that the records allow, by their names.
+        rerun: the ratio of costs of the two arms' winners on new seeds, where they were run again.
+    """
+
+    claim: Claim
+    task: str
+    verdict: str
+    effect: Ratio | None = None
+    difference: tuple[float, float] = (-math.inf, math.inf)
+    p: float | None = None
+    permutation_p: float | None = None
+    least_p: float | None = None
+    power: float | None = None
+    reached: tuple[int, int, int, int] | None = None
+    turns_in: tuple[str, ...] = ()
+    readings: Mapping[str, "Decision"] = field(default_factory=dict)
+    rerun: Ratio | None = None
+
+
+@dataclass(frozen=True)
+class Records:
+    """All experiments on one task, by name: their rows, and the curves of their best trials."""
+
+    rows: dict[str, Sequence[Row]] = field(default_factory=dict)
+    curves: dict[str, Sequence[Curve]] = field(default_factory=dict)
+
+    def of_arm(self, experiment: str, arm: str) -> tuple[list[Row], list[Curve]]:
+        """The rows and curves of one arm; empty without records."""
+        tables = (self.rows.get(experiment, ()), self.curves.get(experiment, ()))
+        rows, curves = ([one for one in table if one["arm"] == arm] for table in tables)
+        return rows, curves
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What a claim compares in one reading: logarithms of costs, or metrics with their sign changed.
+
+    Attributes:
+        ours, theirs: of each search of the arm and of the other.
+        noise: of the difference of their means; None where it isn't known.
+    """
+
+    ours: Sequence[Bounds]
+    theirs: Sequence[Bounds]
+    noise: Noise | None
+
+    def is_exact(self) -> bool:
+        return all(one.low == one.high for one in (*self.ours, *self.theirs))
+
+
+def decide_all(tables: Mapping[tuple[str, str], tuple[Sequence[Row], Sequence[Curve]]]) -> list[Decision]:
+    """Every claim on every task, from the rows and curves by experiment and task."""
+    by_task: dict[str, Records] = {}
+    for (experiment, task), (rows, curves) in tables.items():
+        records = by_task.setdefault(task, Records())
+        records.rows[experiment], records.curves[experiment] = rows, curves
+    return [one for task in sorted(by_task) for one in decide(by_task[task], task)]
+
+
+def decide(records: Records, task: str) -> list[Decision]:
+    """Every claim on one task, named ``task``."""
+    pairs = {claim.key: _pairs(claim, records) for claim in CLAIMS}
+    found = _decide_all(task, {key: of_claim.get(AS_SEARCHED.name) for key, of_claim in pairs.items()})
+    noises = {key: _widest(list(of_claim.values())) for key, of_claim in pairs.items()}
+    readings = {
+        reading.name: _decide_all(
+            task,
+            {
+                key: replace(of_claim[reading.name], noise=noises[key]) if reading.name in of_claim else None
+                for key, of_claim in pairs.items()
+            },
+        )
+        for reading in OTHERS
+    }
+    return [
+        _with_readings(one, {name: readings[name][key] for name in readings}, _rerun(one.claim, records))
+        for key, one in found.items()
+    ]
+
+
+def _rerun(claim: Claim, records: Records) -> Ratio | None:
+    """The ratio in the newest experiment that ran the winners again on seeds of their own."""
+    for experiment in (f"{claim.experiment}_winners_fresh", f"{claim.experiment}_winners"):
+        rows = records.rows.get(experiment)
+        if rows and not claim.no_harm:
+            return ratio_of_winners(rows, claim.arm, claim.other)
+    return None
+
+
+def _with_readings(found: Decision, readings: Mapping[str, Decision], rerun: Ratio | None) -> Decision:
+    others = {name: one for name, one in readings.items() if one.verdict != ABSENT}
+    turns_in = tuple(name for name, one in others.items() if _turns(found, one))
+    verdict = FRAGILE if turns_in else found.verdict
+    return replace(found, verdict=verdict, turns_in=turns_in, readings=others, rerun=rerun)
+
+
+def _turns(found: Decision, other: Decision) -> bool:
+    """Whether another reading leaves open or contradicts what the searches as they were run decide."""
+    if found.verdict not in (HOLDS, FAILS) or other.verdict == found.verdict:
+        return False
+    if found.verdict == HOLDS:
+        return other.difference[1] > found.difference[1]
+    return other.difference[0] < found.difference[0]
+
+
+def _pairs(claim: Claim, records: Records) -> dict[str, _Pair]:
+    """What is compared, by the name of each reading that the records allow."""
+    ours, theirs = (records.of_arm(claim.experiment, name) for name in (claim.arm, claim.other))
+    if not ours[0] or not theirs[0]:
+        return {}
+    found = {}
+    for reading in (AS_SEARCHED, *OTHERS):
+        our_values, their_values = (_values(claim, reading, *one) for one in (ours, theirs))
+        if our_values is not None and their_values is not None:
+            least = _least_variance(claim, our_values, *ours), _least_variance(claim, their_values, *theirs)
+            found[reading.name] = _Pair(our_values, their_values, _noise(our_values, their_values, least))
+    return found
+
+
+def _values(
+    claim: Claim, reading: Reading, rows: Sequence[Row], curves: Sequence[Curve]
+) -> list[Bounds] | None:
+    if claim.no_harm:
+        best = reading.best_values(rows)
+        if best is None:
+            return None
+        # Accuracy and mAP lie from 0 to 1; more is better.
+        return [Bounds(-1, 0) if value is None else Bounds(-value, -value) for value in best]
+    if claim.cost == "fresh_examples":
+        costs = reading.costs(rows, curves)
+    else:  # the other readings are of fresh examples
+        costs = searched_costs(rows, claim.cost) if reading is AS_SEARCHED else None
+    with np.errstate(divide="ignore"):  # a bound of 0
+        return costs and [Bounds(*np.log(cost).tolist()) for cost in costs]
+
+
+def _least_variance(
+    claim: Claim, values: Sequence[Bounds], rows: Sequence[Row], curves: Sequence[Curve]
+) -> float:
+    """The variance of the grid that costs were read off; seconds for a fresh example were on none."""
+    steps = [np.diff(curve["fresh_examples"]) for curve in curves if len(curve["fresh_examples"]) > 1]
+    if claim.no_harm or claim.excess is not None or not steps:
+        return 0.0
+    if claim.cost != "fresh_examples":  # seconds were read off where fresh examples were
+        values = [Bounds(*np.log(cost).tolist()) for cost in searched_costs(rows)]
+    known = [math.exp(_known(value)) for value in values if math.isfinite(_known(value))]
+    return grid_variance(known, float(np.median(np.concatenate(steps)))) if known else 0.0
+
+
+def _noise(ours: Sequence[Bounds], theirs: Sequence[Bounds], least: tuple[float, float]) -> Noise | None:
+    known = [[_known(value) for value in values] for values in (ours, theirs)]
+    if not all(math.isfinite(value) for values in known for value in values):
+        return None
+    return welch_noise(known[0], known[1], least)
+
+
+def _known(value: Bounds) -> float:
+    """The value, or the least it can be where the target was missed."""
+    return value.high if math.isfinite(value.high) else value.low
+
+
+def _widest(pairs: Sequence[_Pair]) -> Noise | None:
+    """The noise with the widest interval: that of the first pair, or of another that is wholly known."""
+    noises = [pair.noise for number, pair in enumerate(pairs) if number == 0 or pair.is_exact()]
+    return max(
+        (noise for noise in noises if noise is not None),
+        key=lambda noise: difference_interval(0, noise)[1],
+        default=None,
+    )
+
+
+def _decide_all(task: str, pairs: Mapping[str, _Pair | None]) -> dict[str, Decision]:
+    """The decisions by the keys of the claims; without a pair a claim is not yet measured."""
+    found = {}
+    for claim in CLAIMS:
+        absent, pair = Decision(claim, task, ABSENT), pairs[claim.key]
+        found[claim.key] = _compare(absent, pair) if pair else absent
+    adjusted = holm({key: one.p for key, one in found.items() if one.p is not None})
+    for key, p in adjusted.items():
+        verdict = HOLDS if p < LEVEL else found[key].verdict
+        noise, level = getattr(pairs[key], "noise", None), LEVEL / len(adjusted)
+        seen = power(math.log(SAVING), noise, level) if noise and noise.error else None
+        found[key] = replace(found[key], p=p, verdict=verdict, power=seen)
+    return found
+
+
+def _compare(absent: Decision, pair: _Pair) -> Decision:
+    """The decision of one claim; where it is tested, its p and the verdict are still to be adjusted."""
+    claim, noise = absent.claim, pair.noise
+    against = _difference(pair.ours, pair.theirs)
+    in_favour = -_difference(pair.theirs, pair.ours)
+    effect, reached = _effect(claim, against, noise), None if claim.no_harm else _reached(pair)
+    found = replace(absent, verdict=OPEN, effect=effect, difference=(in_favour, against), reached=reached)
+    if noise is None or (noise.error == 0 and claim.no_harm):
+        return found
+    most = MARGIN if claim.no_harm else math.log1p(claim.excess or 0)
+    if difference_interval(in_favour, noise)[0] > most:
+        found = replace(found, verdict=FAILS)
+    if claim.no_harm or claim.excess is not None:
+        return replace(found, verdict=HOLDS) if difference_interval(against, noise)[1] < most else found
+    rank_p = cheaper_p([value.high for value in pair.ours], [value.low for value in pair.theirs])
+    searches = len(pair.ours), len(pair.theirs)
+    return replace(
+        found,
+        p=less_p(against, noise) if noise.error else rank_p,
+        permutation_p=rank_p,
+        least_p=1 / math.comb(sum(searches), searches[0]),
+    )
+
+
+def _difference(ours: Sequence[Bounds], theirs: Sequence[Bounds]) -> float:
+    """The difference of the means, the arm's at their upper bounds and the other's at their lower ones."""
+    return float(np.mean([value.high for value in ours]) - np.mean([value.low for value in theirs]))
+
+
+def _effect(claim: Claim, difference: float, noise: Noise | None) -> Ratio | None:
+    """The effect as a reader has it: a ratio of costs, or how much more of the metric."""
+    if not math.isfinite(difference):
+        return None
+    known = noise is not None and (noise.error > 0 or not claim.no_harm)
+    low, high = difference_interval(difference, noise) if noise and known else (None, None)
+    if claim.no_harm:
+        return Ratio(-difference, None if high is None else -high, None if low is None else -low)
+    return Ratio(math.exp(difference), low and math.exp(low), high and math.exp(high))
+
+
+def _reached(pair: _Pair) -> tuple[int, int, int, int]:
+    ours, theirs = (sum(math.isfinite(value.high) for value in one) for one in (pair.ours, pair.theirs))
+    return ours, len(pair.ours), theirs, len(pair.theirs)
+
+
+def spent(row: Row) -> float:
+    """The fresh examples to the target, or all that were read of a run that missed it."""
+    found: float = row["to_target_fresh_examples"] or row["fresh_examples"]
+    return found
+
+
+def costs_of_winners(rows: Sequence[Row], arm: str) -> dict[int, NDArray[np.float64]]:
+    """The costs of each winner (``<arm>_search0``, ...) on its seeds, by the number of its search."""
+    in_order = by_arm(sorted(rows, key=lambda row: int(row["repeat"])))
+    costs = {
+        int(name.removeprefix(f"{arm}_search")): np.array([*map(spent, of_seeds)], float)  # [seeds]
+        for name, of_seeds in in_order.items()
+        if name != arm and arm_of_winner(name) == arm
+    }
+    return dict(sorted(costs.items()))
+
+
+def mean_logs(rows: Sequence[Row], arm: str) -> list[float]:
+    """Of each search, the mean of the logarithms of its winner's costs over the seeds."""
+    return [float(np.log(costs).mean()) for costs in costs_of_winners(rows, arm).values()]
+
+
+def ratio_of_winners(rows: Sequence[Row], arm: str, other: str) -> Ratio | None:
+    """The ratio of the searches' costs, each the geometric mean of its winner's over the seeds."""
+    ours, theirs = ([*map(math.exp, mean_logs(rows, name))] for name in (arm, other))
+    return cost_ratio(ours, theirs) if ours and theirs else None

@@ -1,0 +1,152 @@
+"""Ways to read the costs of an arm's searches from its records; a claim that holds in one only is fragile.
+
+Beside the searches as they were run: two parts of the space that they searched, three quarters of each axis
+(by its scale) from the lower and from the upper end; and two easier targets, 1.5 and 2 times the error (0.1
+and 0.2 more of a loss), read off the curves of the trials that were chosen at the target, as the paper does
+for its Fig. 4. An easier target that guessing meets is no reading. No reading needs training.
+
+What is known of a search's cost are its bounds. A search that missed the target costs at least what it read.
+In a part of the space another trial may be its search's best, and one that was stopped early
+(``search.prune``) may have become it: all that is known of its cost is that it lies above what it had read.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adaecho.records.outcome import (
+    LESS_IS_BETTER,
+    Bounds,
+    Row,
+    best_value,
+    counted_cost,
+    lowest,
+    searched_costs,
+    searches,
+)
+
+Curve = dict[str, Any]
+_PART = 0.75  # of each axis
+_EASIER_LOSS = 0.1
+_ROUNDING = 1e-9
+# What guessing reaches: of ten classes one, of the 1,024 subwords of small_text ln 1,024 nats.
+_CHANCE = {"digits": 0.1, "cifar10": 0.1, "small_text": math.log(1024)}
+
+
+Costs = list[Bounds]  # one of each search
+_UNKNOWN = Bounds(0, math.inf)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read an arm's records: as searched, in a part of the space, or to an easier target.
+
+    Attributes:
+        name: as the report says it.
+        part: of each axis, where the trials that count lie.
+        step: of the easier target, see ``easier``; 0 for the target itself.
+    """
+
+    name: str
+    part: tuple[float, float] = (-math.inf, math.inf)
+    step: int = 0
+
+    def costs(self, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
+        """In fresh examples, of an arm's searches; None where the records don't hold it.
+
+        Args:
+            rows: of one arm.
+            curves: of their best trials.
+        """
+        if self == AS_SEARCHED:
+            return searched_costs(rows)
+        if not _were_searched(rows):
+            return None
+        if self.step:
+            return _easier_costs(self.step, rows, curves)
+        return [_bounds(_inside(search, *self.part)) for _, search in _searches(rows)]
+
+    def best_values(self, rows: Sequence[Row]) -> list[float | None] | None:
+        """The best metric, at any evaluation of any counted trial, of each search, None of one without.
+
+        None where there is no such reading: an easier target changes no best metric.
+        """
+        if self.step or not (self == AS_SEARCHED or _were_searched(rows)):
+            return None
+        return [best_value(_inside(search, *self.part)) for _, search in _searches(rows)]
+
+
+def _bounds(search: Sequence[Row]) -> Bounds:
+    """The cost of the cheapest of these trials, some of which had read so much when they were stopped."""
+    counted = [row for row in search if row["counted"]]
+    read = [row["fresh_examples"] for row in counted if counted_cost(row) is None]
+    cheapest = lowest(map(counted_cost, counted))
+    return Bounds(lowest([cheapest, *read]) or 0, math.inf if cheapest is None else cheapest)
+
+
+def _easier_costs(step: int, rows: Sequence[Row], curves: Sequence[Curve]) -> Costs | None:
+    if not curves:
+        return None
+    metric = rows[0]["target_metric"]
+    target = easier(metric, rows[0]["target_value"], step, _CHANCE.get(rows[0]["task"]))
+    if target is None:
+        return None
+    by_repeat = {curve["repeat"]: curve for curve in curves}
+    return [
+        _first_at(by_repeat[repeat], target, metric) if repeat in by_repeat else _UNKNOWN
+        for repeat, _ in _searches(rows)
+    ]
+
+
+def easier(metric: str, target: float, step: int, chance: float | None = None) -> float | None:
+    """The easier target of a metric: at each step half as much error again, or 0.1 more of a loss.
+
+    Args:
+        metric: its name.
+        target: the one that was trained to.
+        step: 1 or 2.
+        chance: what guessing reaches; by default 0, of a loss nothing.
+
+    Returns:
+        None where guessing meets it: a cost to there would be that of the first evaluation.
+    """
+    if metric in LESS_IS_BETTER:
+        value = target + _EASIER_LOSS * step
+        return value if chance is None or value < chance - _ROUNDING else None
+    value = 1 - (1 - target) * (1 + step / 2)
+    return value if value > (chance or 0) + _ROUNDING else None
+
+
+def _first_at(curve: Curve, target: float, metric: str) -> Bounds:
+    sign = -1 if metric in LESS_IS_BETTER else 1
+    pairs = zip(curve["fresh_examples"], curve["values"], strict=True)
+    first = next((fresh for fresh, value in pairs if sign * value >= sign * target), None)
+    return _UNKNOWN if first is None else Bounds(first, first)
+
+
+def _searches(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
+    """The searches of one arm, in the order of their repeats."""
+    return sorted((repeat, search) for (_, repeat), search in searches(rows).items())
+
+
+def _were_searched(rows: Sequence[Row]) -> bool:
+    """Whether these are of searches: others can be read in one way alone."""
+    return all(row.get("positions") for row in rows)
+
+
+def _inside(rows: Sequence[Row], low: float, high: float) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if all(low <= position <= high for position in (row.get("positions") or {}).values())
+    ]
+
+
+AS_SEARCHED = Reading("as searched")
+OTHERS = (
+    Reading("lower part of the space", part=(0, _PART)),
+    Reading("upper part of the space", part=(1 - _PART, 1)),
+    Reading("1.5 times the error", step=1),
+    Reading("twice the error", step=2),
+)
