@@ -47,7 +47,6 @@ def test_the_report_renders_without_errors_and_sorts(tmp_path: Path) -> None:
         ("batch_e2", "650"),
         ("example_after_e2", "6,500"),
     ]
-    assert re.search("<td[^>]*>(holds|not decided)</td>", plain)
     by_cost, _ = dom_of(clicked, tmp_path / "profile")
     costs = re.findall(r"<tr>\s*<td>\w+</td>\s*<td[^>]*>([\d,]+)</td>", by_cost)
     assert costs == ["650", "6,500", "9,000"]  # by value: as text 6,500 would come before 650
