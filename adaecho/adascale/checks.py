@@ -13,6 +13,11 @@ _MADE_FOR: dict[str, tuple[type[Optimizer], ...]] = {
     "sqrt_gain": (torch.optim.Adam, torch.optim.AdamW),
 }
 RULES = (*_MADE_FOR, "measure")
+_ANEW = "make an AdaScale with another {} and let it load this one's state_dict()"
+OF_FAIRSCALE = {  # its methods that there are not here: what to do instead
+    "set_scale": _ANEW.format("scale="),
+    "set_num_gradients_to_accumulate": _ANEW.format("num_gradients_to_accumulate="),
+}
 
 
 def check_parameters(parameters: Iterable[Tensor]) -> None:
@@ -48,9 +53,15 @@ def check_optimizer(optimizer: Optimizer, rule: str) -> None:
     Optimizers that are not torch's are taken as they come.
 
     Raises:
+        TypeError: it is no optimizer.
         ValueError: no such rule; ZeroRedundancyOptimizer steps inside DDP's hooks; LBFGS evaluates several
             times a step; or the rule was made for another kind of optimizer.
     """
+    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
+        raise TypeError(
+            f"AdaScale: a {type(optimizer).__name__} is no optimizer; write "
+            "AdaScale(torch.optim.SGD(model.parameters(), lr=...), ...)"
+        )
     if rule not in RULES:
         raise ValueError(f"AdaScale: rule={rule!r}: must be one of {', '.join(RULES)}")
     if getattr(optimizer, "_overlap_with_ddp", False):

@@ -1,6 +1,6 @@
 """The gain's statistics: from gradients to samples to averages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,14 +53,27 @@ class Sample(NamedTuple):
     finite: Tensor
 
 
+Saved = tuple[Averages, StepGradient]
+
+
 class GradientStatistics:
     """Averages of sigma^2 and mu^2 per parameter group, fed by hooks on the parameters.
 
     Nothing is committed at the end of backward: a step may still be given up.
+
+    Args:
+        groups: the parameters of each group.
+        settings: AdaScale's.
+        given_up: called with a sample's ``finite`` where its step was never asked for.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Tensor]], settings: GainSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Tensor]],
+        settings: GainSettings,
+        given_up: Callable[[Tensor], None],
+    ) -> None:
+        self.settings, self._given_up = settings, given_up
         # On the CPU until the first sample, then where the gradients are: float64 [num_groups] each.
         self.averages = Averages.empty(len(groups))
         self._next_is_repeated = self._is_repeated = False
@@ -93,7 +106,7 @@ class GradientStatistics:
 
     def commit(self, sample: Sample, keep_gradient: bool) -> None:
         """Take in ``sample``, whose step was taken (or skipped: then it left the averages alone)."""
-        self.averages = sample.averages
+        self.averages, self._sample = sample.averages, None
         if keep_gradient:
             self._gradient = sample.gradient
 
@@ -103,8 +116,14 @@ class GradientStatistics:
 
     def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Begin a step: forget passes, and watch parameters that are new or have been unfrozen."""
-        self._sample = None
+        self._give_up()
         self.collector.hook(groups)
+
+    def _give_up(self) -> None:
+        # GradScaler withholds a step whose gradients overflowed: that one shows here alone.
+        if self._sample is not None:
+            self._given_up(self._sample.finite)
+        self._sample = None
 
     def add_group(self) -> None:
         """Make room for one more group."""
@@ -118,38 +137,47 @@ class GradientStatistics:
             "gradient": [self._gradient.get(parameter) for parameter in parameters] if self._gradient else [],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, parameters: Sequence[Tensor]) -> None:
-        """Continue from ``state_dict()``, or from nothing.
+    def read(self, state: Mapping[str, Any] | None, parameters: Sequence[Tensor]) -> Saved:
+        """What ``restore`` continues from, out of ``state_dict()``, or of nothing; changes nothing.
 
         Raises:
-            ValueError: of another number of groups, or averaged in the other way.
+            ValueError: of another number of groups or parameters, or averaged in the other way.
         """
         num_groups, debias_ewma = len(self.averages.weight), self.settings.debias_ewma
         if state is None:
-            self.averages, self._gradient = Averages.empty(num_groups), {}
-            return
+            return Averages.empty(num_groups), {}
         averages = Averages(*(state[name].to("cpu", torch.float64) for name in Averages._fields))
         if len(averages.weight) != num_groups:
             raise ValueError(
                 f"AdaScale: the checkpoint has statistics of {len(averages.weight)} parameter group(s), the "
                 f"optimizer has {num_groups}; build the same groups before loading"
             )
-        if state["debias_ewma"] != debias_ewma:
+        if state["debias_ewma"] not in (debias_ewma, None):
             raise ValueError(
                 f"AdaScale: the checkpoint was averaged with debias_ewma={state['debias_ewma']}, the "
                 f"optimizer has debias_ewma={debias_ewma}; use the checkpoint's"
             )
         gradient = state["gradient"] or [None] * len(parameters)
-        self.averages, self._gradient = (
-            averages,
-            {
-                parameter: copy.to(parameter.device)
-                for parameter, copy in zip(parameters, gradient, strict=True)
-                if copy is not None
-            },
-        )
+        if [None if copy is None else copy.shape for copy in gradient] != [
+            None if copy is None else parameter.shape
+            for parameter, copy in zip(parameters, gradient, strict=False)
+        ]:
+            raise ValueError(
+                "AdaScale: the checkpoint has the gradient of another model; load it into its own"
+            )
+        return averages, {
+            parameter: copy.to(parameter.device)
+            for parameter, copy in zip(parameters, gradient, strict=True)
+            if copy is not None
+        }
+
+    def restore(self, saved: Saved) -> None:
+        """Continue from what ``read`` gave."""
+        self._sample = None
+        self.averages, self._gradient = saved
 
     def _take_mark(self) -> None:
+        self._give_up()
         # The mark is of the step that begins here, and gone with it, whether or not it is taken.
         self._is_repeated, self._next_is_repeated = self._next_is_repeated, False
 

@@ -94,8 +94,8 @@ class AdaScale(Optimizer):
         numbers = checks.checked_numbers(world_size, scale, smoothing, num_gradients_to_accumulate)
         self._settings = GainSettings(*numbers, is_scaled_loss, debias_ewma, grad_scaler, rule)
         checks.check_parameters(self._parameters())
-        self._statistics = GradientStatistics(self._groups(), self._settings)
         self._progress = ScaleInvariantSteps()
+        self._statistics = GradientStatistics(self._groups(), self._settings, self._progress.give_up)
 
     # Looked up each time: load_state_dict makes new group dicts, and schedulers must find those.
 
@@ -117,6 +117,8 @@ class AdaScale(Optimizer):
         except AttributeError as error:
             wrapped = type(self._optimizer).__name__
             message = f"neither {type(self).__name__} nor the {wrapped} in it has an attribute {name!r}"
+            if name in checks.OF_FAIRSCALE:
+                message += f": {checks.OF_FAIRSCALE[name]}"
             raise AttributeError(message, name=name, obj=self) from error
 
     # Gain and progress
@@ -270,13 +272,15 @@ class AdaScale(Optimizer):
         ``weights_only=False`` for it, and no tau: assign ``scale_invariant_steps``.
 
         Raises:
-            ValueError: groups or kind of averaging differ from the checkpoint's.
+            ValueError: the checkpoint is incomplete, or its groups or kind of averaging differ. Nothing has
+                changed then.
         """
         self._statistics.collector.refuse_between_passes("load_state_dict()")
         optimizer_state, own = saved_state.split(state_dict)
-        self._statistics.load_state_dict(own, self._parameters())
+        read = self._statistics.read(own, self._parameters())
+        self._optimizer.load_state_dict(optimizer_state)  # the last that may refuse
+        self._statistics.restore(read)
         self._progress.load_state_dict(ScaleInvariantSteps().state_dict() if own is None else own["progress"])
-        self._optimizer.load_state_dict(optimizer_state)
         self._statistics.begin(self._groups())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,14 +9,24 @@ import torch
 from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 
 KEY = "adascale"
+_OWN = ("variance", "square", "weight", "debias_ewma", "gradient", "progress")
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Take a checkpoint apart: what the wrapped optimizer loads, and what AdaScale does.
 
     The second comes from an AdaScale or from FairScale's; of a bare optimizer's checkpoint it is None.
+
+    Raises:
+        ValueError: a part of it is missing.
     """
     optimizer_state = dict(state)
+    lacks = [name for name in ("state", "param_groups") if name not in state]
+    lacks += [name for name in _OWN if KEY in state and name not in state[KEY]]
+    if lacks:
+        raise ValueError(
+            f"AdaScale: the checkpoint lacks {', '.join(lacks)}; give the whole of what state_dict() returned"
+        )
     if KEY in state:
         return optimizer_state, optimizer_state.pop(KEY)
     if KEY not in state["state"]:
@@ -35,9 +45,9 @@ def _from_fairscale(entries: Mapping[str, Any]) -> dict[str, Any]:
         stacklevel=4,
     )
     square, variance = (torch.as_tensor(entries[name]).double() for name in ("grad_sqr_avg", "grad_var_avg"))
-    debias_ewma = "grad_sqr_avg_count" not in entries
-    weight = entries.get("grad_sqr_avg_unbias" if debias_ewma else "grad_sqr_avg_count")
-    if weight is None:  # saved before the first step, with placeholders for averages
+    weight = entries.get("grad_sqr_avg_unbias", entries.get("grad_sqr_avg_count"))
+    debias_ewma = None if weight is None else "grad_sqr_avg_unbias" in entries
+    if weight is None:  # saved before the first step, with placeholders for averages: either kind
         square, weight = torch.zeros_like(square), torch.zeros_like(square)
     return {
         "variance": variance,

@@ -26,6 +26,11 @@ class ScaleInvariantSteps:
         newest = _HostCopy(self._counts)
         self._copies = [self._copies[1] if newest.is_late else newest, newest]
 
+    def give_up(self, finite: Tensor) -> None:
+        """Count a step that was never asked for as skipped if its gradients were not ``finite``."""
+        skipped = (~finite).to(self._counts.dtype)
+        self._counts = self._counts.to(finite.device, non_blocking=True) + torch.stack([0 * skipped, skipped])
+
     @property
     def reported(self) -> float:
         """tau as the host may know it without waiting."""

@@ -121,8 +121,39 @@ def test_an_incomplete_checkpoint_is_none_of_the_bare_optimizer(lost):
     train(model, optimizer, batches(2, 3))
     state = optimizer.state_dict()
     del state["adascale"][lost]
-    with pytest.raises(KeyError, match=lost):
+    with pytest.raises(ValueError, match=f"the checkpoint lacks {lost}"):
         optimizer.load_state_dict(state)
+
+
+def test_what_is_no_checkpoint_is_told():
+    optimizer, _ = build("accumulation", mlp())
+    with pytest.raises(ValueError, match="the checkpoint lacks state, param_groups"):
+        optimizer.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("accumulation", [(6, 5), (5, 4), (4, 3)]),
+        ("across_steps", [(6, 5), (5, 4), (4, 3)]),
+        ("across_steps", [(7, 5), (5, 3)]),  # torch itself compares no shapes of a momentum
+    ],
+)
+def test_a_refused_checkpoint_of_another_model_changes_nothing(kind, layers):
+    other = torch.nn.Sequential(*(torch.nn.Linear(*sizes, dtype=torch.float64) for sizes in layers))
+    foreign, _ = build(kind, other)
+    for _ in range(6):
+        other(torch.randn(4, layers[0][0], dtype=torch.float64)).square().sum().backward()
+        if foreign._statistics.sample is not None:
+            foreign.step()
+            foreign.zero_grad()
+    model = mlp()
+    optimizer, _ = build(kind, model)
+    train(model, optimizer, batches(3, KINDS[kind].get("num_gradients_to_accumulate", 1)))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"another model|size|parameter group"):
+        optimizer.load_state_dict(foreign.state_dict())
+    assert_identical(optimizer.state_dict(), before)
 
 
 def test_the_bare_optimizer_reads_our_checkpoint():
@@ -143,6 +174,18 @@ def test_scale_invariant_steps_can_be_assigned():
     gain = train(model, optimizer, batches(1, 3))[0]
     assert optimizer.scale_invariant_steps == pytest.approx(41.5 + gain)
     assert optimizer.schedule_increment() == int(41.5 + gain) - 41
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_a_fairscale_checkpoint_of_before_the_first_step_is_of_either_kind(debias):
+    optimizer = AdaScale(
+        torch.optim.SGD(mlp().parameters(), lr=0.1), num_gradients_to_accumulate=3, debias_ewma=debias
+    )
+    state = optimizer._optimizer.state_dict()
+    state["state"]["adascale"] = {"grad_sqr_avg": np.array([1.0]), "grad_var_avg": np.array([0.0])}
+    with pytest.warns(UserWarning, match="no scale-invariant steps"):
+        optimizer.load_state_dict(state)
+    assert optimizer.gain() == 1.0
 
 
 @pytest.mark.parametrize("debias", [True, False])

@@ -314,3 +314,13 @@ def test_arguments_that_can_not_be(arguments, message):
 def test_dividing_twice_is_refused():
     with pytest.raises(RuntimeError, match="divided already"):
         accumulating(mlp()).scale_grad_by_num_grads_to_accum()
+
+
+def test_what_is_no_optimizer_and_methods_of_fairscale_that_are_not_here_are_told():
+    with pytest.raises(TypeError, match=r"a Sequential is no optimizer; write AdaScale\(torch.optim.SGD"):
+        AdaScale(mlp())
+    optimizer = AdaScale(torch.optim.SGD(mlp().parameters(), lr=0.1), num_gradients_to_accumulate=2)
+    with pytest.raises(AttributeError, match="another scale= and let it load"):
+        optimizer.set_scale(4.0)
+    with pytest.raises(AttributeError, match="another num_gradients_to_accumulate= and let it load"):
+        optimizer.set_num_gradients_to_accumulate(4)
