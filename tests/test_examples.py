@@ -16,6 +16,7 @@ SAYS = {
     "detection": "40 images read, 80 trained on",
     "headroom_lightning": "of the time was lost to waiting",
     "headroom_transformers": "of the time was lost to waiting",
+    "transformers_loop": "16 steps, 128 examples read",
     "lightning_loop": "32 steps from 512 examples read",
     "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
