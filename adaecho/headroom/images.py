@@ -18,7 +18,7 @@ from adaecho.config.schema import DEVICES
 from adaecho.datasets.image_files import find_images
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError, with_notes
-from adaecho.headroom.measure import Headroom, Upstream, report, sgd_step_s
+from adaecho.headroom.measure import Upstream, report, sgd_step_s
 
 _JITTER = 0.4
 
@@ -73,16 +73,17 @@ def measure_images(arguments: list[str], budget_s: float, step_s: float | None) 
     augment = RandomResizedCrop(given.size, brightness=_JITTER, contrast=_JITTER, saturation=_JITTER)
     upstream = Upstream({
         "source": find_images(given.images), "decode": DecodeImage(), "augment": augment,
-        "batch_size": given.batch_size, "num_workers": given.num_workers, "prefetch": 2,
+        "batch_size": given.batch_size, "num_workers": given.num_workers,
         "max_bad_examples": given.max_bad_examples,
     })  # fmt: skip
+
+    def timed_s(batch: Any) -> float:
+        return _resnet50_step_s(batch["image"], given.device, budget_s) if step_s is None else step_s
+
     try:
-        upstream_s, batch = upstream.batch_s(budget_s)
+        found = upstream.measured(budget_s, timed_s)
     except ValueError as error:  # an image that can't be decoded; the notes say which
         raise DataError(with_notes(error).replace("\n", "; ")) from error
-    if step_s is None:
-        step_s = _resnet50_step_s(batch["image"], given.device, budget_s)
-    found = Headroom(upstream.stages_s(budget_s), upstream_s, step_s)
     return report(given.images, given.batch_size, given.num_workers, found)
 
 
