@@ -20,9 +20,9 @@ class Classifier(torch.nn.Module):
 
 
 class SavePosition(TrainerCallback):
-    def on_save(self, args: Any, state: Any, *_: Any, train_dataloader: Any, **__: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        position = train_dataloader.state_dict()  # on every rank
+        position = given["train_dataloader"].state_dict()  # on every rank
         if state.is_world_process_zero:
             torch.save(position, folder / "loader.pt")
 
@@ -37,9 +37,9 @@ class EchoTrainer(Trainer):
             loader.load_state_dict(torch.load(Path(self.resume_folder) / "loader.pt"))
         return loader
 
-    def train(self, resume_from_checkpoint: str | None = None) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
         self.resume_folder = resume_from_checkpoint
-        return super().train(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *more, **named)
 
 
 def main() -> None:
@@ -52,8 +52,8 @@ def main() -> None:
         for checkpoint in (None, f"{folder}/checkpoint-6"):  # the second continues within the first epoch
             trainer = EchoTrainer(Classifier(), given, train_dataset=dataset, callbacks=[SavePosition()])
             trainer.train(checkpoint)
-            fresh = trainer.callback_handler.train_dataloader.fresh_examples
-            print(f"{trainer.state.global_step} steps, {fresh} examples read")
+            loader: Any = trainer.callback_handler.train_dataloader
+            print(f"{trainer.state.global_step} steps, {loader.fresh_examples} examples read")
 
 
 if __name__ == "__main__":

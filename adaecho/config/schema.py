@@ -143,7 +143,7 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/callbacks.md
+    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/your-own.md
     callbacks: list[str] = field(default_factory=list)
     seed: int = 0  # of weights, order, echo and augmentation
     batch_size: int = MISSING  # examples of a step
