@@ -56,8 +56,8 @@ clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else \
-	  f"adaecho needs Python 3.11 to 3.13 and $(PYTHON) is {v[0]}.{v[1]}; try: make PYTHON=python3.12 quickstart")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 14) else \
+	  f"adaecho needs Python 3.11 to 3.14 and $(PYTHON) is {v[0]}.{v[1]}; try: make PYTHON=python3.12 quickstart")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
