@@ -2,8 +2,9 @@
 
 Of a url, user and password and its query (signatures, tokens) are nobody else's business. Nothing that is
 kept or shown holds them: records, messages, logs and trackers get
-``https://***@host/a.tar?***`` (the rule is that of ``adaecho.shards.urls``). Such a record is read back as what this process knows in full: from its
-command line, from its launcher, or from the variable ``ADAECHO_URLS`` (several, by blanks).
+``https://***@host/a.tar?***`` (the rule is that of ``adaecho.shards.urls``). Such a record is read back as
+what this process knows in full: from its command line, from its launcher, or from the variable
+``ADAECHO_URLS`` (several, by blanks).
 """
 
 import os

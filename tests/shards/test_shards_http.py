@@ -51,7 +51,7 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
     source = make(kind, proxy.url)
     waiting = threading.Event()
 
-    def wait(_: Retries, failures: int) -> None:  # noqa: ARG001
+    def wait(_: Retries, failures: int, asked_s: float) -> None:  # noqa: ARG001
         waiting.set()
         threading.current_thread().rest(600)
 
