@@ -217,7 +217,7 @@ class TarPass:
         try:
             group = next(archive.groups, None)
         except BaseException:
-            archive.close()  # the next call begins where this example does
+            self.close()  # all: the next call, if there is one, begins where this example does
             raise
         self._versions[url] = archive.transfer.version
         if group is None:
