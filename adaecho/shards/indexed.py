@@ -124,11 +124,12 @@ class IndexedTarShards:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Many examples; neighbours with one request."""
-        examples: list[dict[str, Any]] = []
-        while len(examples) < len(rows):
-            examples += self._run(rows[len(examples) :])
-        return examples
+        """Many examples; neighbours with one request, wherever they stand among the others."""
+        places = sorted(range(len(rows)), key=rows.__getitem__)
+        rising, found = [rows[place] for place in places], list[dict[str, Any]]()
+        while len(found) < len(rows):
+            found += self._run(rising[len(found) :])
+        return [found[at] for at in sorted(range(len(rows)), key=places.__getitem__)]
 
     def _run(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The first of some rows, and those after it that follow it in its archive."""
