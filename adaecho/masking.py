@@ -2,26 +2,24 @@
 
 Of a url, user and password and its query (signatures, tokens) are nobody else's business. Nothing that is
 kept or shown holds them: records, messages, logs and trackers get
-``https://***@host/a.tar?***``. Such a record is read back as what this process knows in full: from its
-command line, from its launcher, or from the variable ``ADAECHO_URLS`` (several, by blanks).
+``https://***@host/a.tar?***`` (the rule is that of ``adaecho.shards.urls``). Such a record is read back as
+what this process knows in full: from its command line, from its launcher, or from the variable
+``ADAECHO_URLS`` (several, by blanks).
 """
 
 import os
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
+
+from adaecho.shards.urls import MASK, secrets_of, shown
 
 VARIABLE = "ADAECHO_URLS"
-_MASK = "***"
-_USER = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
-_QUERY = re.compile(r"(\w+://[^\s?]*\?)(\S+)")
-_MASKED = re.compile(r"://\*{3}@|://\S*\?\*{3}")
+_MASKED = re.compile(r"://\*{3}@|://\S*[?#;]\*{3}")
 # C0 and C1 (ISO 6429), separators of lines, marks of direction (Unicode UAX 9), halves of no character.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_SHORTEST = 4  # characters of a secret that is looked for by itself
 
 _whole: dict[str, str] = {}  # by what is shown of them
 _secrets: set[str] = set()
@@ -36,9 +34,7 @@ def masked(value: Any) -> Any:
         return {masked(key): masked(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(masked(item) for item in value)
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    return _QUERY.sub(rf"\1{_MASK}", _USER.sub(_MASK, value))
+    return shown(value) if isinstance(value, str) else value
 
 
 def presentable(text: object) -> str:
@@ -47,10 +43,10 @@ def presentable(text: object) -> str:
     Libraries may name a secret that is known without its url. Text out of records, files' names and data may
     be anyone's: printed raw it could move the cursor, hide lines or turn the reading direction.
     """
-    shown: str = masked(str(text))
+    presented = shown(str(text))
     for secret in _secrets:
-        shown = shown.replace(secret, _MASK)
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
+        presented = presented.replace(secret, MASK)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), presented)
 
 
 def secret_urls(value: Any) -> list[str]:
@@ -66,9 +62,7 @@ def know(urls: Iterable[str]) -> None:
     """Remember urls in full, for ``whole`` and ``presentable``."""
     for url in secret_urls(list(urls)):
         _whole[masked(url)] = url
-        found = [*_USER.findall(url), *(query for _, query in _QUERY.findall(url))]
-        found += [one.partition(":")[2] for one in found]
-        _secrets.update(one for text in found for one in (text, unquote(text)) if len(one) >= _SHORTEST)
+        _secrets.update(secrets_of(url))
 
 
 def whole(text: str) -> str:

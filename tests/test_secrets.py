@@ -132,7 +132,23 @@ def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: li
 URLS = {
     "https://h/a.tar": "https://h/a.tar",
     "https://h/a.tar?X-Amz-Signature=abc&b=1": "https://h/a.tar?***",
-    "https://bob:pw@h:80/a@b.tar": "https://***@h:80/a@b.tar",
+    "https://bob:pw@h:80/a.tar": "https://***@h:80/a.tar",
+    "https://bob:pw@h:80/a@b.tar": "https://***@b.tar",
+    "https://bob:p/w@h/a.tar": "https://***@h/a.tar",
+    "https://bob:12/w@h/a.tar?t=1": "https://***@h/a.tar?***",
+    "https://bob:p#w@h/a.tar": "https://***@***",
+    "https://bob:p?w@h/a.tar?t=1": "https://***@***",
+    "https://bob:p@s/w@h/a.tar": "https://***@h/a.tar",
+    "s3://KEY:SEC/RET@bucket/a.tar": "s3://***@bucket/a.tar",
+    "https://h/a@2x.tar": "https://h/a@2x.tar",
+    "https://h:80/a.tar": "https://h:80/a.tar",
+    "https://h/a.tar;token=abc": "https://h/a.tar;***",
+    "https://h/a.tar#access_token=abc&b=1": "https://h/a.tar#***",
+    "https://h/get?url=https://u:pw@h2/a": "https://h/get?***",
+    "https://h/a,https://u:pw@h2/b": "https://***@h2/b",
+    "zip://a.tar::https://u:pw@h2/b": "zip://***@h2/b",
+    "no https://h/a.tar; ask me@all": "no https://h/a.tar; ask me@all",
+    "no https://h:80/a.tar: ask me@all": "no https://h:80/a.tar: ask me@all",
     "s3://key:p@ss@bucket/a.tar": "s3://***@bucket/a.tar",
     "simplecache::https://u:p@h/a?t=1": "simplecache::https://***@h/a?***",
     "at https://h/a?t=1: no, https://u@h2/b?c tried": "at https://h/a?*** no, https://***@h2/b?*** tried",
@@ -159,6 +175,8 @@ def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:
     assert run_id(config("https://h/a.tar?t=1")) != run_id(config("https://h/b.tar?t=1"))
     record = masking.masked(config("https://only-here/a.tar?t=1"))
     assert from_plain(record).data.path == "https://only-here/a.tar?t=1"  # this process knows it
+    for url in ("https://bob:p/w@only-here/a.tar", "https://only-here/b;token=1", "https://only-here/b#t=1"):
+        assert from_plain(masking.masked(config(url))).data.path == url
     record["data"]["path"] = "https://nobody-knows/a.tar?***"
     with pytest.raises(
         ConfigError, match=r"data\.path: https://nobody-knows/a\.tar\?\*\*\* is what a record"

@@ -16,6 +16,7 @@ from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
 from adaecho.datasets.storage import shard_errors
 from adaecho.errors import DataError
+from adaecho.masking import masked
 from adaecho.shards import TarShards
 
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
@@ -69,8 +70,8 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
 
 
 def _shards(urls: list[str], seed: int | None = None) -> TarShards:
-    with shard_errors():
-        return TarShards(urls, order="stored" if seed is None else "shards", seed=seed or 0)
+    with shard_errors():  # one after another: they were shuffled as they were written, and records say so
+        return TarShards(urls, order="stored" if seed is None else "shards", seed=seed or 0, open_shards=1)
 
 
 def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Images:
@@ -79,13 +80,13 @@ def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Imag
     Raises:
         DataError: a damaged archive, no examples, or more bad ones than allowed.
     """
-    decoded = []
+    decoded, names = [], masked(", ".join(shards.urls))
     with shard_errors(), closing(iter(shards)) as examples:
         for number, example in enumerate(examples):
             try:
                 decoded.append(decode(example))
             except ValueError as error:
-                bad.add(f"example {number} of {', '.join(shards.urls)}", str(error))
+                bad.add(f"example {number} of {names}", str(error))
     if not decoded:
-        raise DataError(f"{', '.join(shards.urls)}: the tar shards hold no usable examples")
+        raise DataError(f"{names}: the tar shards hold no usable examples")
     return {name: np.stack([example[name] for example in decoded]) for name in ("image", "label")}

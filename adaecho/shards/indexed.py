@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.shards.remote import Retries, Transfer, Version
+from adaecho.shards.remote import Retries, Transfer, Version, shown_url
 from adaecho.shards.sequential import shard_urls
 from adaecho.shards.tar import ArchiveError, groups
 
@@ -31,7 +31,8 @@ class IndexedTarShards:
     Args:
         shards: as for ``TarShards``.
         index: a local file for the index, which is made in one pass over the archives' headers: used where it
-            exists, written where it doesn't. None makes it anew, in memory (16 bytes for each example).
+            exists, written where it doesn't. None makes it anew, in memory (16 bytes for each example). Of
+            urls it holds what may be shown: one signed anew names the same archive.
         retries: of network reads.
 
     Raises:
@@ -86,7 +87,7 @@ class IndexedTarShards:
             with temporary.open("wb") as file:
                 np.savez(
                     file,
-                    urls=np.array(self.urls),
+                    urls=np.array([shown_url(url) for url in self.urls]),
                     shard_lengths=self.shard_lengths,
                     spans=self._spans,
                     versions=np.array(lasting),
@@ -111,7 +112,7 @@ class IndexedTarShards:
                     f"index={str(path)!r}: it is damaged, or no index of this version "
                     f"({type(error).__name__}: {error}); delete it, and it is made anew"
                 ) from error
-        if urls != self.urls:
+        if urls != [shown_url(url) for url in self.urls]:
             raise ValueError(f"index={str(path)!r}: it is of other shards; delete it, or name another file")
 
     def __len__(self) -> int:
@@ -123,11 +124,12 @@ class IndexedTarShards:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Many examples; neighbours with one request."""
-        examples: list[dict[str, Any]] = []
-        while len(examples) < len(rows):
-            examples += self._run(rows[len(examples) :])
-        return examples
+        """Many examples; neighbours with one request, wherever they stand among the others."""
+        places = sorted(range(len(rows)), key=rows.__getitem__)
+        rising, found = [rows[place] for place in places], list[dict[str, Any]]()
+        while len(found) < len(rows):
+            found += self._run(rising[len(found) :])
+        return [found[at] for at in sorted(range(len(rows)), key=places.__getitem__)]
 
     def _run(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The first of some rows, and those after it that follow it in its archive."""
@@ -144,13 +146,16 @@ class IndexedTarShards:
         with closing(Transfer(url, start, end, retries=self._retries, version=version)) as transfer:
             found = [group.example for group in groups(transfer, read=True)]
         if len(found) != count:
-            raise ArchiveError(f"{url}: {len(found)} examples from byte {start}, {count} were indexed")
+            raise ArchiveError(
+                f"{transfer.name}: {len(found)} examples from byte {start}, {count} were indexed"
+            )
         return found
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
         shard = int(np.searchsorted(self._first, row, "right")) - 1
-        return f"example {row - self._first[shard]} of {self.urls[shard]} (byte {self._spans[row, 0]})"
+        number, url = row - self._first[shard], shown_url(self.urls[shard])
+        return f"example {number} of {url} (byte {self._spans[row, 0]})"
 
 
 class _StoppedError(BaseException):

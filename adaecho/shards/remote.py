@@ -4,20 +4,21 @@ Not ``obstore`` (tried at 0.12), which streams faster: it refuses servers that i
 of a read, where neither Ctrl-C nor the end of a loader is heard before its own time limit.
 """
 
-import base64
 import hashlib
 import http.client
 import io
 import os
+import re
 import ssl
 import threading
 import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
-from email.message import Message
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
+
+from adaecho.shards.http import asked_to_wait_s, open_http
+from adaecho.shards.urls import shown, without_secrets
+from adaecho.shards.waits import log, watch
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
 _SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
@@ -35,29 +36,41 @@ class Retries:
     Attributes:
         tries: in a row, without one byte gained.
         delay_s: before the second try; doubles with each further one, up to ``longest_delay_s``.
-        timeout_s: an http connection that gives nothing for so long has stalled; stores of fsspec have
-            timeouts of their own.
+        timeout_s: an http connection that gives nothing for so long, or no whole header, has stalled; stores
+            of fsspec have timeouts of their own.
+        slowest_bytes_per_s: an http connection that gives less, over ``timeout_s`` of waiting for it, is
+            tried again too; that is a failure whatever it gained.
+        longest_retry_after_s: a server that names a time to ask again (``Retry-After``) is obeyed up to here.
+        tell_after_s: without data, a warning of the logger ``adaecho.shards`` says what is waited for, and
+            again in each further try.
     """
 
     tries: int = 6
     delay_s: float = 0.5
     longest_delay_s: float = 16.0
     timeout_s: float = 30.0
+    slowest_bytes_per_s: float = 1024.0
+    longest_retry_after_s: float = 120.0
+    tell_after_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.tries < 1:
             raise ValueError(f"tries={self.tries}: must be at least 1")
-        for name in ("delay_s", "longest_delay_s", "timeout_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: must be seconds, more than 0")
+        for name, value in vars(self).items():
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value}: must be a number above 0")
 
-    def wait(self, failures: int) -> None:
-        """Wait before the next try, after so many."""
-        rest(min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s))
+    def wait(self, failures: int, asked_s: float) -> None:
+        """Wait before the next try, after so many; a server may ask for a longer time."""
+        delay_s = min(self.delay_s * 2.0 ** (failures - 1), self.longest_delay_s)
+        rest(max(delay_s, min(asked_s, self.longest_retry_after_s)))
 
 
 class TransferError(ConnectionError):
-    """A file could not be read: url, byte offset and cause. Says nothing about any one example."""
+    """A file could not be read: url, byte offset and cause. Says nothing about any one example.
+
+    Neither it nor its ``__cause__`` names a secret of the url; a cause that would is left out.
+    """
 
 
 @dataclass(frozen=True)
@@ -101,9 +114,9 @@ def digest_of(text: str) -> int:
 class Transfer:
     """A file from one byte to another, in order.
 
-    A dropped, stalled or truncated connection, a 5xx, 408 or 429 is tried again after a delay that doubles,
-    and resumed at its byte; a server that ignores the range is read again up to it. Any other 4xx fails at
-    once, and so does a file that has changed in between.
+    A dropped, stalled, slow or truncated connection, a 5xx, 408 or 429 is tried again after a delay that
+    doubles, and resumed at its byte; a server that ignores the range is read again up to it. Any other 4xx
+    fails at once, and so does a file that has changed in between.
 
     Args:
         url: a path, or ``http://``, ``https://``, or a protocol of fsspec (``s3://``, ``gs://``, ...).
@@ -112,6 +125,7 @@ class Transfer:
         version: what the file must be, as far as it is known.
 
     Attributes:
+        name: the url as it may be shown.
         version: what the file is, once it has been opened.
 
     Raises:
@@ -129,12 +143,14 @@ class Transfer:
         retries: Retries,
         version: Version | None = None,
     ) -> None:
-        self.url, self.offset = url, start
+        self.url, self.name, self.offset = url, shown_url(url), start
         self.version = version or Version()
         self._asked_end, self._retries = end, retries
         self._stream: Any = None  # what bytes come from: a file, a response, or a file of fsspec
         self._piece, self._at = b"", 0  # what was read last, and how much of it has been given
-        self._slow_s, self._slow_bytes = 0.0, 0
+        self._slow_s, self._slow_bytes, self._slow_tries = 0.0, 0, 0
+        self._failures, self._cause, self._told = 0, "", -1  # of the piece at hand: see ``tell``
+        self.tell_after_s = retries.tell_after_s
 
     @property
     def is_part(self) -> bool:
@@ -192,20 +208,47 @@ class Transfer:
         self.offset += self._at - begin
         return self._piece[begin : self._at]
 
+    def tell(self, waited_s: float) -> None:
+        """Say what is waited for, once in each try."""
+        if self._told < self._failures:
+            self._told = self._failures
+            why = "it sends no more" if self._stream else self._cause or "it has not answered"
+            tries = f"{self._failures + 1} of {self._retries.tries}"
+            log.warning("%s: in try %s: no data for %.0f s: %s", self.name, tries, waited_s, why)
+
     def _read_piece(self) -> bytes:
         """What comes next, once all that was read before has been given; nothing at the end."""
-        failures = 0
+        self._failures, self._cause, self._told = 0, "", -1
+        if not is_remote(self.url):
+            return self._tried_piece()
+        watch.begin(self)
+        try:
+            return self._tried_piece()
+        finally:
+            watch.end(self)
+
+    def _tried_piece(self) -> bytes:
         while True:
             try:
                 return self._try_piece()
+            except (ImportError, MemoryError):
+                self.close()
+                raise
             except Exception as error:
                 self.close()
-                failures += 1
-                if isinstance(error, ImportError) or (isinstance(error, OSError) and not is_remote(self.url)):
+                if isinstance(error, OSError) and not is_remote(self.url):
                     raise
-                if failures >= self._retries.tries or not _may_pass(error):
-                    raise self._given_up(error, failures) from error
-                self._retries.wait(failures)
+                given_up, asked_s = self._failed(error), asked_to_wait_s(error)
+            if given_up:  # out here: it has no context, which might name a secret
+                try:
+                    raise given_up
+                finally:
+                    del given_up  # no circle with its own traceback
+            if asked_s or self._slow_tries:
+                asks = f"; it asks to wait {asked_s:.0f} s" if asked_s else ""
+                tries = f"{self._failures} of {self._retries.tries}"
+                log.warning("%s: in try %s: %s%s", self.name, tries, self._cause, asks)
+            self._retries.wait(self._failures, asked_s)
 
     def _try_piece(self) -> bytes:
         if self._end is not None and self.offset >= self._end:
@@ -225,11 +268,19 @@ class Transfer:
         piece: bytes = getattr(stream, "read1", stream.read)(size)
         self._slow_s += time.monotonic() - begun
         self._slow_bytes += len(piece)
-        if self._slow_bytes >= _SLOW_BYTES:
-            self._slow_s, self._slow_bytes = 0.0, 0
-        elif self._slow_s > _SLOW_S:
+        if self._slow_s > _SLOW_S:
             rest(0)
+        if self._slow_bytes >= _SLOW_BYTES or self._slow_s >= self._retries.timeout_s:
+            self._check_rate()
         return piece
+
+    def _check_rate(self) -> None:
+        least = self._retries.slowest_bytes_per_s
+        slow = _is_http(self.url) and self._slow_bytes < least * self._slow_s
+        slow_s, self._slow_s, self._slow_bytes = self._slow_s, 0.0, 0
+        self._slow_tries = self._slow_tries + 1 if slow else 0
+        if slow:
+            raise _EndedError(f"slower than {least:g} bytes a second for {slow_s:.0f} s")
 
     def _open(self) -> Any:
         stream, found, offset = open_stream(self.url, self.offset, self._asked_end, self._retries.timeout_s)
@@ -253,15 +304,22 @@ class Transfer:
             raise
         return stream
 
-    def _given_up(self, error: Exception, failures: int) -> TransferError:
-        tries = "" if failures == 1 else f" after {failures} tries"
+    def _failed(self, error: Exception) -> TransferError | None:
+        """Count a failure; an error once trying again is of no use."""
+        self._failures = max(self._failures + 1, self._slow_tries)
         own = isinstance(error, _EndedError | _ChangedError)
         cause = str(error) if own else f"{type(error).__name__}: {error}"
-        return TransferError(f"{self.url}: reading at byte {self.offset} failed{tries}: {cause}")
+        self._cause = without_secrets(cause, self.url)
+        if self._failures < self._retries.tries and _may_pass(error):
+            return None
+        tries = "" if self._failures == 1 else f" after {self._failures} tries"
+        failure = TransferError(f"{self.name}: reading at byte {self.offset} failed{tries}: {self._cause}")
+        failure.__cause__ = error if self._cause == cause else None
+        return failure
 
 
 class _EndedError(Exception):
-    """A transfer was cut short."""
+    """A transfer was cut short, or is too slow."""
 
 
 class _ChangedError(Exception):
@@ -282,58 +340,27 @@ def is_remote(url: str) -> bool:
     return "://" in url and not url.startswith("file://")
 
 
+def shown_url(url: str) -> str:
+    """One url as it may be shown, blanks in it or not; the same for one signed anew."""
+    return shown(re.sub(r"\s", "%20", url)) if is_remote(url) else url
+
+
+def _is_http(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
 def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Any, Version, int]:
     """A stream, what the file is, and the byte at which the stream begins, at most ``start``."""
-    if url.startswith(("http://", "https://")):
-        return _open_http(url, start, end, timeout_s)
+    if _is_http(url):
+        stream, length, headers, start = open_http(url, start, end, timeout_s)
+        tag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+        return stream, Version(length, digest_of(tag), digest_of(modified)), start
     if is_remote(url):
         return _open_fsspec(url, start, end)
     stream = open(url.removeprefix("file://"), "rb")  # noqa: SIM115 (the Transfer closes it)
     stream.seek(start)
     about = os.fstat(stream.fileno())
     return stream, Version(about.st_size, modified=digest_of(str(about.st_mtime_ns))), start
-
-
-def _open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[Any, Version, int]:
-    headers = {"User-Agent": "adaecho", "Accept-Encoding": "identity"}
-    if start or end is not None:
-        headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
-    url, user = _without_user(url)
-    request = urllib.request.Request(url, headers=headers)
-    if user:  # not for a host that the server may send us on to
-        request.add_unredirected_header("Authorization", user)
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
-        # Content-Range: bytes */1234: nothing is left of so many, or there are fewer (RFC 9110, 15.5.17).
-        length = error.headers.get("Content-Range", "").removeprefix("bytes */")
-        if error.code == 416 and length.isdigit():
-            return io.BytesIO(), _http_version(int(length), error.headers), start
-        raise
-    if response.status != 206:
-        whole = int(response.headers.get("Content-Length", -1))
-        return response, _http_version(whole, response.headers), 0
-    # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
-    span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-    first = span.partition("-")[0]
-    if first != str(start):
-        response.close()
-        raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
-    version = _http_version(int(length) if length.isdigit() else -1, response.headers)
-    return response, version, start
-
-
-def _without_user(url: str) -> tuple[str, str]:
-    """The url without ``user:password@``, and these as a header (RFC 7617); empty where it has none."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    basic = f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else ""
-    return parts._replace(netloc=host).geturl() if at else url, basic
-
-
-def _http_version(length: int, headers: Message) -> Version:
-    return Version(length, digest_of(headers.get("ETag", "")), digest_of(headers.get("Last-Modified", "")))
 
 
 def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, int]:
@@ -344,7 +371,7 @@ def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, i
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise ImportError(
-            f"{url}: reading {protocol}:// needs fsspec and its package for that protocol "
+            f"{shown_url(url)}: reading {protocol}:// needs fsspec and its package for that protocol "
             f"(for s3:// pip install fsspec s3fs, for gs:// pip install fsspec gcsfs): {error}"
         ) from error
     if end is not None:  # a file opened would read megabytes ahead

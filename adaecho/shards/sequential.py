@@ -1,17 +1,20 @@
 """Tar shards read one after another: a source for an EchoLoader."""
 
 import glob
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from adaecho.shards.remote import Retries, Transfer, Version, is_remote
+from adaecho.shards.remote import Retries, Transfer, Version, is_remote, shown_url
 from adaecho.shards.tar import Group, groups
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_NAMES = 1_000_000  # that one pattern may stand for
+_DRAWN = 1024  # draws made at once
 
 
 def shard_urls(shards: str | Sequence[str]) -> list[str]:
@@ -21,10 +24,16 @@ def shard_urls(shards: str | Sequence[str]) -> list[str]:
         shards: one or more; ``{000..127}`` stands for each number, and a local ``*`` for what it matches.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or a pattern stands for more than 1,000,000.
     """
     urls = []
     for one in [shards] if isinstance(shards, str) else shards:
+        count = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(str(one)))
+        if count > _MOST_NAMES:
+            raise ValueError(
+                f"shards={shown_url(str(one))!r}: it stands for {count} names, more than {_MOST_NAMES}; "
+                "give the numbers that there are"
+            )
         for url in _numbered(str(one)):
             matched = not is_remote(url) and glob.has_magic(url)
             urls += sorted(glob.glob(url)) if matched else [url]
@@ -44,7 +53,7 @@ def _numbered(url: str) -> list[str]:
 
 
 class TarShards:
-    """Examples of tar archives, read through one after another.
+    """Examples of tar archives, each read through, several at once.
 
     Files that follow one another and share a name up to the first dot are one example, as in WebDataset:
     ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``. Ranks share out the shards; where there are fewer
@@ -53,13 +62,16 @@ class TarShards:
     Args:
         shards: paths or urls of plain tar archives: ``http(s)://``, or a protocol of fsspec; ``{000..127}``
             stands for each number and a local ``*`` for what it matches.
-        order: ``shards`` shuffles them anew for each pass and reads each through; ``stored`` takes them as
-            they are given.
-        seed: of that shuffling, the same on all ranks.
+        order: ``shards`` shuffles them anew for each pass and mixes the examples of ``open_shards`` of them;
+            ``stored`` takes them one after another, as they are given.
+        seed: of that order, the same on all ranks.
+        open_shards: archives that a rank reads at once, each through a connection of its own, for the order
+            ``shards``: each example comes from a random one of them, and the next takes the place of one
+            that ends. 1 reads one after another. A position that was told goes on with as many as it had.
         retries: of network reads.
 
     Raises:
-        ValueError: there are no shards, or ``order`` can't be.
+        ValueError: there are no shards, or ``order`` or ``open_shards`` can't be.
     """
 
     def __init__(
@@ -68,14 +80,23 @@ class TarShards:
         *,
         order: str = "shards",
         seed: int = 0,
+        open_shards: int = 8,
         retries: Retries | None = None,
     ) -> None:
+        if open_shards < 1:
+            raise ValueError(f"open_shards={open_shards}: must be at least 1")
         if order not in ("shards", "stored"):
             raise ValueError(f"order={order!r}: must be one of shards, stored")
         self.urls = shard_urls(shards)
-        self._order, self._seed, self._retries = order, seed, retries or Retries()
+        self._order, self._seed, self.retries = order, seed, retries or Retries()
+        self.open_shards = open_shards if order == "shards" else 1
         self._epoch, self._rank, self._world = 0, 0, 1
-        self._versions: dict[str, Version] = {}  # of what has been opened: each must stay what it was
+        self.versions: dict[str, Version] = {}  # of what has been opened: each must stay what it was
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Of what is drawn in a pass: the order of the archives, and from which each example comes."""
+        return self._seed & 0xFFFFFFFFFFFFFFFF, self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The pass that the next ``iter()`` gives."""
@@ -92,86 +113,120 @@ class TarShards:
         """A pass from a ``TarPass.position`` on; () is its beginning."""
         urls = self.urls
         if self._order == "shards":
-            key = [self._seed & 0xFFFFFFFFFFFFFFFF, self._epoch]
-            order = np.random.Generator(np.random.Philox(key=key)).permutation(len(urls))
+            order = np.random.Generator(np.random.Philox(key=self.key)).permutation(len(urls))
             urls = [urls[index] for index in order]
-        if len(urls) < self._world:
-            return TarPass(urls, position, self._retries, self._versions, self._rank, self._world)
-        urls = urls[self._rank :: self._world]
-        return TarPass(urls, position, self._retries, self._versions, 0, 1)
+        rank, world = self._rank, self._world
+        if len(urls) >= world:
+            urls, rank, world = urls[rank::world], 0, 1
+        return TarPass(self, urls, position, rank, world)
+
+
+_ANY = Version()
+
+
+@dataclass
+class _Archive:
+    """One that a pass is within: its number, where its next example begins, what it was then."""
+
+    shard: int
+    byte: int = 0
+    continued: Version = _ANY
+    transfer: Transfer | None = None
+    groups: Iterator[Group] = field(default_factory=lambda: iter(()))
+
+    def close(self) -> None:
+        if self.transfer is not None:
+            self.transfer.close()
+            self.transfer = None
 
 
 class TarPass:
     """One pass over archives.
 
     Args:
+        source: whose pass it is; what the archives were when they were first opened is kept there, by url.
         urls: of the archives, in their order.
         position: where to begin.
-        retries: of network reads.
-        versions: what the archives were when they were first opened, by url; added to.
         rank, world: which examples to keep, by their number within the pass.
     """
 
     def __init__(
-        self,
-        urls: list[str],
-        position: Sequence[int],
-        retries: Retries,
-        versions: dict[str, Version],
-        rank: int,
-        world: int,
+        self, source: "TarShards", urls: list[str], position: Sequence[int], rank: int, world: int
     ) -> None:
-        self._urls, self._retries, self._versions = urls, retries, versions
-        self._rank, self._world = rank, world
-        self._shard, self._byte, self._count, *version = position or (0, 0, 0)
-        self._continued = Version(*version)  # the archive in which this pass begins
-        self._transfer: Transfer | None = None
-        self._groups: Iterator[Group] = iter(())
+        self._urls, self._retries, self._versions = urls, source.retries, source.versions
+        self._rank, self._world, self._key = rank, world, source.key
+        first = range(min(source.open_shards, len(urls)))
+        self._following, self._count, *within = position or (len(first), 0)
+        self._within = [_Archive(number) for number in first]
+        if position:
+            each = (within[at : at + 5] for at in range(0, len(within), 5))
+            self._within = [_Archive(shard, byte, Version(*version)) for shard, byte, *version in each]
+        self._block, self._draws = -1, list[int]()
 
     @property
     def position(self) -> list[int]:
-        """Where the next example begins: number of the archive, byte, examples passed over so far.
+        """Where the next example begins.
 
-        Within an archive also its version, so that a state is never continued in another one.
+        Number of the archive to be opened next, examples passed over so far; and of each archive within which
+        it is, number, byte and version, so that a state is never continued in another one.
         """
-        at = [self._shard, self._byte, self._count]
-        if not self._byte:
-            return at
-        url = self._urls[self._shard]
-        return [*at, *astuple(self._expected(url).lasting(url))]
+        at = [self._following, self._count]
+        for archive in self._within:
+            url = self._urls[archive.shard]
+            version = self._expected(archive).lasting(url) if archive.byte else _ANY
+            at += [archive.shard, archive.byte, *astuple(version)]
+        return at
 
-    def _expected(self, url: str) -> Version:
-        """What the archive at hand was: as first opened, unless this pass continues in another one."""
-        known = self._versions.get(url, self._continued)
-        return self._continued if known.differs(self._continued) else known
+    def _expected(self, archive: _Archive) -> Version:
+        """What an archive was: as first opened, unless this pass continues in another one."""
+        known = self._versions.get(self._urls[archive.shard], archive.continued)
+        return archive.continued if known.differs(archive.continued) else known
+
+    def _drawn(self) -> int:
+        """A random number for the next example."""
+        block, at = divmod(self._count, _DRAWN)
+        if block != self._block:
+            # Apart from the draws of the shards' order, which begin at counter 0.
+            bits = np.random.Philox(key=self._key, counter=[0, 0, block, 1])
+            self._block, self._draws = block, bits.random_raw(_DRAWN).tolist()
+        return self._draws[at]
 
     def __iter__(self) -> "TarPass":
         return self
 
     def __next__(self) -> dict[str, Any]:
-        while self._shard < len(self._urls):
-            url = self._urls[self._shard]
-            if self._transfer is None:
-                self._transfer = Transfer(url, self._byte, retries=self._retries, version=self._expected(url))
-                self._groups = groups(self._transfer, read=True)
-            try:
-                group = next(self._groups, None)
-            except BaseException:
-                self.close()  # the next call begins where this example does
-                raise
-            self._versions[url] = self._transfer.version
+        while self._within:
+            slot = self._drawn() % len(self._within)
+            group = self._next_of(self._within[slot])
             if group is None:
-                self.close()
-                self._shard, self._byte, self._continued = self._shard + 1, 0, Version()
+                following = range(self._following, min(self._following + 1, len(self._urls)))
+                self._within[slot : slot + 1] = [_Archive(number) for number in following]
+                self._following += len(following)
                 continue
-            self._byte = group.end
             self._count += 1
             if (self._count - 1) % self._world == self._rank:
                 return group.example
         raise StopIteration
 
+    def _next_of(self, archive: _Archive) -> Group | None:
+        url = self._urls[archive.shard]
+        if archive.transfer is None:
+            expected = self._expected(archive)
+            archive.transfer = Transfer(url, archive.byte, retries=self._retries, version=expected)
+            archive.groups = groups(archive.transfer, read=True)
+        try:
+            group = next(archive.groups, None)
+        except BaseException:
+            self.close()  # all: the next call, if there is one, begins where this example does
+            raise
+        self._versions[url] = archive.transfer.version
+        if group is None:
+            archive.close()
+        else:
+            archive.byte = group.end
+        return group
+
     def close(self) -> None:
-        """Let go of the connection or file."""
-        if self._transfer is not None:
-            self._transfer.close()
-            self._transfer = None
+        """Let go of connections and files."""
+        for archive in self._within:
+            archive.close()

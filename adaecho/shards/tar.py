@@ -87,7 +87,7 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         extension = extension.lower()
         if extension in group.example:
             raise ArchiveError(
-                f"{transfer.url}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
+                f"{transfer.name}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
             )
         group.example[extension] = _exactly(transfer, size) if read else b""
     if group is not None:
@@ -114,15 +114,17 @@ def _members(transfer: Transfer, read: bool) -> Iterator[Member]:
         found = _plain_header(header)
         if found is None and not any(header):
             if start != offset:
-                raise ArchiveError(f"{transfer.url}: no file follows the extended header at byte {start}")
+                raise ArchiveError(f"{transfer.name}: no file follows the extended header at byte {start}")
             if header or not transfer.is_part:
                 _check_end(transfer, offset, header)
             return
-        name, kind, size = found or _any_header(header, transfer.url, offset)
+        name, kind, size = found or _any_header(header, transfer.name, offset)
         if kind in _OF_THE_NEXT:
             other_name, other_size = _extended(transfer, kind, size, offset)
             if None not in (named, other_name) or None not in (sized, other_size):
-                raise ArchiveError(f"{transfer.url}: the header at byte {offset} contradicts that at {start}")
+                raise ArchiveError(
+                    f"{transfer.name}: the header at byte {offset} contradicts that at {start}"
+                )
             named = other_name if named is None else named
             sized = other_size if sized is None else sized
             continue
@@ -134,7 +136,7 @@ def _members(transfer: Transfer, read: bool) -> Iterator[Member]:
         if kind in _STORED_TYPES:
             yield name, start, end, size
         elif kind in _NOT_READ and _key_and_extension(name)[0]:
-            raise _not_read(transfer.url, start, name, kind)
+            raise _not_read(transfer.name, start, name, kind)
         named = sized = None
         transfer.skip(end - transfer.offset)
         start = transfer.offset
@@ -144,7 +146,7 @@ def _extended(transfer: Transfer, kind: bytes, size: int, offset: int) -> tuple[
     """Name and size that an extended header tells of the file that follows; None for what it doesn't tell."""
     if size > _LONGEST_EXTENDED:
         raise ArchiveError(
-            f"{transfer.url}: the extended header at byte {offset} claims {size} bytes, where "
+            f"{transfer.name}: the extended header at byte {offset} claims {size} bytes, where "
             f"{_LONGEST_EXTENDED} are ample: it is damaged. Write the archive again"
         )
     content = _exactly(transfer, size)
@@ -153,10 +155,10 @@ def _extended(transfer: Transfer, kind: bytes, size: int, offset: int) -> tuple[
         return None, None
     if kind == tarfile.GNUTYPE_LONGNAME:  # ended by a zero, which not every writer counts
         return _text((content + padding).partition(b"\0")[0]), None
-    name, told_size = _pax_name_and_size(content, transfer.url, offset)
+    name, told_size = _pax_name_and_size(content, transfer.name, offset)
     if kind == tarfile.XGLTYPE and (name, told_size) != (None, None):
         raise ArchiveError(
-            f"{transfer.url}: the global header at byte {offset} gives one name or size to all files; write "
+            f"{transfer.name}: the global header at byte {offset} gives one name or size to all files; write "
             "the archive again without it"
         )
     return name, told_size
@@ -175,20 +177,20 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
     """
     if not block and not offset:
         raise ArchiveError(
-            f"{transfer.url}: the file is empty; not even an empty tar archive is. Write it again"
+            f"{transfer.name}: the file is empty; not even an empty tar archive is. Write it again"
         )
     second = transfer.read(_BLOCK)
     if len(block) < _BLOCK or (len(second) < _BLOCK and not any(second)):
         raise ArchiveError(
-            f"{transfer.url}: the archive ends at byte {transfer.offset} without its two blocks of zeros, so "
-            "it may have been cut there. Write it again; if it is whole and its writer left them out, append "
-            "1024 bytes of zeros"
+            f"{transfer.name}: the archive ends at byte {transfer.offset} without its two blocks of zeros, "
+            "so it may have been cut there. Write it again; if it is whole and its writer left them out, "
+            "append 1024 bytes of zeros"
         )
     after = offset + _BLOCK
     while second:
         if any(second):
             raise ArchiveError(
-                f"{transfer.url}: zeros from byte {offset} on, where an archive ends, and something else "
+                f"{transfer.name}: zeros from byte {offset} on, where an archive ends, and something else "
                 f"within the {len(second)} bytes from {after} on: it is damaged, or several archives in one "
                 "file (tar --ignore-zeros reads those). Write it again"
             )
@@ -264,7 +266,7 @@ def _not_read(url: str, start: int, name: str, kind: bytes) -> ArchiveError:
 
 def _ends_within(transfer: Transfer, end: int, start: int, size: int) -> ArchiveError:
     return ArchiveError(
-        f"{transfer.url}: the archive ends at {end}, within a file of {size} bytes that begins at {start}"
+        f"{transfer.name}: the archive ends at {end}, within a file of {size} bytes that begins at {start}"
     )
 
 

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader, IndexedTarShards, TarShards
+from adaecho.shards import sequential
+from adaecho.shards.remote import Transfer
 from adaecho.shards.sequential import shard_urls
 from tests.echo.sources import IDS, VARIANTS
-from tests.shards.archives import NUM_EXAMPLES, label_alone, labels, make, number_of
+from tests.shards.archives import NUM_EXAMPLES, label_alone, labels, make, number_of, write_shard
+from tests.shards.hostile import time_limit
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
@@ -37,15 +40,84 @@ def shards_in_order(numbers: list[int], lengths: list[int]) -> list[int]:
     return order
 
 
+def one_by_one(kind: str, folder: Path) -> TarShards | IndexedTarShards:
+    if kind == "indexed":
+        return make(kind, str(folder))
+    return TarShards(f"{folder}/*.tar", seed=5, open_shards=1)
+
+
 @pytest.mark.parametrize("kind", ["tar", "indexed"])
 def test_shards_are_shuffled_for_each_pass_and_read_through(folder: Path, kind: str) -> None:
     lengths = IndexedTarShards(f"{folder}/*.tar").shard_lengths.tolist()
-    loader = EchoLoader(make(kind, str(folder)), 4, order="shards", decode=label_alone, epochs=1)
+    loader = EchoLoader(one_by_one(kind, folder), 4, order="shards", decode=label_alone, epochs=1)
     orders = [shards_in_order(labels(loader), lengths) for _ in range(6)]
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    again = EchoLoader(make(kind, str(folder)), 4, order="shards", decode=label_alone, epochs=1)
+    again = EchoLoader(one_by_one(kind, folder), 4, order="shards", decode=label_alone, epochs=1)
     assert [shards_in_order(labels(again), lengths) for _ in range(6)] == orders
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_buffer_smaller_than_a_shard_sees_the_classes_of_eight(tmp_path: Path, num_workers: int) -> None:
+    for number in range(8):  # one class each, as sorted data is written
+        write_shard(tmp_path / f"{number}.tar", list(range(150 * number, 150 * number + 150)))
+    loader = EchoLoader(
+        TarShards(f"{tmp_path}/*.tar"), 64, shuffle_buffer=100, decode=label_alone, epochs=1,
+        num_workers=num_workers,
+    )  # fmt: skip
+    for _ in range(2):
+        batches = [{label // 150 for label in labels([batch])} for batch in loader]
+        assert all(len(classes) >= 7 for classes in batches[:12])
+
+
+@pytest.mark.parametrize("open_shards", [1, 2, 3, 9])
+def test_shards_that_are_open_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, open_shards: int
+) -> None:
+    lengths = IndexedTarShards(f"{folder}/*.tar").shard_lengths
+    opened: set[str] = set()
+    most = 0
+
+    class Counted(Transfer):
+        def __init__(self, url: str, *args: Any, **options: Any) -> None:
+            nonlocal most
+            opened.add(url)
+            most = max(most, len(opened))
+            super().__init__(url, *args, **options)
+
+        def close(self) -> None:
+            opened.discard(self.url)
+            super().close()
+
+    monkeypatch.setattr(sequential, "Transfer", Counted)
+
+    def source(epoch: int) -> TarShards:
+        made = TarShards(f"{folder}/*.tar", seed=3, open_shards=open_shards)
+        made.set_epoch(epoch)
+        return made
+
+    def numbers(examples: Any) -> list[int]:
+        return [number_of(example) for example in examples]
+
+    passes = [numbers(source(epoch)) for epoch in range(4)]
+    assert [numbers(source(epoch)) for epoch in range(4)] == passes
+    assert len({tuple(one) for one in passes}) == 4 or open_shards == 1
+    ends = np.cumsum(lengths)
+    for one in passes:
+        assert sorted(one) == list(range(NUM_EXAMPLES))
+        for shard in range(4):  # each is read in its order
+            of_shard = [number for number in one if np.searchsorted(ends, number, side="right") == shard]
+            assert of_shard == sorted(of_shard)
+    assert most == min(open_shards, 4)
+    going, position = iter(source(1)), []
+    for taken in range(NUM_EXAMPLES + 1):
+        position = going.position
+        assert len(position) <= 2 + 5 * min(open_shards, 4)
+        assert numbers(source(1).iterate_from(position)) == passes[1][taken:]
+        next(going, None)
+    assert numbers(source(1).iterate_from(position)) == []
+    going.close()
+    assert not opened
 
 
 def test_as_stored_and_permuted(folder: Path) -> None:
@@ -188,6 +260,17 @@ def test_names_of_shards(folder: Path, tmp_path: Path) -> None:
         TarShards(f"{tmp_path}/none-*.tar")
     with pytest.raises(ValueError, match="order='random'"):
         TarShards("a.tar", order="random")
+    with pytest.raises(ValueError, match="open_shards=0"):
+        TarShards("a.tar", open_shards=0)
+    with time_limit():
+        for pattern in (
+            "https://u:pw@h/{0..300000000}.tar",
+            "https://u:pw@h/{0..9999}-{0..9999}.tar?t=secret",
+        ):
+            with pytest.raises(ValueError, match=r"\*{3}@h/.*stands for \d{9} names, more than") as caught:
+                TarShards(pattern)
+            assert "pw" not in str(caught.value)
+            assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="has no shard_lengths"):
         EchoLoader([1, 2, 3], 1, order="shards")
 

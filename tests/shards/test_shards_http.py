@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaecho import EchoLoader, IndexedTarShards, Retries
@@ -51,7 +52,7 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
     source = make(kind, proxy.url)
     waiting = threading.Event()
 
-    def wait(_: Retries, failures: int) -> None:  # noqa: ARG001
+    def wait(_: Retries, failures: int, asked_s: float) -> None:  # noqa: ARG001
         waiting.set()
         threading.current_thread().rest(600)
 
@@ -104,6 +105,9 @@ def test_neighbours_come_with_one_request(proxy: Proxy) -> None:
     examples = source.__getitems__(list(range(NUM_EXAMPLES)))
     assert [number_of(example) for example in examples] == list(range(NUM_EXAMPLES))
     assert len(proxy.ranges) == 4
+    shuffled = np.random.default_rng(0).permutation(NUM_EXAMPLES).tolist()
+    assert [number_of(example) for example in source.__getitems__([*shuffled, 7])] == [*shuffled, 7]
+    assert len(proxy.ranges) == 4 + 5
     assert number_of(source[7]) == 7
 
 

@@ -1,0 +1,297 @@
+"""Servers that wait, drip, send on or are asked with secrets: told, bounded, and named without them."""
+
+import logging
+import re
+import socketserver
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho import IndexedTarShards, Retries, TarShards
+from adaecho.shards import ArchiveError, TransferError, remote
+from adaecho.shards.remote import Transfer
+from tests.shards.archives import NUM_EXAMPLES, number_of
+
+CONTENT = np.random.default_rng(0).bytes(5000)
+QUICK = Retries(tries=3, delay_s=0.001, timeout_s=0.5, tell_after_s=0.1)
+SECRET_USER, SECRET_QUERY = "bob:hunter22", "sig=5ecre7sig"
+Answer = Callable[["Connection", str], None]
+
+
+class Connection(socketserver.StreamRequestHandler):
+    """Gives each request to the server's ``answer``."""
+
+    def handle(self) -> None:
+        server: Any = self.server
+        line, *fields = iter(lambda: self.rfile.readline().decode().strip(), "")
+        path = line.split()[1]
+        server.asked.append((path, dict(field.split(": ", 1) for field in fields)))
+        with suppress(OSError):  # the client has gone
+            server.answer(self, path)
+
+    def send(self, head: str, content: bytes = b"") -> None:
+        self.wfile.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode() + content)
+
+    def send_content(self) -> None:
+        first = self.server.asked[-1][1].get("Range", "bytes=0-")[6:].split("-")[0]  # type: ignore[attr-defined]
+        content = CONTENT[int(first) :]
+        status = f"206 x\r\nContent-Range: bytes {first}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        self.send(f"{status}\r\nContent-Length: {len(content)}", content)
+
+    def drip(self, content: bytes, pause_s: float) -> None:
+        for byte in content:
+            self.wfile.write(bytes([byte]))
+            time.sleep(pause_s)
+
+
+@contextmanager
+def served(answer: Answer) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
+    """Host and port, and what is asked: paths and fields."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        server.asked, server.answer = [], answer  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_other_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def read(url: str, retries: Retries = QUICK, start: int = 0) -> bytes:
+    transfer = Transfer(url, start, retries=retries)
+    try:
+        return transfer.read(1 << 20)
+    finally:
+        transfer.close()
+
+
+def silent(connection: Connection, path: str) -> None:  # noqa: ARG001
+    connection.rfile.read(1)
+
+
+def test_a_server_that_never_answers_is_told_in_each_try(caplog: pytest.LogCaptureFixture) -> None:
+    with served(silent) as (host, _), pytest.raises(TransferError, match="after 3 tries: TimeoutError"):
+        read(f"http://{SECRET_USER}@{host}/a.tar?{SECRET_QUERY}")
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    first, second, third = caplog.messages
+    shown = re.escape(f"http://***@{host}/a.tar?***")
+    assert re.fullmatch(rf"{shown}: in try 1 of 3: no data for \d+ s: it has not answered", first)
+    assert re.fullmatch(rf"{shown}: in try 2 of 3: no data for \d+ s: TimeoutError: timed out", second)
+    assert "in try 3 of 3" in third
+
+
+def test_a_wait_is_seen_on_stderr_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+    handlers, logging.root.handlers = logging.root.handlers, []  # as in a script of its own
+    try:
+        with served(silent) as (host, _), pytest.raises(TransferError):
+            read(f"http://{host}/a.tar")
+    finally:
+        logging.root.handlers = handlers
+    assert capfd.readouterr().err.count("no data for") == 3
+
+
+def test_a_server_that_falls_silent_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(connection: Connection, path: str) -> None:
+        if len(asked) > 1:
+            connection.send_content()
+        else:
+            connection.send(f"200 x\r\nContent-Length: {len(CONTENT)}", CONTENT[:100])
+            silent(connection, path)
+
+    with served(answer) as (host, asked):
+        assert read(f"http://{host}/a") == CONTENT
+        assert [fields.get("Range") for _, fields in asked] == [None, "bytes=100-"]
+    assert caplog.messages[0].endswith(": it sends no more")
+
+
+def test_nobody_is_told_of_a_read_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with served(lambda connection, _: connection.send_content()) as (host, _):
+        transfer = Transfer(f"http://{host}/a", retries=QUICK)
+        assert transfer.read(10) == CONTENT[:10]
+        time.sleep(0.3)  # the reader's own time
+        assert transfer.read(10_000) == CONTENT[10:]
+        transfer.close()
+    assert caplog.messages == []
+
+
+def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+        if len(asked) == 3:
+            connection.send_content()
+            return
+        connection.send(f"206 x\r\nContent-Range: bytes {len(asked) and starts()[-1]}-4999/5000")
+        connection.drip(CONTENT, 0.02)
+
+    def starts() -> list[int]:
+        return [int(fields.get("Range", "bytes=0-")[6:-1]) for _, fields in asked]
+
+    with served(answer) as (host, asked):
+        assert len(read(f"http://{host}/a")) == len(CONTENT)
+        first, second, third = starts()
+        assert first == 0 < second < third < 200
+    slow = [message for message in caplog.messages if "slower than 1024 bytes a second" in message]
+    assert [message.partition(" of 3")[0][-1] for message in slow] == ["1", "2"]
+    with served(lambda connection, _: (connection.send("200 x"), connection.drip(CONTENT, 0.02))[0]) as (
+        host,
+        asked,
+    ):
+        with pytest.raises(TransferError, match="after 2 tries: slower than 1024 bytes a second for"):
+            read(f"http://{host}/a", Retries(tries=2, delay_s=0.001, timeout_s=0.3))
+        assert len(asked) == 2
+
+
+def test_a_header_that_drips_ends() -> None:
+    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+        connection.drip(b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + 60_000 * b"x", 0.05)
+
+    with served(answer) as (host, asked):
+        begun = time.monotonic()
+        with pytest.raises(
+            TransferError, match=r"after 3 tries: TimeoutError: no whole header within 0\.5 s"
+        ):
+            read(f"http://{host}/a")
+        assert time.monotonic() - begun < 60
+        assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "waits"),
+    [("7", 7), ("100000", 120), ("0", 0.5), ("soon", 0.5), ("date", 30), ("-3", 0.5)],
+)
+def test_a_time_to_ask_again_is_kept_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked_for: str, waits: float
+) -> None:
+    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+        if len(asked) > 1:
+            connection.send_content()
+            return
+        text = formatdate(time.time() + 30, usegmt=True) if asked_for == "date" else asked_for
+        connection.send(f"503 Busy\r\nRetry-After: {text}")
+
+    rested: list[float] = []
+    monkeypatch.setattr(remote, "rest", rested.append)
+    with served(answer) as (host, asked):
+        assert read(f"http://{host}/a", Retries()) == CONTENT
+    assert rested == [pytest.approx(waits, abs=5 if asked_for == "date" else 0)]
+    told = [message for message in caplog.messages if "503: Busy; it asks to wait" in message]
+    assert len(told) == (waits > 1)
+
+
+@pytest.mark.parametrize("target", ["ftp://{host}/a", "file:///etc/hostname", "http://u:hunter22@{host}/b"])
+def test_a_redirect_elsewhere_is_not_followed(target: str) -> None:
+    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+        connection.send(f"302 x\r\nLocation: {target.format(host=host)}")
+
+    with served(answer) as (host, asked):
+        with pytest.raises(TransferError, match="HTTP Error 302") as caught:
+            read(f"http://{host}/a")
+        assert "hunter22" not in told(caught.value)
+        assert len(asked) == 1
+
+
+def test_a_user_is_named_to_the_same_host_alone() -> None:
+    def answer(connection: Connection, path: str) -> None:
+        if path == "/b":
+            connection.send_content()
+        else:
+            body = "302 x\r\nContent-Length: 1000000"  # which nobody waits for
+            connection.send(f"{body}\r\nLocation: http://{other if path == '/away' else host}/b")
+
+    with served(lambda connection, _: connection.send_content()) as (other, elsewhere):
+        with served(answer) as (host, asked):
+            for path in ("/here", "/away"):
+                assert read(f"http://{SECRET_USER}@{host}{path}") == CONTENT
+        assert ["Authorization" in fields for _, fields in asked] == [True, True, True]
+        assert ["Authorization" in fields for _, fields in elsewhere] == [False]
+
+
+def told(error: BaseException) -> str:
+    """All that may be shown of an error: with its causes and contexts."""
+    causes = [str(one) for one in (error.__cause__, error.__context__) if one is not None]
+    return "\n".join([*traceback.format_exception_only(error), str(error), *causes])
+
+
+class NamingError(Exception):
+    """An error of a library that names what it was asked for, without its scheme."""
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://bob:hunt/er22@h.invalid/a.tar",
+        "http://bob:hunt#er22@h.invalid/a.tar",
+        "http://bob:hunt?er22@h.invalid/a.tar",
+        "http://bob:h@nt/er22@h.invalid/a.tar",
+        "http://h.invalid:port/a.tar;token=er22",
+        "http://h.invalid:port/a.tar#access_token=er22",
+        "http://h.invalid/a b.tar?sig=er22 and er22",
+        "naming://KEY:er22/SECRET@bucket/a.tar",
+        "naming://bucket/a.tar?sig=er22",
+    ],
+)
+def test_no_error_of_a_transfer_names_a_secret(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_it(url: str, start: int, end: int | None) -> None:  # noqa: ARG001
+        raise NamingError(f"no bucket {url.partition('://')[2]!r}, {url}")
+
+    monkeypatch.setattr(remote, "_open_fsspec", name_it)
+    with pytest.raises(TransferError, match="failed") as caught:
+        read(url, Retries(tries=1))
+    text = told(caught.value)
+    assert not re.search("er22|hunt|SECRET", text)
+    assert "/a" in text or "***@***" in text
+
+
+def test_errors_of_archives_and_origins_name_no_secret(folder: Path) -> None:
+    def answer(connection: Connection, path: str) -> None:
+        first, _, last = connection.server.asked[-1][1].get("Range", "bytes=0-")[6:].partition("-")  # type: ignore[attr-defined]
+        content = (folder / path.partition("?")[0].strip("/")).read_bytes()
+        part = content[int(first) : int(last) + 1 if last else None]
+        connection.send(
+            f"206 x\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}\r\n"
+            f"Content-Length: {len(part)}",
+            part,
+        )
+
+    with served(answer) as (host, _):
+        url = f"http://{SECRET_USER}@{host}/shard-00{{0..3}}.tar?{SECRET_QUERY}"
+        index = folder / "index.npz"
+        shards = IndexedTarShards(url, index=index, retries=QUICK)
+        assert shards.origin(0) == f"example 0 of http://***@{host}/shard-000.tar?*** (byte 0)"
+        kept = str([array.tolist() for array in np.load(index).values()]).encode() + index.read_bytes()
+        assert not re.search(b"hunter22|bob|5ecre7sig", kept)
+        anew = IndexedTarShards(url.replace("5ecre7sig", "another"), index=index, retries=QUICK)
+        assert [number_of(anew[row]) for row in range(NUM_EXAMPLES)] == list(range(NUM_EXAMPLES))
+        with pytest.raises(ValueError, match="it is of other shards"):
+            IndexedTarShards(url.replace("3}", "2}"), index=index)
+        (folder / "shard-001.tar").write_bytes(b"x" * 2048)
+        with pytest.raises(ArchiveError, match="no tar header") as caught:
+            list(TarShards(url, retries=QUICK))
+        assert not re.search("hunter22|bob|5ecre7sig", told(caught.value))
+
+
+def test_a_lack_of_memory_is_no_broken_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def open_stream(*args: Any) -> None:
+        tries.append(args)
+        raise MemoryError
+
+    monkeypatch.setattr(remote, "open_stream", open_stream)
+    with pytest.raises(MemoryError):
+        read("http://h/a")
+    assert len(tries) == 1
