@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from adaecho.config.identity import BUDGETS
 from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
 from adaecho.errors import ConfigError, UserError, fail, say, told, warn
 from adaecho.records.status import Status
+from adaecho.records.tracking import exported
 
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -57,16 +59,19 @@ def _run(composed: DictConfig) -> None:
         from adaecho.training.device import choose_device
         from adaecho.training.display import Display
         from adaecho.training.trial import run_trial
-    with joined(choose_device(config), config.rank_timeout_s) as ranks:
+    with ExitStack() as mirror, joined(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
             say(f"{folder}: {_headline(config)}{_of(ranks.world_size)}")
         display = Display(config) if ranks.is_first else None
         overrides = list(hydra_config.overrides.task)
-        summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
-    if launched_rank() == 0:
-        for name, path in summary.get("model", {}).items():
-            say(f"{name} weights: {folder / path}")
-        say(_outcome(summary))
+        summary = run_trial(
+            config, folder, overrides, display=display, ranks=ranks,
+            begun=lambda: mirror.enter_context(exported(config.tracking, folder)),
+        )  # fmt: skip
+        if ranks.is_first:
+            for name, path in summary.get("model", {}).items():
+                say(f"{name} weights: {folder / path}")
+            say(_outcome(summary))
     if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
             print("the same command continues", file=sys.stderr)

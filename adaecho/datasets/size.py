@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from adaecho.config.size import Size
+from adaecho.config.tasks import Size
 from adaecho.datasets.coco import has_split, read_coco
 from adaecho.datasets.documents import find_documents
 from adaecho.datasets.labelled_images import find_labelled
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 
 _BYTES_PER_TOKEN = 3  # of English with a vocabulary of some thousand; only the scale matters

@@ -15,7 +15,7 @@ from torch import nn
 
 from adaecho.config.bounds import one_of
 from adaecho.config.schema import DEVICES
-from adaecho.datasets.image_files import find_images
+from adaecho.datasets.labelled_images import find_images
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ConfigError, DataError, with_notes
 from adaecho.headroom.measure import Headroom, Upstream, report, sgd_step_s

@@ -12,8 +12,7 @@ from adaecho.records.terminal import Terminal
 from adaecho.search.optuna_export import export
 from adaecho.search.progress import arm_table
 from adaecho.search.report import remarks, write_outcome
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.state import SweepState, read_design
 
 
 def status(folder: Path, console: Console) -> None:

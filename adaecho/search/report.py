@@ -1,6 +1,7 @@
 """The end of a sweep: its rows, its outcome per arm, the table on the terminal and the figure."""
 
 import re
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -9,7 +10,7 @@ from adaecho.errors import how_to_install
 from adaecho.records.collect import trial_row
 from adaecho.records.files import write_json
 from adaecho.records.lock import alone
-from adaecho.records.outcome import EDGE, Row, without_target
+from adaecho.records.outcome import EDGE, Row, num_best, without_target
 from adaecho.records.status import Status
 from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
 from adaecho.search.design import Design, TrialId
@@ -25,23 +26,18 @@ def write_outcome(state: SweepState, console: Console) -> None:
     with alone(state.folder):  # a collect beside the end of its sweep: the last to write has the latest view
         state.refresh()
         rows = trial_rows(state)
+        arms = summarize(rows)
         write_json(state.folder / "trials.json", rows)
-        write_json(state.folder / "outcome.json", summarize(rows))
+        write_json(state.folder / "outcome.json", arms)
     export(state)
     console.print()
-    console.print(terminal_table(end_of_sweep(rows), console.width))
-    lines = [
-        caption(state, rows),
-        *unfinished(state),
-        *remarks(state),
-        *edge_warnings(state, rows),
-        *draw(state, rows),
-    ]
-    for line in lines:
+    console.print(terminal_table(end_of_sweep(rows, arms), console.width))
+    notes = [*unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
+    for line in [caption(state, rows), *notes, *draw(state.folder, rows, arms)]:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def draw(state: SweepState, rows: list[Row]) -> list[str]:
+def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
     """Draw the sweep beside its trials; where the figures are, or why there are none."""
     nothing_reached = all(row["to_target_fresh_examples"] is None for row in rows)
     if nothing_reached and not without_target(rows):
@@ -50,7 +46,7 @@ def draw(state: SweepState, rows: list[Row]) -> list[str]:
         from adaecho.figures.tables import draw_sweep
     except ImportError as error:
         return [f"no figure: {error}; {how_to_install('figures')}"]
-    return [f"figure: {path}" for path in draw_sweep(state.folder)]
+    return [f"figure: {path}" for path in draw_sweep(folder, rows, arms)]
 
 
 def trial_rows(state: SweepState) -> list[Row]:
@@ -147,18 +143,13 @@ def unfinished(state: SweepState) -> list[str]:
     return [f"incomplete: {open_trials} of {total} trials have not ended; the same -m command finishes them"]
 
 
-def _searches(arm: Row) -> int:
-    """How many searches of an arm have a best point."""
-    return int(arm["reached"] if "reached" in arm else arm["runs"])
-
-
-def edge_warnings(state: SweepState, rows: list[Row]) -> list[str]:
+def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
     """One line per arm and axis on whose outermost 5 % a best point lies: the range may be too narrow."""
-    axes = {arm.name: arm.axes for arm in state.design.arms}
+    axes = {arm.name: arm.axes for arm in design.arms}
     return [
-        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {_searches(arm)} searches lies in the "
+        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {num_best(arm)} searches lies in the "
         f"outermost {100 * EDGE:g} % of interval({axis.low:g}, {axis.high:g}); widen the axis"
-        for arm in summarize(rows)
+        for arm in arms
         for axis in axes[arm["arm"]]
         if (outer := arm.get("at_edge", {}).get(axis.key))
     ]

@@ -10,8 +10,8 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import DetectionImages, find_annotations, has_split, read_coco
-from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError, DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Task

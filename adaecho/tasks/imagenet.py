@@ -21,9 +21,8 @@ from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, classifier
+from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, ReadAnew, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
-from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
 
 

@@ -7,17 +7,16 @@ never does. A task of one's own has its ``Options`` in its own file.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adaecho.config.bounds import at_least, one_of, within
+from adaecho.config.bounds import at_least, check_depth, one_of, within
 from adaecho.config.launched import launched_ranks
 from adaecho.config.tasks import TaskConfig
 from adaecho.errors import ConfigError
-from adaecho.models.resnet_depth import CHANNELS, check_depth
 
 if TYPE_CHECKING:
     from torch import nn
 
     from adaecho.config.schema import Config
-    from adaecho.config.size import Size
+    from adaecho.config.tasks import Size
 
 DIGITS_MODELS = ("conv", "mlp")
 PACKINGS = ("packed", "sentence")
@@ -134,7 +133,7 @@ class Cifar10Options(TaskConfig):
     """The options of task cifar10."""
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
-    channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
+    channels: int = 16  # filters of its first stage; 16 is the paper's
     training_examples: int | None = None  # of those that are not held out; null: all
     validation_shards: str | None = None  # tar shards, where data.path names training shards alone
     label_smoothing: float = 0.0  # of the training loss: this share of each label goes to all classes alike

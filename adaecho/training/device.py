@@ -1,13 +1,17 @@
-"""Which processor a run uses, and in which number format."""
+"""Which processor a run uses, in which number format, and a model on it: placed and measured."""
 
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from adaecho.config.launched import launched_ranks, local_rank
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
+from adaecho.ranks import ALONE, Ranks
+from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
@@ -63,3 +67,24 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read next counts the work that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """The model on its device, in the memory format and compiled as the config says."""
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if config.compile != "off":
+        model.compile(mode=None if config.compile == "default" else config.compile)
+    return model
+
+
+def measure(
+    task: Task, model: nn.Module, split: Split, device: torch.device, precision: str, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """A model's metrics on a split; rank 0's on every rank. The model is left in eval mode."""
+    model.eval()
+    shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
+    with autocast(device, precision), torch.inference_mode():
+        metrics = task.evaluate(model, split, device=device, **shared)
+    return ranks.from_first(lambda: metrics)

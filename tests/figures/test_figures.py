@@ -21,6 +21,7 @@ from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, figure, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.records.outcome import best_trials, outcome
+from adaecho.records.table import summarize
 
 CURVE = {
     "arm": "baseline",
@@ -88,6 +89,10 @@ def words(axes):
     return [text.get_text() for text in axes.texts]
 
 
+def draw(rows, curves, into, stem="t"):
+    return [path.name for path in draw_table(rows, summarize(rows), curves, into, stem, "png")]
+
+
 def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
     draw_fig3(outcome(seven_arms()), tmp_path / "f.png", "digits")
     (axes,) = drawn[0].axes
@@ -144,9 +149,13 @@ def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
     unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
-    names = [path.name for path in draw_table(rows, [CURVE, unevaluated], tmp_path, "f", "png")]
+    names = [
+        path.name for path in draw_table(rows, summarize(rows), [CURVE, unevaluated], tmp_path, "f", "png")
+    ]
     assert "f_curves.png" in names
-    assert "f_curves.png" not in [path.name for path in draw_table(rows, [unevaluated], tmp_path, "f", "png")]
+    assert "f_curves.png" not in [
+        path.name for path in draw_table(rows, summarize(rows), [unevaluated], tmp_path, "f", "png")
+    ]
 
 
 def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
@@ -267,7 +276,7 @@ def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
     assert again["values"] == curve["values"]
     assert tuning_curves(rows_of("baseline", "none", 1, [800, 900], trials=1)) == []
     assert tuning_curves(rows_of("baseline", "none", 1, [None])) == []
-    names = [path.name for path in draw_table(rows, [], tmp_path, "x", "png")]
+    names = draw(rows, [], tmp_path, "x")
     assert names == ["x.png", "x_tuning.png"]
     assert drawn[1].axes[0].get_ylabel() == "fresh examples to the target"
     assert drawn[1].axes[0].get_xlabel() == "trials of the search"
@@ -315,7 +324,7 @@ def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, 
 @pytest.mark.parametrize(("task", "name"), [("small_text", "example"), ("digits", "example,\nbefore aug.")])
 def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
     rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
-    draw_table([row | {"task": task} for row in rows], [], tmp_path, "t", "png")
+    draw([row | {"task": task} for row in rows], [], tmp_path)
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["baseline", name]
 
 
@@ -532,16 +541,14 @@ def test_no_tables_is_one_clear_message(tmp_path, capsys):
 
 def test_a_sweep_is_drawn_in_its_folder(tmp_path):
     rows = [row | {"best_value": 0.98} for row in seven_arms()]
-    (tmp_path / "trials.json").write_text(json.dumps(rows))
     for row in best_trials(rows).values():
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
     names = ("fig3.png", "fig3_curves.png", "fig3_tuning.png")
-    assert draw_sweep(tmp_path) == [tmp_path / name for name in names]
+    assert draw_sweep(tmp_path, rows, summarize(rows)) == [tmp_path / name for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
-    (tmp_path / "trials.json").write_text("[]")
-    assert draw_sweep(tmp_path) == []
+    assert draw_sweep(tmp_path, [], []) == []
 
 
 def test_committed_tables_need_nothing_but_matplotlib_and_scipy(results):

@@ -11,8 +11,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from adaecho.search.optuna_export import JOURNAL, export
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.state import SweepState, read_design
 from tests.search.conftest import Command
 
 
