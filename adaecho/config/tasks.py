@@ -96,13 +96,8 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
     module = _import(name, typed)
     if module is None:
         neither = f"is none of {', '.join(task_names())}, no entry point of the group {ENTRY_POINTS}"
-        if name in typed:
-            raise ConfigError(f"task.name={name}: {neither}, and no module that can be imported from here")
-        raise ConfigError(
-            f"task.name={name}: {neither}; a record can name no other, as the code of whoever wrote it would "
-            f"run. If that module is yours, name it in the command: --task {name} (of adaecho.evaluate: "
-            f"task.name={name})"
-        )
+        flag = f"--task {name} (of adaecho.evaluate: task.name={name})"
+        raise _not_found(f"task.name={name}: {neither}", name in typed, flag)
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
     return module
@@ -204,17 +199,18 @@ def callback_path(name: str, typed: Collection[str] = ()) -> str:
         ConfigError: there is none, or it was not typed.
     """
     path = module_path(name, _CALLBACKS, typed)
-    if path is not None:
-        return path
-    if name in typed:
-        raise ConfigError(
-            f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}, and no module that can be "
-            "imported from here"
-        )
-    raise ConfigError(
-        f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}; a record can name no other, as "
-        f"the code of whoever wrote it would run. If that module is yours, name it in the command: "
-        f"--callback {name}"
+    if path is None:
+        what = f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}"
+        raise _not_found(what, name in typed, f"--callback {name}")
+    return path
+
+
+def _not_found(what: str, is_typed: bool, flag: str) -> ConfigError:
+    if is_typed:
+        return ConfigError(f"{what}, and no module that can be imported from here")
+    return ConfigError(
+        f"{what}; a record can name no other, as the code of whoever wrote it would run. If that module is "
+        f"yours, name it in the command: {flag}"
     )
 
 

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from adaecho.figures.arms import draw_ends, draw_fig3
 from adaecho.figures.curves import AS_FIG3, COST, Curve, draw_curves, tuning_curves
-from adaecho.figures.ends import draw_ends
-from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
 from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, without_target

@@ -16,8 +16,7 @@ from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, LossAndWeight, Task
-from adaecho.training.clock import Clocks
-from adaecho.training.device import autocast, choose_device, choose_precision, measure, place
+from adaecho.training.device import Clocks, autocast, choose_device, choose_precision, measure, place
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
 from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from adaecho.figures.__main__ import draw_all
-from adaecho.figures.ends import caption, draw_ends, short_number
+from adaecho.figures.arms import caption, draw_ends, short_number
 from adaecho.figures.tables import draw_table
 from adaecho.records.outcome import COSTS, ends
 from adaecho.records.table import summarize

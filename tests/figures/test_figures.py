@@ -14,8 +14,8 @@ from PIL import Image
 
 from adaecho.errors import DataError, DiskError
 from adaecho.figures.__main__ import draw_all, main
+from adaecho.figures.arms import caption_of_bars, draw_fig3
 from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
-from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, figure, target_words
@@ -119,7 +119,9 @@ def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
     assert bars(axes) == [9000, 6500]
     assert "target\nnot\nreached" in words(axes)
     assert "2 of 3\nreached\n>0.98" in words(axes)
-    assert caption(outcome(rows)).endswith("ratio to the baseline (> and <: bounds, as searches missed).")
+    assert caption_of_bars(outcome(rows)).endswith(
+        "ratio to the baseline (> and <: bounds, as searches missed)."
+    )
 
 
 def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_path, drawn):
@@ -131,11 +133,11 @@ def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_pa
     rows += compared_with("mlp", rows_of("mlp_e2", "batch", 2, [9000]))
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
     assert [line for line in drawn[0].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert caption(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
+    assert caption_of_bars(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
     missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
     draw_fig3(outcome(missed), tmp_path / "g.png", "digits")
     assert [line for line in drawn[1].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert "ratio" not in caption(outcome(missed))
+    assert "ratio" not in caption_of_bars(outcome(missed))
 
 
 def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
@@ -202,7 +204,7 @@ def test_best_points_at_the_end_of_an_axis_are_told():
 )
 def test_caption_states_trials_and_searches(searches, trials, says):
     arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
-    assert caption(arms).startswith(says)
+    assert caption_of_bars(arms).startswith(says)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from adaecho.records.files import write_json
 from adaecho.records.table import NARROW, Column, end_of_sweep, summarize
+from adaecho.records.terminal import terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
 from adaecho.search.report import (
     edge_warnings,
     remarks,
-    terminal_table,
     trial_rows,
     unfinished,
     write_outcome,
