@@ -34,6 +34,7 @@ test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m experiments.evidence
 	$(BIN)/python -m experiments.evidence.claims_page
+	$(BIN)/python -m experiments.evidence.pages
 
 reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
 	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")

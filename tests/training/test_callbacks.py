@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.config import named
+from adaecho.config import tasks
 from adaecho.config.identity import run_id
 from adaecho.config.schema import from_plain, from_typed, to_plain
 from adaecho.echo.threads.seeded_process import draws
@@ -188,7 +188,7 @@ def test_an_installed_entry_point_is_named_by_its_name(
     def entry_points(*, group: str, name: str) -> list[EntryPoint]:
         return [EntryPoint(name, "seen", group)] if (group, name) == ("adaecho.callbacks", "short") else []
 
-    monkeypatch.setattr(named.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(tasks.metadata, "entry_points", entry_points)
     run_trial(from_plain({**to_plain(compose_config(*RUN)), "callbacks": ["short"]}), FOLDER)
     assert len(told) == 5
 
