@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install dev lint format test figures reproduce bench constraints dist docs clean
+.PHONY: help quickstart install dev lint format test test-all figures reproduce bench constraints dist docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ format: $(VENV)/installed-dev ## format and mend what can be mended
 # As listed: files of few but long tests must not come last.
 test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-all: $(VENV)/installed-dev ## the same, and the other forms of its tests, which take as long again
+	$(BIN)/python -m pytest -m "" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m experiments.evidence

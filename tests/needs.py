@@ -1,6 +1,8 @@
-"""Programs that some tests need beyond the project's packages."""
+"""What some tests need beyond the project's packages, and which forms of a promise the gate tests."""
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -17,3 +19,8 @@ def needs(name: str, *, present: bool, remedy: str) -> pytest.MarkDecorator:
             f"{reason}. ADAECHO_REQUIRE={os.environ['ADAECHO_REQUIRE']!r} forbids to skip its tests"
         )
     return pytest.mark.skipif(not present, reason=reason)
+
+
+def first_form(*forms: Any, also: Iterable[Any]) -> list[Any]:
+    """Values to parametrize with: those of the gate, and the others, which ``make test-all`` runs."""
+    return [*forms, *(pytest.param(form, marks=pytest.mark.other_forms) for form in also)]

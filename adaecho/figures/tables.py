@@ -24,18 +24,6 @@ _DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
 
-def draw_sweep(sweep: Path, rows: list[Row], arms: list[Row]) -> list[Path]:
-    """Draw ``fig3.png`` and ``fig3_curves.png`` in a sweep's folder; returns their paths.
-
-    Raises:
-        FolderError: a record is missing or damaged.
-    """
-    # Needs Hydra's config; committed tables need matplotlib alone.
-    from adaecho.records.collect import best_curves
-
-    return draw_table(rows, arms, best_curves(rows, sweep), sweep, "fig3", "png") if rows else []
-
-
 def draw_table(
     rows: list[Row], arms: list[Row], curves: list[Curve], into: Path, stem: str, form: str
 ) -> list[Path]:
@@ -52,30 +40,30 @@ def draw_table(
     first = rows[0]
     curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
     rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
-    paths = [into / f"{stem}.{form}"]
+    paths, title = [into / f"{stem}.{form}"], describe(rows)
     lines = LINES.get(first["experiment"])
     rates = _rates(arms) if without_target(rows) else []
     if rates:
         of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
-        draw_lines(rates, paths[0], describe(rows), of_rates, "Mean over runs; bars: minimum and maximum.")
+        draw_lines(rates, paths[0], title, of_rates, "Mean over runs; bars: minimum and maximum.")
     elif without_target(rows):
-        draw_ends(arms, paths[0], describe(rows), first["target_metric"])
+        draw_ends(arms, paths[0], title, first["target_metric"])
     elif lines is None:
-        draw_fig3(arms, paths[0], describe(rows))
+        draw_fig3(arms, paths[0], title)
     else:
-        draw_lines(arms, paths[0], describe(rows), lines)
+        draw_lines(arms, paths[0], title, lines)
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
-        title = f"{_name(first)}: {_whose_curves(rows)}"
+        whose = f"{_name(first)}: {_whose_curves(rows)}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
         with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
         target = first["target_value"]
-        draw_curves(with_settings, paths[1], title, first["target_metric"], target, lines or AS_FIG3)
+        draw_curves(with_settings, paths[1], whose, first["target_metric"], target, lines or AS_FIG3)
     tuned = tuning_curves(rows)
     if tuned:
         paths.append(into / f"{stem}_tuning.{form}")
-        title = f"{_name(first)}: the best trial so far{_over_searches(rows)}"
-        draw_curves(tuned, paths[-1], title, COST, None, lines or AS_FIG3)
+        whose = f"{_name(first)}: the best trial so far{_over_searches(rows)}"
+        draw_curves(tuned, paths[-1], whose, COST, None, lines or AS_FIG3)
     return paths
 
 

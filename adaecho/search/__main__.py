@@ -10,7 +10,7 @@ from adaecho.records.files import record_errors
 from adaecho.records.lock import is_held
 from adaecho.records.terminal import Terminal
 from adaecho.search.progress import arm_table
-from adaecho.search.report import export, remarks, write_outcome
+from adaecho.search.report import export, remarks, trial_rows, write_outcome
 from adaecho.search.state import SweepState, read_design
 
 
@@ -19,7 +19,7 @@ def status(folder: Path, console: Console) -> None:
     state = SweepState(read_design(folder), folder)
     running = [trial for trial in state.missing() if is_held(state.trial_folder(trial))]
     console.print(arm_table(state, running))
-    export(state)
+    export(folder, state.design, trial_rows(state))
     for line in remarks(state):
         console.print(line, soft_wrap=True, highlight=False)
 

@@ -1,21 +1,22 @@
 """The end of a sweep: its rows, its outcome per arm, the terminal's table, the figure, Optuna's study."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from adaecho.errors import how_to_install, warn
-from adaecho.records.collect import trial_row
+from adaecho.records.collect import best_curves, trial_row
 from adaecho.records.files import write_json, write_text
 from adaecho.records.lock import alone
-from adaecho.records.outcome import EDGE, Row, num_best, without_target
+from adaecho.records.outcome import COSTS, EDGE, Row, num_best, without_target
 from adaecho.records.status import ENDED, Status
 from adaecho.records.table import end_of_sweep, summarize
 from adaecho.records.terminal import terminal_table
 from adaecho.search.axes import Axis
-from adaecho.search.design import Design, TrialId
+from adaecho.search.design import Arm, Design, TrialId
 from adaecho.search.state import Search, SweepState
 
 _DIGITS = 4  # of a position on an axis
@@ -27,9 +28,9 @@ def write_outcome(state: SweepState, console: Console) -> None:
         state.refresh()
         rows = trial_rows(state)
         arms = summarize(rows)
-        write_json(state.folder / "trials.json", rows)
-        write_json(state.folder / "outcome.json", arms)
-    export(state)
+        for name, records in (("trials.json", rows), ("outcome.json", arms)):
+            write_json(state.folder / name, records)
+    export(state.folder, state.design, rows)
     console.print()
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
     notes = [*unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
@@ -40,13 +41,14 @@ def write_outcome(state: SweepState, console: Console) -> None:
 def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
     """Draw the sweep beside its trials; where the figures are, or why there are none."""
     nothing_reached = all(row["to_target_fresh_examples"] is None for row in rows)
-    if nothing_reached and not without_target(rows):
+    if not rows or (nothing_reached and not without_target(rows)):
         return []
     try:
-        from adaecho.figures.tables import draw_sweep
+        from adaecho.figures.tables import draw_table
     except ImportError as error:
         return [f"no figure: {error}; {how_to_install('figures')}"]
-    return [f"figure: {path}" for path in draw_sweep(folder, rows, arms)]
+    paths = draw_table(rows, arms, best_curves(rows, folder), folder, "fig3", "png")
+    return [f"figure: {path}" for path in paths]
 
 
 def trial_rows(state: SweepState) -> list[Row]:
@@ -150,51 +152,51 @@ class _Journal:
         return self.lines[log_number_from:]
 
 
-def export(state: SweepState) -> None:
-    """Write the studies of a sweep, one per search named ``<arm>/<repeat>``, as its folders tell.
+def export(folder: Path, design: Design, rows: list[Row]) -> None:
+    """Write the studies of a sweep, one per search named ``<arm>/<repeat>``, as its rows tell.
 
     The objective is fresh examples to the target, infinite where it was missed; diverged and failed trials
     are Optuna's FAIL. A trial's number is its index, so one is exported after all before it. Whatever goes
     wrong is a warning.
     """
     try:
-        text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in _lines(state))
-        write_text(state.folder / JOURNAL, text, durable=False)
+        text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in _lines(design, rows))
+        write_text(folder / JOURNAL, text, durable=False)
     except Exception as error:  # of Optuna, of the disk: none of them matters to the sweep
-        warn(f"{state.folder / JOURNAL}: the Optuna study is not up to date: {error}")
+        warn(f"{folder / JOURNAL}: the Optuna study is not up to date: {error}")
 
 
-def _lines(state: SweepState) -> list[dict[str, Any]]:
+def _lines(design: Design, rows: list[Row]) -> list[dict[str, Any]]:
     import optuna
 
     journal, previous = _Journal(), optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    by_index = {(row["arm"], row["repeat"], row["index"]): row for row in rows if row["status"] in ENDED}
     try:
         storage = optuna.storages.JournalStorage(journal)  # type: ignore[arg-type]
-        for (arm, repeat), search in state.searches.items():
-            study = optuna.create_study(storage=storage, study_name=f"{arm}/{repeat}", direction="minimize")
-            for index in range(search.num_wanted()):
-                if search.status(index) not in ENDED:
+        for arm, repeat in design.searches():
+            study = optuna.create_study(
+                storage=storage, study_name=f"{arm.name}/{repeat}", direction="minimize"
+            )
+            for index in count():
+                if (row := by_index.get((arm.name, repeat, index))) is None:
                     break
-                study.add_trial(_trial(state, search, index))
+                study.add_trial(_trial(arm, row))
     finally:
         optuna.logging.set_verbosity(previous)
     return journal.lines
 
 
-def _trial(state: SweepState, search: Search, index: int) -> Any:
+def _trial(arm: Arm, row: Row) -> Any:
     import optuna
 
-    summary = search.summaries[index]
-    failed = summary["status"] in (Status.DIVERGED, Status.FAILED)
-    reached = summary.get("to_target")
-    value = reached["fresh_examples"] if reached else float("inf")
+    failed, value = row["status"] in (Status.DIVERGED, Status.FAILED), row["to_target_fresh_examples"]
     return optuna.trial.create_trial(
         state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
-        value=None if failed else value,
-        params=state.design.point(search.arm, search.repeat, index),
-        distributions={axis.key: _distribution(axis) for axis in search.arm.axes},
-        user_attrs={"status": summary["status"], "seed": summary.get("seed"), "to_target": reached},
+        value=None if failed else float("inf") if value is None else value,
+        params=row["hyperparameters"],
+        distributions={axis.key: _distribution(axis) for axis in arm.axes},
+        user_attrs={key: row[key] for key in ("status", "seed", *(f"to_target_{cost}" for cost in COSTS))},
     )
 
 

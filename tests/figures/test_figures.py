@@ -19,9 +19,10 @@ from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, figure, target_words
-from adaecho.figures.tables import describe, draw_sweep, draw_table
+from adaecho.figures.tables import describe, draw_table
 from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.table import summarize
+from adaecho.search.report import draw as draw_sweep
 
 CURVE = {
     "arm": "baseline",
@@ -548,7 +549,7 @@ def test_a_sweep_is_drawn_in_its_folder(tmp_path):
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
     names = ("fig3.png", "fig3_curves.png", "fig3_tuning.png")
-    assert draw_sweep(tmp_path, rows, summarize(rows)) == [tmp_path / name for name in names]
+    assert draw_sweep(tmp_path, rows, summarize(rows)) == [f"figure: {tmp_path / name}" for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     assert draw_sweep(tmp_path, [], []) == []
 

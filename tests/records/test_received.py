@@ -32,6 +32,7 @@ from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.test_labelled_images import make
+from tests.needs import first_form
 
 PAYLOAD = """
 import sys
@@ -75,7 +76,7 @@ def _with_records(folder: Path, theirs: dict[str, Any]) -> None:
     shutil.copy(sweep / "trials.json", folder / "foreign/x/foreign.payload")
 
 
-@pytest.mark.parametrize("kind", ["task", "callback"])
+@pytest.mark.parametrize("kind", first_form("task", also=["callback"]))
 def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: Compose, kind: str) -> None:
     config = compose_config("task=digits", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
     run_trial(config, foreign / "foreign/run")

@@ -14,7 +14,8 @@ from adaecho.records import tracking
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.faults.campaign import fingerprint
-from tests.records.wandb_server import FAULTS, Server, serving
+from tests.needs import first_form
+from tests.records.wandb_server import Server, serving
 from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
 from tests.test_secrets import PASSWORD, SECRETS, USER, holds_no_secret, served  # noqa: F401
 
@@ -49,7 +50,9 @@ def _wait_until_asked(server: Server) -> None:
     assert server.sent
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize(
+    "kind", first_form("answers", "hangs", also=["errors", "refuses", "drops", "nonsense"])
+)
 def test_a_run_is_the_same_whatever_the_server_does(
     compose_config: Compose,
     tmp_path: Path,
@@ -91,7 +94,7 @@ def test_nothing_that_is_sent_holds_a_secret(
     assert [secret for secret in SECRETS if secret.encode() in sent] == []
 
 
-@pytest.mark.parametrize("kind", ["user", "query"])
+@pytest.mark.parametrize("kind", first_form("query", also=["user"]))
 def test_what_the_url_of_the_server_holds_is_not_kept_or_shown(
     compose_config: Compose,
     tmp_path: Path,

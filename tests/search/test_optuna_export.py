@@ -10,7 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from adaecho.search.report import JOURNAL, export
+from adaecho.search.report import JOURNAL, export, trial_rows
 from adaecho.search.state import SweepState, read_design
 from tests.search.conftest import Command
 
@@ -30,6 +30,10 @@ def sweep(swept: Path, run_sweep: Command) -> Path:
 
 def _state(folder: Path) -> SweepState:
     return SweepState(read_design(folder), folder)
+
+
+def _export(state: SweepState) -> None:
+    export(state.folder, state.design, trial_rows(state))
 
 
 def _studies(folder: Path) -> dict[str, optuna.Study]:
@@ -62,7 +66,7 @@ def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
 
 
 def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
-    export(_state(sweep))
+    _export(_state(sweep))
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
     )
@@ -71,7 +75,7 @@ def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
 def test_removing_it_loses_nothing(sweep: Path) -> None:
     before = {name: study.trials for name, study in _studies(sweep).items()}
     (sweep / JOURNAL).unlink()
-    export(_state(sweep))
+    _export(_state(sweep))
     after = {name: study.trials for name, study in _studies(sweep).items()}
     assert {name: [(t.number, t.params, t.value) for t in trials] for name, trials in after.items()} == {
         name: [(t.number, t.params, t.value) for t in trials] for name, trials in before.items()
@@ -85,10 +89,10 @@ def test_a_trial_that_ended_otherwise_when_tried_again_is_exported_anew(sweep: P
     before = summary.read_text()
     summary.write_text(before.replace('"reached"', '"failed"'))
     (sweep / JOURNAL).unlink()
-    export(_state(sweep))
+    _export(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.FAIL
     summary.write_text(before)
-    export(_state(sweep))
+    _export(_state(sweep))
     assert _studies(sweep)["none/0"].trials[index].state == TrialState.COMPLETE
 
 
@@ -102,7 +106,7 @@ def test_a_damaged_journal_is_written_anew(sweep: Path, damage: str) -> None:
         "empty": b"",
     }
     journal.write_bytes(damaged[damage])
-    export(_state(sweep))
+    _export(_state(sweep))
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
         json.loads((sweep / "trials.json").read_text())
     )
@@ -113,16 +117,16 @@ def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:
     ours = [trial.params for trial in _studies(sweep)["none/0"].trials]
     other = _state(sweep)
     other.design = replace(other.design, seed=1, _cache={})
-    export(other)
+    _export(other)
     assert [trial.params for trial in _studies(sweep)["none/0"].trials] != ours
-    export(_state(sweep))
+    _export(_state(sweep))
     assert [trial.params for trial in _studies(sweep)["none/0"].trials] == ours
 
 
 def test_an_export_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (sweep / JOURNAL).rename(sweep / "elsewhere")
     (sweep / JOURNAL).mkdir()
-    export(_state(sweep))
+    _export(_state(sweep))
     assert "warning: " in capsys.readouterr().err
     (sweep / JOURNAL).rmdir()
     (sweep / "elsewhere").rename(sweep / JOURNAL)

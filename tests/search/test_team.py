@@ -18,6 +18,7 @@ from adaecho.search.state import read_refusal, record_design
 from adaecho.search.worker import Attempts, Worker
 from adaecho.training import trainer
 from tests.forks import FORKS
+from tests.needs import first_form
 from tests.ports import free_port
 from tests.search.conftest import BuildArms
 from tests.training.several_ranks import metrics, run_on, summary
@@ -102,7 +103,7 @@ def test_ranks_train_each_trial_as_torchrun_would(sweep: tuple[Design, Path]) ->
         assert metrics(folder) == metrics(alone)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", first_form(1, also=[0]))
 def test_a_rank_that_dies_ends_the_worker_and_the_next_one_goes_on(
     sweep: tuple[Design, Path], victim: int
 ) -> None:

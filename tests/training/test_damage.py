@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,29 @@ FOLDER = Path("run")
 RUN = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0", "precision=float32")
 LAST, PREVIOUS = FOLDER / "checkpoint/last.pt", FOLDER / "checkpoint/previous.pt"
 METRICS, CONFIG = FOLDER / "metrics.jsonl", FOLDER / "config.yaml"
+SUMMARY, ENVIRONMENT = FOLDER / "summary.json", FOLDER / "environment.json"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ``run`` ended at step 12 of 20, and ``undisturbed`` is the whole of it; trained once."""
+    return tmp_path_factory.mktemp("ended")
 
 
 @pytest.fixture
-def go_on(compose_config: Compose) -> Callable[[], str]:
-    """A run that ended at step 12 of 20 and can be continued; returns its status."""
-    run_trial(compose_config(*RUN, "max_steps=12"), FOLDER)
+def go_on(compose_config: Compose, ended: Path) -> Callable[[], str]:
+    """Continues the run; returns its status."""
+    for name, steps in (("run", 12), ("undisturbed", 20)):
+        if not (ended / name).exists():
+            run_trial(compose_config(*RUN, f"max_steps={steps}"), ended / name)
+    shutil.copytree(ended / "run", FOLDER)
     return lambda: str(run_trial(compose_config(*RUN, "max_steps=20"), FOLDER)["status"])
 
 
 @pytest.fixture
-def undisturbed(compose_config: Compose) -> list[dict[str, Any]]:
-    run_trial(compose_config(*RUN, "max_steps=20"), Path("undisturbed"))
-    return metrics(Path("undisturbed"))
+def undisturbed(go_on: Callable[[], str], ended: Path) -> list[dict[str, Any]]:
+    del go_on  # which trains it
+    return metrics(ended / "undisturbed")
 
 
 def _flip(path: Path) -> None:
@@ -44,84 +56,89 @@ def _zero(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [_flip, _zero, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"PK"), Path.unlink],
-    ids=["one bit", "a zeroed sector", "empty", "garbage", "gone"],
-)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+def _first_lines(number: int) -> None:
+    METRICS.write_bytes(b"".join(METRICS.read_bytes().splitlines(keepends=True)[:number]))
+
+
+def _unlink_both() -> None:
+    LAST.unlink()
+    PREVIOUS.unlink()
+
+
+def _damage_both() -> None:
+    _flip(LAST)
+    _zero(PREVIOUS)
+
+
+Faults = dict[str, tuple[Callable[[], object], str]]
+_WARNED = "(?s)last.pt: damaged.*continuing from previous.pt"
+# What is mended or not needed: the fault, and what is said of it.
+MENDED: Faults = {
+    "checkpoint, one bit": (lambda: _flip(LAST), _WARNED),
+    "checkpoint, a zeroed sector": (lambda: _zero(LAST), _WARNED),
+    "checkpoint, empty": (lambda: LAST.write_bytes(b""), _WARNED),
+    "checkpoint, garbage": (lambda: LAST.write_bytes(b"PK"), _WARNED),
+    "checkpoint, gone": (LAST.unlink, ""),
+    # The run ended with an evaluation and a checkpoint; the checkpoint before was written without it.
+    "metrics, without the last line": (lambda: _first_lines(-1), "continuing from previous.pt"),
+    "config, empty": (lambda: CONFIG.write_bytes(b""), ""),
+    "config, zeros": (lambda: CONFIG.write_bytes(bytes(700)), ""),
+    "summary, empty": (lambda: SUMMARY.write_bytes(b""), ""),
+    "summary, zeros": (lambda: SUMMARY.write_bytes(bytes(512)), ""),
+    "environment, empty": (lambda: ENVIRONMENT.write_bytes(b""), "environment.json is damaged"),
+    "environment, torn": (lambda: ENVIRONMENT.write_bytes(b"{"), "environment.json is damaged"),
+    "environment, no text": (lambda: ENVIRONMENT.write_bytes(b"\xff\xfe"), "environment.json is damaged"),
+    "environment, a list": (lambda: ENVIRONMENT.write_bytes(b"[1]"), "environment.json is damaged"),
+}
+REFUSED: Faults = {
+    "both checkpoints": (_damage_both, r"(?s)last\.pt: damaged.*previous\.pt: damaged.*fresh=true"),
+    "checkpoints, gone": (_unlink_both, "it is gone"),
+    "metrics, cut": (lambda: _first_lines(1), "(?s)1 lines, but.*fresh=true"),
+    "metrics, gone": (METRICS.unlink, "(?s)0 lines, but.*fresh=true"),
+    "config, no text": (lambda: CONFIG.write_bytes(b"\xff\xfe\x00"), r"config\.yaml: damaged"),
+    "config, torn": (lambda: CONFIG.write_bytes(b"a: ["), r"config\.yaml: damaged"),
+    "config, another shape": (lambda: CONFIG.write_bytes(b"data: 3\n"), r"config\.yaml: damaged"),
+    "config, a list": (lambda: CONFIG.write_bytes(b"- a\n"), r"config\.yaml: damaged"),
+}
+
+
+@pytest.mark.parametrize(("fault", "says"), MENDED.values(), ids=MENDED)
+def test_a_run_goes_on_as_if_nothing_had_been(
     go_on: Callable[[], str],
     undisturbed: list[dict[str, Any]],
-    damage: Callable[[Path], object],
+    fault: Callable[[], object],
+    says: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    damage(LAST)
-    was_there = LAST.exists()
+    fault()
     assert go_on() == "budget_spent"
     assert metrics(FOLDER) == undisturbed
     warned = capsys.readouterr().err
-    assert ("last.pt: damaged" in warned and "continuing from previous.pt" in warned) == was_there
-    assert LAST.with_name("last.pt.damaged").exists() == was_there, "set aside, not written over"
-
-
-def test_with_both_damaged_nothing_is_begun_or_lost(go_on: Callable[[], str]) -> None:
-    _flip(LAST)
-    _zero(PREVIOUS)
-    before = {path: path.read_bytes() for path in FOLDER.rglob("*.pt")} | {METRICS: METRICS.read_bytes()}
-    for _ in range(2):
-        with pytest.raises(FolderError, match=r"(?s)last\.pt: damaged.*previous\.pt: damaged.*fresh=true"):
-            go_on()
-    assert {path: path.read_bytes() for path in before} == before
-
-
-def test_checkpoints_that_are_gone_are_no_new_start(go_on: Callable[[], str]) -> None:
-    LAST.unlink()
-    PREVIOUS.unlink()
-    with pytest.raises(FolderError, match="it is gone"):
-        go_on()
-    assert metrics(FOLDER)
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda: METRICS.write_text(METRICS.read_text().partition("\n")[0] + "\n"), "1 lines, but"),
-        (lambda: METRICS.unlink(), "0 lines, but"),
-    ],
-    ids=["cut", "gone"],
-)
-def test_the_metrics_before_the_checkpoint_must_be_there(
-    go_on: Callable[[], str], damage: Callable[[], object], named: str
-) -> None:
-    damage()
-    with pytest.raises(FolderError, match=f"(?s){named}.*fresh=true"):
-        go_on()
-
-
-def test_metrics_that_lost_their_end_continue_from_the_checkpoint_that_fits(
-    go_on: Callable[[], str], undisturbed: list[dict[str, Any]]
-) -> None:
-    # The run ended with an evaluation and a checkpoint; the checkpoint before was written without it.
-    METRICS.write_bytes(b"".join(METRICS.read_bytes().splitlines(keepends=True)[:-1]))
-    assert go_on() == "budget_spent"
-    assert metrics(FOLDER) == undisturbed
-
-
-@pytest.mark.parametrize("blank", [b"", bytes(700)], ids=["empty", "zeros"])
-def test_an_empty_config_is_written_anew_where_the_checkpoint_is_this_runs(
-    go_on: Callable[[], str], undisturbed: list[dict[str, Any]], blank: bytes
-) -> None:
-    CONFIG.write_bytes(blank)
-    assert go_on() == "budget_spent"
-    assert metrics(FOLDER) == undisturbed
+    assert re.search(says, warned)
+    assert LAST.with_name("last.pt.damaged").exists() == ("continuing from previous" in warned)
     assert "variant: none" in CONFIG.read_text()
     assert not Path("run.old-1").exists()
+
+
+@pytest.mark.parametrize(("fault", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_continued_is_told_and_nothing_is_begun_or_lost(
+    go_on: Callable[[], str], fault: Callable[[], object], says: str
+) -> None:
+    fault()
+    kept = [path for path in FOLDER.rglob("*") if path.is_file() and path not in (SUMMARY, ENVIRONMENT)]
+    before = {path: path.read_bytes() for path in kept if path.name != "traceback.txt"}
+    for _ in range(2):
+        with pytest.raises(FolderError, match=says):
+            go_on()
+    assert {path: path.read_bytes() for path in before if path != CONFIG} == {
+        path: content for path, content in before.items() if path != CONFIG
+    }
 
 
 def test_an_empty_config_alone_is_a_new_run(compose_config: Compose) -> None:
     FOLDER.mkdir()
     CONFIG.touch()
-    (FOLDER / "environment.json").touch()
+    ENVIRONMENT.touch()
     assert run_trial(compose_config(*RUN, "max_steps=3"), FOLDER)["steps"] == 3
     assert not Path("run.old-1").exists()
 
@@ -138,24 +155,6 @@ def test_an_empty_config_without_a_fitting_checkpoint_moves_the_folder_aside(
     assert "run.old-1" in warned
     assert (Path("run.old-1") / "metrics.jsonl").read_bytes() == kept
     assert metrics(FOLDER) == undisturbed
-
-
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"\xff\xfe", b"[1]"], ids=["empty", "torn", "no text", "a list"]
-)
-def test_the_environment_is_not_needed_to_go_on(
-    go_on: Callable[[], str], undisturbed: list[dict[str, Any]], damage: bytes
-) -> None:
-    (FOLDER / "environment.json").write_bytes(damage)
-    assert go_on() == "budget_spent"
-    assert metrics(FOLDER) == undisturbed
-
-
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: [", b"data: 3\n", b"- a\n"])
-def test_a_config_that_is_no_config_gets_one_message(go_on: Callable[[], str], text: bytes) -> None:
-    CONFIG.write_bytes(text)
-    with pytest.raises(FolderError, match=r"config\.yaml: damaged"):
-        go_on()
 
 
 def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
@@ -199,14 +198,5 @@ def test_a_disk_that_refuses_to_cut_the_metrics_costs_no_checkpoint(
             go_on()
     assert LAST.read_bytes() == before
     assert not list(LAST.parent.glob("*.damaged"))
-    assert go_on() == "budget_spent"
-    assert metrics(FOLDER) == undisturbed
-
-
-@pytest.mark.parametrize("left", [b"", bytes(512)], ids=["empty", "zeros"])
-def test_an_empty_summary_is_no_end(
-    go_on: Callable[[], str], undisturbed: list[dict[str, Any]], left: bytes
-) -> None:
-    (FOLDER / "summary.json").write_bytes(left)
     assert go_on() == "budget_spent"
     assert metrics(FOLDER) == undisturbed

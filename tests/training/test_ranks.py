@@ -28,6 +28,7 @@ from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
+from tests.needs import first_form
 from tests.training.several_ranks import metrics, run_on, shown_by, summary
 
 pytestmark = pytest.mark.skipif(
@@ -136,7 +137,7 @@ TASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("echo", [*ECHOES, *TASKS])
+@pytest.mark.parametrize("echo", first_form(*["before", "boxes"], also=["none", "batch", "after", "text"]))
 def test_two_ranks_equal_one_process_fed_both_ranks_batches(
     compose_config: Compose, text: str, echo: str
 ) -> None:
@@ -160,6 +161,7 @@ def test_two_ranks_equal_one_process_fed_both_ranks_batches(
     assert summary("run")["fresh_examples"] >= lines[-1]["fresh_examples"]
 
 
+@pytest.mark.other_forms
 def test_four_ranks_equal_one_process_fed_their_batches(compose_config: Compose) -> None:
     """But for the order in which gradients of four are added up."""
     config = compose_config(*RUN, *ECHOES["before"], "max_steps=10")
@@ -263,14 +265,16 @@ def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> Non
 
 @pytest.mark.parametrize(
     "more",
-    [
+    first_form(
         ("echo=batch", "echo.factor=1.5"),
-        ("echo=example_before_augmentation", "echo.factor=1.5"),
-        (
-            "echo=none", "adascale=on", "adascale.num_gradients_to_accumulate=2",
-            "optimizer.zero_redundancy=true",
-        ),
-    ],
+        also=[
+            ("echo=example_before_augmentation", "echo.factor=1.5"),
+            (
+                "echo=none", "adascale=on", "adascale.num_gradients_to_accumulate=2",
+                "optimizer.zero_redundancy=true",
+            ),
+        ],
+    ),
     ids=["batch", "before", "adascale_zero"],
 )  # fmt: skip
 def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_been(
@@ -297,7 +301,7 @@ def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_b
     )
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", first_form(1, also=[0]))
 def test_an_error_of_one_rank_is_told_by_all(compose_config: Compose, victim: int) -> None:
     config = compose_config(*RUN, "echo=none")
     error = ValueError("shard 7 is torn")
@@ -345,7 +349,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: C
     assert summary("run")["status"] == "failed"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", first_form(1, also=[0]))
 def test_a_rank_whose_process_is_stopped_ends_the_run(compose_config: Compose, victim: int) -> None:
     config = compose_config(*RUN, "echo=none", "rank_timeout_s=12")
     ends = run_on(2, config, "run", functools.partial(_stands_still, victim=victim))
@@ -411,7 +415,7 @@ def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(compose_config:
         assert whole["accuracy"] == shares["accuracy"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", first_form(1, also=[0]))
 def test_a_signal_to_any_rank_ends_all_at_one_step(compose_config: Compose, victim: int) -> None:
     config = compose_config(*RUN, "echo=batch", "echo.factor=1.5")
     run_on(2, config, "whole")
@@ -490,6 +494,7 @@ def _different_ratios(rank: int) -> None:
     Timers.ratio = property(lambda _: 2.0 + 2 * rank)  # type: ignore[method-assign, assignment]
 
 
+@pytest.mark.other_forms
 @pytest.mark.parametrize(
     "task",
     [("task=digits_mlp",), SMALL_TEXT, ("task=scenes",)],

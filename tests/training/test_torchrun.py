@@ -84,6 +84,7 @@ def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> N
     assert metrics("run") == whole
 
 
+@pytest.mark.other_forms
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
     launcher = torchrun("run", PACED, gate="gate")
@@ -107,6 +108,7 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
     assert not re.search(r"\wWarning: ", errors)
 
 
+@pytest.mark.other_forms
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ctrl_c_twice_ends_all_ranks_with_a_checkpoint() -> None:
     """The ranks have sessions of their own: a terminal's signals reach the launcher, which passes one on."""
