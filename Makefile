@@ -34,6 +34,7 @@ test: $(VENV)/installed-dev ## the test suite, WORKERS tests at a time
 figures: $(VENV)/installed ## every figure from the committed records; no GPU, no network
 	$(BIN)/python -m experiments.evidence
 	$(BIN)/python -m experiments.evidence.claims_page
+	$(BIN)/python -m experiments.evidence.pages
 
 reproduce: $(VENV)/installed ## the next unfinished cells of the reproduction, BUDGET_S seconds at a time
 	$(BIN)/python scripts/reproduce.py --budget-s $(BUDGET_S) $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
@@ -56,8 +57,8 @@ clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else \
-	  f"adaecho needs Python 3.11 to 3.13 and $(PYTHON) is {v[0]}.{v[1]}; try: make PYTHON=python3.12 quickstart")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 14) else \
+	  f"adaecho needs Python 3.11 to 3.14 and $(PYTHON) is {v[0]}.{v[1]}; try: make PYTHON=python3.12 quickstart")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python

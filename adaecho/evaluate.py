@@ -27,8 +27,7 @@ from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
-from adaecho.training.device import choose_device, choose_precision
-from adaecho.training.measure import measure, place
+from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from adaecho.config import scale, schema
-from adaecho.config.identity import BUDGETS
+from adaecho.config.identity import BUDGETS, flat
 from adaecho.config.launched import importing, launched_rank, launched_ranks, local_rank
 from adaecho.errors import ConfigError, UserError, fail, say, told, warn
 from adaecho.records.status import Status
+from adaecho.records.tracking import exported
 
 _PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -57,16 +59,20 @@ def _run(composed: DictConfig) -> None:
         from adaecho.training.device import choose_device
         from adaecho.training.display import Display
         from adaecho.training.trial import run_trial
-    with joined(choose_device(config), config.rank_timeout_s) as ranks:
+    with ExitStack() as mirror, joined(choose_device(config), config.rank_timeout_s) as ranks:
         if ranks.is_first:
-            say(f"{folder}: {_headline(config)}{_of(ranks.world_size)}")
+            of_ranks = "" if ranks.is_alone else f", {ranks.world_size} ranks"
+            say(f"{folder}: {_headline(config)}{of_ranks}")
         display = Display(config) if ranks.is_first else None
         overrides = list(hydra_config.overrides.task)
-        summary = run_trial(config, folder, overrides, display=display, ranks=ranks)
-    if launched_rank() == 0:
-        for name, path in summary.get("model", {}).items():
-            say(f"{name} weights: {folder / path}")
-        say(_outcome(summary))
+        summary = run_trial(
+            config, folder, overrides, display=display, ranks=ranks,
+            begun=lambda: mirror.enter_context(exported(config.tracking, folder)),
+        )  # fmt: skip
+        if ranks.is_first:
+            for name, path in summary.get("model", {}).items():
+                say(f"{name} weights: {folder / path}")
+            say(_outcome(summary))
     if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
             print("the same command continues", file=sys.stderr)
@@ -157,7 +163,7 @@ def explain(error: BaseException, *more_keys: str) -> str:
         if message and message not in messages:
             messages.append(message)
         cause = cause.__cause__ or cause.__context__
-    return "\n".join(messages + _did_you_mean(messages, more_keys))
+    return "\n".join(messages + _did_you_mean(messages[0], more_keys))
 
 
 def _missing(text: str) -> str:
@@ -166,23 +172,13 @@ def _missing(text: str) -> str:
     return f"{key} has no value: drop the ~ that deleted it, or give one; `--cfg job` prints what there is"
 
 
-def _did_you_mean(messages: list[str], more_keys: tuple[str, ...]) -> list[str]:
-    first = messages[0] if messages else ""
-    if "Could not override" not in first:
+def _did_you_mean(message: str, more_keys: tuple[str, ...]) -> list[str]:
+    if "Could not override" not in message:
         return []
-    typed = first.split("'")[1]
-    keys = [*more_keys, *_keys(OmegaConf.structured(schema.Config))]
-    near = difflib.get_close_matches(typed, keys, n=3)
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(schema.Config))
+    keys = [*more_keys, *plain, *(key for key, _ in flat(plain))]
+    near = difflib.get_close_matches(message.split("'")[1], keys, n=3)
     return [f"Did you mean {' or '.join(near)}?"] if near else []
-
-
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for key in node:
-        keys.append(f"{prefix}{key}")
-        if not OmegaConf.is_missing(node, key) and OmegaConf.is_dict(node[key]):
-            keys += _keys(node[key], f"{prefix}{key}.")
-    return keys
 
 
 def _headline(config: schema.Config) -> str:
@@ -192,10 +188,6 @@ def _headline(config: schema.Config) -> str:
         if config.target.in_a_row > 1:
             goal += f" in {config.target.in_a_row} evaluations in a row"
     return f"{config.task.name}, echo={config.echo.variant} factor={config.echo.factor}, {goal}"
-
-
-def _of(ranks: int) -> str:
-    return "" if ranks == 1 else f", {ranks} ranks"
 
 
 def _outcome(summary: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from adaecho import headroom
 class Headroom(lightning.Callback):
     """Prints at the end how long steps waited for their batches."""
 
-    def on_train_start(self, *_: Any) -> None:
-        self.seen = headroom.Watch()
+    def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        self.seen = headroom.Watch(trainer.train_dataloader)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.seen.begin_step()

@@ -13,8 +13,8 @@ from adaecho import headroom
 class Headroom(transformers.TrainerCallback):
     """Prints at the end how long steps waited for their batches."""
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.seen = headroom.Watch()
+    def on_train_begin(self, *_: Any, **given: Any) -> None:
+        self.seen = headroom.Watch(given["train_dataloader"])
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.seen.begin_step()

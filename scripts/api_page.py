@@ -12,7 +12,7 @@ _HEAD = """# Public names
 <!-- Made by scripts/api_page.py from the docstrings; a test holds it current. -->
 
 What other programs may import. `help(name)` tells the rest: arguments, shapes, units, errors. Every other
-module may change without notice. Commands are in [README](../README.md), [Sweeps](sweeps.md) and
+module may change without notice. Commands are in [README](../README.md), [Sweeps](sweeps-and-devices.md) and
 [Config keys](configuration.md).
 
 | name | import it from | what it is |

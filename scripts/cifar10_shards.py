@@ -13,10 +13,11 @@ from pathlib import Path
 import cv2
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays, hold_out
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import told
 from adaecho.records.files import folder_errors
+from adaecho.tasks.cifar10 import decode
 
 
 def write_shards(
@@ -35,7 +36,7 @@ def write_shards(
     """
     stored = cifar10.find(data)
     train, validation = hold_out(
-        stored.read("train", SkippedExamples(0)), validation_examples, seed=split_seed
+        stored.read("train", decode, SkippedExamples(0)), validation_examples, seed=split_seed
     )
     into.mkdir(parents=True, exist_ok=True)
     files = []
@@ -44,7 +45,7 @@ def write_shards(
         files.append(_write(into / f"train-{number:02}.tar", part, begin))
     files.append(_write(into / "validation.tar", validation))
     if stored.has_test:
-        files.append(_write(into / "test.tar", stored.read("test", SkippedExamples(0))))
+        files.append(_write(into / "test.tar", stored.read("test", decode, SkippedExamples(0))))
     return files
 
 

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from adaecho.errors import UserError, told
 from adaecho.records.collect import collect_sweep
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.state import SweepState, read_design
 
 
 @dataclass(frozen=True)

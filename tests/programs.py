@@ -29,6 +29,13 @@ PYTHON = {
 }
 TRAINERS = ("accelerate", "grain", "lightning", "transformers", "webdataset")
 ALSO_IMPORTED = ("adaecho.echo.loader", "adaecho.headroom", "torch._dynamo", "torchvision.transforms.v2")
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(heading: str) -> list[tuple[str, str, str]]:
+    """The blocks of a section of docs/your-own.md: language, file's name or nothing, text."""
+    (section,) = (part for part in DOCS["your-own.md"].split("\n## ") if part.startswith(f"{heading}\n"))
+    return BLOCK.findall(section)
 
 
 def imported(code: str) -> list[str]:

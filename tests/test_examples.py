@@ -1,7 +1,11 @@
 """Every program in examples/ prints what it is to show, and what docs/ prints of trainers runs."""
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 from tests import programs
@@ -16,6 +20,7 @@ SAYS = {
     "detection": "40 images read, 80 trained on",
     "headroom_lightning": "of the time was lost to waiting",
     "headroom_transformers": "of the time was lost to waiting",
+    "transformers_loop": "16 steps, 128 examples read",
     "lightning_loop": "32 steps from 512 examples read",
     "ddp_loop": "rank 1: 8 steps an epoch, 256 examples, 2 epochs",
 }
@@ -57,3 +62,17 @@ def test_an_example_or_a_block_of_a_trainer_runs(name: str, request: pytest.Fixt
     status, text = request.getfixturevalue("said")[name]
     assert status == 0, text
     assert SAYS.get(name, "") in text
+
+
+@pytest.mark.timeout(300)
+def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of its kernel, which may have no other way here
+    book = nbformat.read(ROOT / "examples" / "headroom.ipynb", as_version=4)
+    assert len(book.cells) == 10
+    assert not any(cell.get("outputs") for cell in book.cells), "numbers of one machine"
+    nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = "".join(one.get("text", "") for cell in book.cells for one in cell.get("outputs", []))
+    assert "of the time was lost to waiting" in said
+    assert "1280 examples read in" in said
+    losses = [float(one) for one in re.findall(r"loss ([\d.]+) without echoing, ([\d.]+) with", said)[0]]
+    assert losses[1] < losses[0]

@@ -141,3 +141,27 @@ def test_the_version_is_the_same_everywhere(built: Path) -> None:
     version = wheel.name.split("-")[1]
     assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
     assert re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+
+
+def test_the_long_description_leads_out_of_the_index(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [one for one in opened.namelist() if one.endswith("METADATA")]
+        text = opened.read(name).decode()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert (
+        "https://raw.githubusercontent.com/OWNER/adaecho/main/results/figures/quickstart_digits.png" in links
+    )
+
+
+def test_workflows_name_actions_by_digest() -> None:
+    used = [
+        line.strip()
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 10
+    assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40}  # v[\d.]+$", line)] == []

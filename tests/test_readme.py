@@ -67,8 +67,8 @@ def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
 
 
 def test_the_readme_is_short_and_begins_with_code_to_copy() -> None:
-    assert len(README.split()) <= 1300
-    assert "EchoLoader(" in "\n".join(README.splitlines()[:60])
+    assert len(README.split()) <= 900
+    assert "EchoLoader(" in "\n".join(README.splitlines()[:45])
 
 
 def test_targets_of_make_exist() -> None:

@@ -18,6 +18,7 @@ from adaecho.config.identity import run_id
 from adaecho.config.schema import from_plain, to_plain
 from adaecho.errors import ConfigError, UserError, fail, with_notes
 from adaecho.records.folder import RunFolder
+from adaecho.records.tracking import exported
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
@@ -75,19 +76,17 @@ def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run, tracked = tmp_path / "run", "tracking=wandb_offline"
-    run_trial(compose_config(*TINY, *served, "max_fresh_examples=12", tracked), run, served)
+    with exported(compose_config(tracked).tracking, run):
+        run_trial(compose_config(*TINY, *served, "max_fresh_examples=12"), run, served)
     config = RunFolder(run).read_config()
     assert config is not None
     assert config["data"]["path"].startswith("http://***@127.0.0.1:")
     assert config["data"]["path"].endswith("/train-{00..03}.tar?***")
     renewed = [one.replace("X-Amz", "X-Amz-Date=1&X-Amz") for one in served]
-    assert run_trial(compose_config(*TINY, *renewed, tracked), run, renewed)["fresh_examples"] == 24
+    assert run_trial(compose_config(*TINY, *renewed), run, renewed)["fresh_examples"] == 24
     wrong = [one.replace(PASSWORD, f"{PASSWORD}2") for one in served]
     with pytest.raises(UserError, match=r"http://\*\*\*@.*403"):
-        run_trial(compose_config(*TINY, *wrong, "max_fresh_examples=36", tracked), run, wrong)
-    from adaecho.records import tracking
-
-    tracking.finish()
+        run_trial(compose_config(*TINY, *wrong, "max_fresh_examples=36"), run, wrong)
     assert list(run.glob("wandb/offline-run-*/*.wandb"))
     assert "403" in (run / "traceback.txt").read_text()
     said = capfd.readouterr()

@@ -34,3 +34,15 @@ def finite_at_least(key: str, value: float, least: float) -> None:
     """Raises ConfigError where a number is too small, infinite or none."""
     if not (math.isfinite(value) and value >= least):
         raise ConfigError(f"{key}={value}: must be a finite number, at least {least}")
+
+
+def check_depth(depth: int) -> int:
+    """Blocks per stage n of a ResNet for CIFAR, which has 6n + 2 layers.
+
+    Raises:
+        ConfigError: there is no net of that depth.
+    """
+    blocks_per_stage, rest = divmod(depth - 2, 6)
+    if rest or blocks_per_stage < 1:
+        raise ConfigError(f"depth={depth}: these nets have 6n + 2 layers; choose 8, 14, 20, 26, 32, 44 or 56")
+    return blocks_per_stage

@@ -10,8 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from adaecho.config.size import Size
-from adaecho.config.tasks import TaskConfig, our_options
+from adaecho.config.tasks import Size, TaskConfig, our_options
 from adaecho.errors import ConfigError
 
 _LARGEST_BATCH = 64

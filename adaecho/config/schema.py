@@ -17,9 +17,8 @@ from adaecho.config import scale
 from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
 from adaecho.config.identity import BUDGETS, run_id
 from adaecho.config.launched import launched_ranks
-from adaecho.config.named import callback_path, names_in
 from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
-from adaecho.config.tasks import check_options
+from adaecho.config.tasks import callback_path, check_options, names_in
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
 from adaecho.masking import know, whole
@@ -143,7 +142,7 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/callbacks.md
+    # modules that are told of each evaluation and of the end, e.g. [my_callbacks]; docs/your-own.md
     callbacks: list[str] = field(default_factory=list)
     seed: int = 0  # of weights, order, echo and augmentation
     batch_size: int = MISSING  # examples of a step

@@ -1,4 +1,4 @@
-"""Tasks are found by name: ours by that of their options, others by an entry point's or a module's path.
+"""Tasks and callbacks are found by name: ours, an installed entry point's, or the path of a module.
 
 A module's path counts only where the user has typed it: importing runs its code, and records may be
 anyone's.
@@ -11,18 +11,46 @@ import importlib
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from importlib import metadata
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from adaecho.config.named import module_path
-from adaecho.config.size import Size
 from adaecho.errors import ConfigError
 
+_MOST_HELD_OUT = 1_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to train on.
+
+    Attributes:
+        examples: in the training files.
+        units: what ``data.validation_examples`` holds out of: the examples themselves, or documents of them.
+        has_validation: whether there is a validation split beside them.
+        name: of the examples.
+    """
+
+    examples: int
+    units: int
+    has_validation: bool
+    name: str = "images"
+
+    @property
+    def held_out(self) -> int | None:
+        """Units to hold out: a fifth, at most 1,000; None where there is a validation split."""
+        return None if self.has_validation else max(1, min(self.units // 5, _MOST_HELD_OUT))
+
+    @property
+    def training(self) -> int:
+        """Examples that are left, in proportion."""
+        return max(1, self.examples - self.examples * (self.held_out or 0) // self.units)
+
+
 ENTRY_POINTS = "adaecho.tasks"
-_OURS = "adaecho.tasks"
 
 
 @dataclass
@@ -68,13 +96,8 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
     module = _import(name, typed)
     if module is None:
         neither = f"is none of {', '.join(task_names())}, no entry point of the group {ENTRY_POINTS}"
-        if name in typed:
-            raise ConfigError(f"task.name={name}: {neither}, and no module that can be imported from here")
-        raise ConfigError(
-            f"task.name={name}: {neither}; a record can name no other, as the code of whoever wrote it would "
-            f"run. If that module is yours, name it in the command: --task {name} (of adaecho.evaluate: "
-            f"task.name={name})"
-        )
+        flag = f"--task {name} (of adaecho.evaluate: task.name={name})"
+        raise _not_found(f"task.name={name}: {neither}", name in typed, flag)
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
     return module
@@ -82,7 +105,7 @@ def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
 
 def _import(name: str, typed: Collection[str]) -> ModuleType | None:
     if name in our_options():
-        return importlib.import_module(f"{_OURS}.{our_options()[name].module or name}")
+        return importlib.import_module(f"{ENTRY_POINTS}.{our_options()[name].module or name}")
     path = module_path(name, ENTRY_POINTS, typed)
     return None if path is None else importlib.import_module(path)
 
@@ -114,7 +137,7 @@ def added_options(name: str) -> dict[str, Any]:
 
 def our_options() -> dict[str, type[TaskConfig]]:
     """The options of this package's tasks, by name; no torch is imported."""
-    options: dict[str, type[TaskConfig]] = importlib.import_module(f"{_OURS}.options").OPTIONS
+    options: dict[str, type[TaskConfig]] = importlib.import_module(f"{ENTRY_POINTS}.options").OPTIONS
     return options
 
 
@@ -140,3 +163,58 @@ def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskCon
         raise ConfigError(f"task.{error.full_key or '*'}: {reason}") from error
     assert isinstance(checked, TaskConfig)
     return checked
+
+
+# A callback's module has a function ``build(config, folder)``; see ``adaecho.training.callbacks``.
+_CALLBACKS = "adaecho.callbacks"  # the group of entry points
+
+
+def module_path(name: str, group: str, typed: Collection[str]) -> str | None:
+    """The dotted path of the module that a name means; None where there is none, or a record may not name it.
+
+    Args:
+        name: of an entry point, or one of ``typed``.
+        group: of entry points.
+        typed: the names that the user has typed: any of them may be a module's own path.
+    """
+    for point in metadata.entry_points(group=group, name=name):
+        return point.value
+    if name not in typed:
+        return None
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
+        return None
+    return None if found is None else name
+
+
+def callback_path(name: str, typed: Collection[str] = ()) -> str:
+    """The dotted path of a callback's module, which is not imported.
+
+    Args:
+        name: of an entry point in the group ``adaecho.callbacks``, or one of ``typed``.
+        typed: see ``module_path``.
+
+    Raises:
+        ConfigError: there is none, or it was not typed.
+    """
+    path = module_path(name, _CALLBACKS, typed)
+    if path is None:
+        what = f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}"
+        raise _not_found(what, name in typed, f"--callback {name}")
+    return path
+
+
+def _not_found(what: str, is_typed: bool, flag: str) -> ConfigError:
+    if is_typed:
+        return ConfigError(f"{what}, and no module that can be imported from here")
+    return ConfigError(
+        f"{what}; a record can name no other, as the code of whoever wrote it would run. If that module is "
+        f"yours, name it in the command: {flag}"
+    )
+
+
+def names_in(config: dict[str, Any]) -> list[str]:
+    """What a plain config names that may be a module of somebody's own: its task and its callbacks."""
+    task = config.get("task")
+    return [*([str(task.get("name"))] if isinstance(task, dict) else []), *config.get("callbacks", ())]

@@ -1,21 +1,27 @@
-"""CIFAR-10 in the three forms people have it: parquet in the hub's schema, the original pickles, the hub."""
+"""CIFAR-10 as people have it: parquet in the hub's schema, the hub, the original pickles, tar shards.
+
+An example of a shard is ``<key>.png`` (or another encoding) and ``<key>.cls`` with its label, as in
+WebDataset; ``scripts/cifar10_shards.py`` writes such shards.
+"""
 
 import os
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
-from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import Arrays as Images
+from adaecho.datasets.storage import SkippedExamples, shard_errors
 from adaecho.errors import DataError
-from adaecho.transforms.photographs import decode_image
+from adaecho.masking import masked
+from adaecho.shards import TarShards
 
 SIDE = 32
 NUM_CLASSES = 10
@@ -24,6 +30,8 @@ _COLUMNS = ("img", "label")
 _NEEDED = "img (a struct with a field bytes) and label (an integer)"
 
 Part = Literal["train", "test"]
+Decode = Callable[[dict[str, Any]], dict[str, Any]]
+"""From an encoded ``image`` and a ``label`` (or a shard's files) to both as they are used."""
 _PICKLES: dict[Part, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
     "test": ("test_batch",),
@@ -33,8 +41,8 @@ _PICKLES: dict[Part, tuple[str, ...]] = {
 def find(path: str | None) -> "ParquetFolder | HubDataset | PickleFolder":
     """The storage that ``data.path`` names; nothing but its existence is known before ``read``.
 
-    ``read(part, bad)`` gives all usable examples of one part in stored order. It raises DataError where files
-    are unreadable, of another schema, or hold more bad examples than allowed.
+    ``read(part, decode, bad)`` gives all usable examples of one part in stored order. It raises DataError
+    where files are unreadable, of another schema, or hold more bad examples than allowed.
 
     Args:
         path: a folder with ``train-*.parquet`` and ``test-*.parquet``, or with the original ``data_batch_1``
@@ -83,9 +91,15 @@ class ParquetFolder:
     def files(self) -> list[Path]:
         return [file for part in _PICKLES for file in self.folder.glob(f"{part}-*.parquet")]
 
-    def read(self, part: Part, bad: SkippedExamples) -> Images:
-        files = sorted(self.folder.glob(f"{part}-*.parquet"))
-        return _concatenate([_decode_table(_read_parquet(file), str(file), bad) for file in files])
+    def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
+        from pyarrow import parquet
+
+        rows: list[tuple[str, dict[str, Any]]] = []
+        for file in sorted(self.folder.glob(f"{part}-*.parquet")):
+            _check_schema(read_schema(file), str(file))
+            with readable(file):
+                rows += _rows(parquet.read_table(file, columns=list(_COLUMNS)), str(file))
+        return _decoded(rows, decode, bad)
 
 
 @dataclass(frozen=True)
@@ -98,9 +112,10 @@ class HubDataset:
     def files(self) -> list[Path]:
         return hub.files_of(hub.load(self.name, split="train"))
 
-    def read(self, part: Part, bad: SkippedExamples) -> Images:
-        stored = hub.load(self.name, split=part)
-        return _decode_table(stored.data.table, f"{self.name} ({part})", bad)
+    def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
+        table = hub.load(self.name, split=part).data.table
+        _check_schema(table.schema, self.name)
+        return _decoded(_rows(table, f"{self.name} ({part})"), decode, bad)
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,7 @@ class PickleFolder:
         names = (name for part in _PICKLES.values() for name in part)
         return [self.folder / name for name in names if (self.folder / name).exists()]
 
-    def read(self, part: Part, _: SkippedExamples) -> Images:
+    def read(self, part: Part, _: Decode, __: SkippedExamples) -> Images:
         from torchvision.datasets import CIFAR10
 
         where = self.folder.resolve()
@@ -131,14 +146,6 @@ class PickleFolder:
             ) from error
         labels = np.array(stored.targets, dtype=np.int64)
         return {"image": np.ascontiguousarray(stored.data), "label": labels}
-
-
-def _read_parquet(file: Path) -> Any:
-    from pyarrow import parquet
-
-    _check_schema(read_schema(file), str(file))
-    with readable(file):
-        return parquet.read_table(file, columns=list(_COLUMNS))
 
 
 def _check_schema(schema: Any, origin: str) -> None:
@@ -158,66 +165,105 @@ def _check_schema(schema: Any, origin: str) -> None:
         raise DataError(f"{origin}: needs the columns {_NEEDED}, and has {describe(schema)}")
 
 
-def _decode_table(table: Any, origin: str, bad: SkippedExamples) -> Images:
+def _rows(table: Any, origin: str) -> list[tuple[str, dict[str, Any]]]:
+    """Encoded examples, each with what to call it in a message."""
     from pyarrow import compute
 
-    _check_schema(table.schema, origin)
     encoded = compute.struct_field(table.column("img"), "bytes").to_pylist()
-    images, reasons = _decode_images(encoded)
-    return _keep_good(images, whole_numbers(table.column("label"), origin), reasons, origin, bad)
+    labels = whole_numbers(table.column("label"), origin).tolist()
+    return [
+        (f"{origin}, row {row}", {"image": image, "label": label})
+        for row, (image, label) in enumerate(zip(encoded, labels, strict=True))
+    ]
 
 
-def _keep_good(
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
-    reasons: dict[int, str],
-    origin: str,
-    bad: SkippedExamples,
-) -> Images:
-    """All but the rows that have a reason, or a label that can't be."""
-    for row in np.flatnonzero((labels < 0) | (labels >= NUM_CLASSES)).tolist():
-        reasons.setdefault(row, f"label {labels[row]} is not one of 0 to {NUM_CLASSES - 1}")
-    for row in sorted(reasons):
-        bad.add(f"{origin}, row {row}", reasons[row])
-    keep = np.ones(len(labels), bool)
-    keep[list(reasons)] = False
-    return {"image": images[keep], "label": labels[keep]}
+def _decoded(rows: list[tuple[str, dict[str, Any]]], decode: Decode, bad: SkippedExamples) -> Images:
+    """All usable examples, decoded on all cores: OpenCV releases the GIL."""
 
+    def tried(example: dict[str, Any]) -> dict[str, Any] | str:
+        try:
+            return decode(example)
+        except ValueError as error:
+            return str(error).strip()
 
-def _concatenate(parts: list[Images]) -> Images:
-    return {name: np.concatenate([part[name] for part in parts]) for name in ("image", "label")}
-
-
-def _decode_images(encoded: list[bytes | None]) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Decode RGB images on all cores; OpenCV releases the GIL.
-
-    Args:
-        encoded: PNG, WebP, JPEG, ...; None where a row has no bytes.
-
-    Returns:
-        uint8 [len(encoded), 32, 32, 3], and the reasons of those that can't be used, by their numbers; their
-        pixels are undefined.
-    """
-    images = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
-
-    def why_bad(begin: int) -> dict[int, str]:
-        reasons = {}
-        for row in range(begin, min(begin + _CHUNK, len(encoded))):
-            try:
-                images[row] = _decode(encoded[row])
-            except ValueError as error:
-                reasons[row] = str(error).strip()
-        return reasons
+    def some(begin: int) -> list[dict[str, Any] | str]:
+        return [tried(example) for _, example in rows[begin : begin + _CHUNK]]
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        chunks = list(threads.map(why_bad, range(0, len(encoded), _CHUNK)))
-    return images, {row: reason for chunk in chunks for row, reason in chunk.items()}
+        found = [one for chunk in threads.map(some, range(0, len(rows), _CHUNK)) for one in chunk]
+    usable = []
+    for (origin, _), one in zip(rows, found, strict=True):
+        if isinstance(one, str):
+            bad.add(origin, one)
+        else:
+            usable.append(one)
+    if not usable:
+        return {"image": np.empty((0, SIDE, SIDE, 3), np.uint8), "label": np.empty(0, np.int64)}
+    return {name: np.stack([example[name] for example in usable]) for name in ("image", "label")}
 
 
-def _decode(encoded: bytes | None) -> NDArray[np.uint8]:
-    # Unlike Pillow, OpenCV checks PNG checksums to the end; both give the same pixels for whole images.
-    image = decode_image(encoded)
-    if image.shape[:2] != (SIDE, SIDE):
-        height, width = image.shape[:2]
-        raise ValueError(f"the image has {height}x{width} pixels, {SIDE}x{SIDE} are needed")
-    return image
+@dataclass(frozen=True)
+class Cifar10Shards:
+    """Where the parts lie.
+
+    Attributes:
+        train: streamed anew for each pass.
+        validation: read into memory.
+        test: None where there is none.
+    """
+
+    train: TarShards
+    validation: TarShards
+    test: TarShards | None
+
+
+def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -> Cifar10Shards | None:
+    """The shards that ``data.path`` names; None where it names no shards.
+
+    Args:
+        path: a folder with ``train*.tar``, ``val*.tar`` and perhaps ``test*.tar``; or the training
+            shards themselves, by path, url or pattern (see ``TarShards``).
+        validation_shards: the validation shards; None: those of the folder.
+        seed: of the order of the training shards, another one in each pass.
+
+    Raises:
+        DataError: there are training shards and no validation shards.
+    """
+    if path is None:
+        return None
+    folder = Path(path).expanduser()
+    named = ".tar" in path.partition("?")[0].rpartition("/")[2]
+    if not named and not list(folder.glob("train*.tar")):
+        return None
+    in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}
+    validation = [validation_shards] if validation_shards is not None else in_folder["val"]
+    if not validation:
+        raise DataError(
+            f"data.path={path}: shards are streamed, so none of them can be held out; name the validation "
+            "shards with task.validation_shards="
+        )
+    return Cifar10Shards(
+        train=_shards([path] if named else in_folder["train"], seed),
+        validation=_shards(validation),
+        test=_shards(in_folder["test"]) if in_folder["test"] else None,
+    )
+
+
+def _shards(urls: list[str], seed: int | None = None) -> TarShards:
+    with shard_errors():  # one after another: they were shuffled as they were written, and records say so
+        return TarShards(urls, order="stored" if seed is None else "shards", seed=seed or 0, open_shards=1)
+
+
+def read_shards(shards: TarShards, decode: Decode, bad: SkippedExamples) -> Images:
+    """All usable examples in stored order: ``image`` uint8 [N, H, W, 3], ``label`` int64 [N].
+
+    Raises:
+        DataError: a damaged archive, no examples, or more bad ones than allowed.
+    """
+    name = masked(", ".join(shards.urls))
+    with shard_errors(), closing(iter(shards)) as examples:
+        rows = [(f"example {number} of {name}", example) for number, example in enumerate(examples)]
+    found = _decoded(rows, decode, bad)
+    if not len(found["label"]):
+        raise DataError(f"{name}: the tar shards hold no usable examples")
+    return found

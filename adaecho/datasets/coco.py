@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 
 Part = Literal["train", "val"]

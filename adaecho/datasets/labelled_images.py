@@ -1,12 +1,12 @@
-"""Encoded images with a class: parquet in the hub's schema, a folder for each class, or tar shards.
+"""Encoded images: parquet in the hub's schema, a folder for each class, or tar shards; or without classes.
 
-All are map-style sources that give the bytes of an image and its label; task imagenet decodes them.
+Those with a class are map-style sources of the bytes of an image and its label; task imagenet decodes them.
 ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,75 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.image_files import IMAGE_ENDINGS, ImageFiles
 from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
 from adaecho.datasets.split import Rows
 from adaecho.datasets.storage import shard_errors
 from adaecho.errors import DataError, warn
 from adaecho.shards import IndexedTarShards
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_ROWS = 64  # read from parquet at once
+
+
+class ImageFiles:
+    """Map-style: the bytes of each file, as ``image``."""
+
+    thread_safe = True
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"image": self.files[row].read_bytes()}
+
+    def origin(self, row: int) -> str:
+        """What to call an image in a message."""
+        return str(self.files[row])
+
+
+class ImageTables:
+    """Iterable: the bytes in the column ``image`` of parquet files, in stored order."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from pyarrow import parquet
+
+        for file in self.files:
+            with parquet.ParquetFile(file) as table:
+                for rows in table.iter_batches(batch_size=_ROWS, columns=["image"]):
+                    for image in rows.column(0).to_pylist():
+                        yield {"image": image["bytes"] if isinstance(image, dict) else image}
+
+
+def find_images(path: str) -> ImageFiles | ImageTables:
+    """The images under a path.
+
+    Args:
+        path: a folder, searched through with all folders inside it, or one file.
+
+    Raises:
+        DataError: there are none, or a parquet file has no image column.
+    """
+    top = Path(path).expanduser()
+    if not top.exists():
+        raise DataError(f"images={path}: there is no such file or folder")
+    found = sorted(top.rglob("*")) if top.is_dir() else [top]
+    images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
+    if images:
+        return ImageFiles(images)
+    tables = [file for file in found if file.suffix == ".parquet"]
+    if not tables:
+        raise DataError(f"images={path}: holds neither images ({', '.join(IMAGE_ENDINGS)}) nor parquet files")
+    for file in tables:
+        if "image" not in (names := read_schema(file).names):
+            raise DataError(f"{file}: needs a column 'image', and has {', '.join(names)}")
+    return ImageTables(tables)
+
 
 Part = Literal["train", "validation"]
 

@@ -78,6 +78,15 @@ def hold_out_rows(
     return rows[:-num_validation], rows[-num_validation:]
 
 
+def refuse_number(number: int | None, path: str) -> None:
+    """Raises ConfigError where it is said how many to hold out of data that has a validation split."""
+    if number is not None:
+        raise ConfigError(
+            f"data.validation_examples={number}: {path} has a validation split of its own; leave it null "
+            "(evaluate.max_examples takes a part of it)"
+        )
+
+
 def first_of(examples: Arrays, number: int | None) -> Arrays:
     """The first ``number`` examples (None: all), for a smaller training set.
 

@@ -1,9 +1,10 @@
-"""Storage that fails while a command works with its data is the user's to mend, in every command alike."""
+"""What data may do to a command: storage that fails, which is the user's to mend, and examples to skip."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adaecho.errors import DataError, with_notes
+from adaecho.errors import DataError, warn, with_notes
+from adaecho.masking import presentable
 from adaecho.shards import ArchiveError, TransferError
 
 _REMEDY = "once that is mended, run the same command again: a run continues where it was"
@@ -33,3 +34,46 @@ def storage_errors() -> Iterator[None]:
         if error.filename is None:  # no file's
             raise
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
+
+
+class SkippedExamples:
+    """Examples that can't be used: skipped and listed within a budget, an error beyond it.
+
+    Args:
+        budget: ``data.max_bad_examples``.
+        at_once: say each as it is met, as of a stream; else all of them at ``report``.
+    """
+
+    def __init__(self, budget: int, *, at_once: bool = False) -> None:
+        self._budget, self._at_once = budget, at_once
+        self._found: list[str] = []
+
+    def add(self, origin: str, reason: str) -> None:
+        """Count one more.
+
+        Args:
+            origin: file and row.
+            reason: why it can't be used.
+
+        Raises:
+            DataError: it exceeds the budget.
+        """
+        self._found.append(presentable(f"{origin}: {reason}"))
+        if len(self._found) > self._budget:
+            listed = "\n  ".join(self._found)
+            raise DataError(
+                f"more bad examples than data.max_bad_examples={self._budget} allows to skip:\n  {listed}\n"
+                "Mend the files, or allow more to be skipped"
+            )
+        if self._at_once:
+            warn(f"bad example skipped: {self._found[-1]}")
+
+    @property
+    def count(self) -> int:
+        """How many were skipped."""
+        return len(self._found)
+
+    def report(self) -> None:
+        """Say on stderr which were skipped."""
+        for found in self._found:
+            warn(f"bad example skipped: {found}")

@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adaecho.datasets.documents import Files
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.datasets.tokens import END, sentence
 
 

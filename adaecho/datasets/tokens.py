@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.documents import Files
-from adaecho.datasets.skipped_examples import SkippedExamples
 from adaecho.datasets.split import hold_out_rows
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError, DataError, FolderError, warn
 from adaecho.records.files import write_text
 

@@ -13,6 +13,7 @@ from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors, record_errors, write_text
+from adaecho.records.table import summarize
 
 Drawn = tuple[list[Path], list[str]]
 """Files of figures, and the sections of the report that show them."""
@@ -45,10 +46,10 @@ def draw_tables(tables: RowsAndCurves, results: Path, into: Path) -> Drawn:
 def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], str]:
     experiment, task = path.parts[-3:-1]
     rows, curves = tables[experiment, task]
-    name = f"{experiment}_{task}"
-    pictures, vectors = (draw_table(rows, curves, into, name, form) for form in ("png", "svg"))
+    arms, name = summarize(rows), f"{experiment}_{task}"
+    pictures, vectors = (draw_table(rows, arms, curves, into, name, form) for form in ("png", "svg"))
     of_runs = sorted(one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
-    about = section(describe(rows), rows, [*pictures, *of_runs], read_commands(path), into)
+    about = section(describe(rows), rows, arms, [*pictures, *of_runs], read_commands(path), into)
     return [*pictures, *vectors], about
 
 

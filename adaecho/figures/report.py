@@ -12,8 +12,8 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from adaecho.errors import DataError
-from adaecho.records.outcome import EDGE, Row
-from adaecho.records.table import end_of_sweep, summarize
+from adaecho.records.outcome import EDGE, Row, num_best
+from adaecho.records.table import end_of_sweep
 
 Cells = tuple[str, ...]
 
@@ -46,20 +46,23 @@ _SORT = (
 )
 
 
-def section(title: str, rows: list[Row], figures: list[Path], commands: list[str], into: Path) -> str:
+def section(
+    title: str, rows: list[Row], arms: list[Row], figures: list[Path], commands: list[str], into: Path
+) -> str:
     """The Markdown of a table's rows: costs to the target, or where the runs ended if there was none.
 
     Args:
         title: what was measured.
         rows: see ``records.outcome``.
+        arms: what ``records.table.summarize`` makes of them.
         figures: files of what is drawn of the records, and of what ``adaecho.show`` drew of a run.
         commands: what made the records; empty where they don't say.
         into: folder of the report.
     """
-    columns = end_of_sweep(rows)
+    columns = end_of_sweep(rows, arms)
     cells = list(zip(*(column.cells for column in columns), strict=True))
     shown = (Path(os.path.relpath(path, into)).as_posix() for path in figures)
-    note = boundary_note(summarize(rows))
+    note = boundary_note(arms)
     table = markdown_table(tuple(column.heading for column in columns), cells)
     return laid_out(title, shown, table, note, commands=commands)
 
@@ -77,7 +80,7 @@ def boundary_note(arms: list[Row]) -> str:
     if not searched:
         return ""
     near = [
-        f"{arm['arm']}: {key} in {count} of {arm['reached'] if 'reached' in arm else arm['runs']} searches"
+        f"{arm['arm']}: {key} in {count} of {num_best(arm)} searches"
         for arm in searched
         for key, count in arm["at_edge"].items()
         if count

@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from adaecho.figures.arms import draw_ends, draw_fig3
 from adaecho.figures.curves import AS_FIG3, COST, Curve, draw_curves, tuning_curves
-from adaecho.figures.ends import draw_ends
-from adaecho.figures.fig3 import draw_fig3
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
-from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, ends, outcome, without_target
-from adaecho.records.trials import read_rows
+from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, without_target
 
 # The paper's figures that are not bars per arm: what is drawn against what.
 LINES = {
@@ -26,25 +24,26 @@ _DATA = {"bccd": "blood cells", "caltech101": "Caltech-101"}
 NOT_AUGMENTED = frozenset({"lm1b", "common_crawl", "small_text"})  # tasks of text
 
 
-def draw_sweep(sweep: Path) -> list[Path]:
-    """Draw ``fig3.png`` and ``fig3_curves.png`` in a sweep's folder from its records; returns their paths.
+def draw_sweep(sweep: Path, rows: list[Row], arms: list[Row]) -> list[Path]:
+    """Draw ``fig3.png`` and ``fig3_curves.png`` in a sweep's folder; returns their paths.
 
     Raises:
         FolderError: a record is missing or damaged.
     """
-    from adaecho.records.collect import (
-        best_curves,
-    )  # needs Hydra's config; committed tables need matplotlib alone
+    # Needs Hydra's config; committed tables need matplotlib alone.
+    from adaecho.records.collect import best_curves
 
-    rows: list[Row] = read_rows(sweep / "trials.json")
-    return draw_table(rows, best_curves(rows, sweep), sweep, "fig3", "png") if rows else []
+    return draw_table(rows, arms, best_curves(rows, sweep), sweep, "fig3", "png") if rows else []
 
 
-def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form: str) -> list[Path]:
+def draw_table(
+    rows: list[Row], arms: list[Row], curves: list[Curve], into: Path, stem: str, form: str
+) -> list[Path]:
     """Draw what the rows and curves of one experiment hold.
 
     Args:
         rows: at least one; see ``records.outcome``.
+        arms: what ``records.table.summarize`` makes of them.
         curves: see ``records.collect``; without any, none are drawn.
         into: folder of the figures.
         stem: beginning of their names.
@@ -52,19 +51,19 @@ def draw_table(rows: list[Row], curves: list[Curve], into: Path, stem: str, form
     """
     first = rows[0]
     curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
-    rows, curves = ([_named(one, first["task"]) for one in table] for table in (rows, curves))
+    rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
     paths = [into / f"{stem}.{form}"]
     lines = LINES.get(first["experiment"])
-    rates = _rates(ends(rows)) if without_target(rows) else []
+    rates = _rates(arms) if without_target(rows) else []
     if rates:
         of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
         draw_lines(rates, paths[0], describe(rows), of_rates, "Mean over runs; bars: minimum and maximum.")
     elif without_target(rows):
-        draw_ends(ends(rows), paths[0], describe(rows), first["target_metric"])
+        draw_ends(arms, paths[0], describe(rows), first["target_metric"])
     elif lines is None:
-        draw_fig3(outcome(rows), paths[0], describe(rows))
+        draw_fig3(arms, paths[0], describe(rows))
     else:
-        draw_lines(outcome(rows), paths[0], describe(rows), lines)
+        draw_lines(arms, paths[0], describe(rows), lines)
     if curves:
         paths.append(into / f"{stem}_curves.{form}")
         title = f"{_name(first)}: {_whose_curves(rows)}"

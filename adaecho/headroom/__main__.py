@@ -16,8 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adaecho.config import schema
 from adaecho.errors import ConfigError, fail, say, told
-from adaecho.headroom.images import measure_images
-from adaecho.headroom.measure import BUDGET_S, measure, report
+from adaecho.headroom.measure import BUDGET_S, measure, measure_images, report
 from adaecho.run import CONF, explain
 
 

@@ -9,19 +9,32 @@ on a batch that is already on the device. ``step_s=`` states the seconds of your
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from adaecho.config.schema import Config
+from adaecho.config.bounds import one_of
+from adaecho.config.schema import DEVICES, Config
+from adaecho.datasets.labelled_images import find_images
 from adaecho.datasets.storage import storage_errors
 from adaecho.echo import EchoLoader
 from adaecho.echo.batch.augment import augmentations, in_turn
+from adaecho.errors import ConfigError, DataError, with_notes
+from adaecho.headroom.advice import (
+    LEAST_RATIO,
+    Loop,
+    before_echoing,
+    cores,
+    cores_kept_busy,
+    cpu_s,
+    num_bytes,
+)
 from adaecho.tasks import build_task
 from adaecho.training.device import autocast, choose_device, choose_precision, synchronize
 from adaecho.training.loader import upstream_arguments
@@ -38,11 +51,15 @@ class Headroom:
         stages_s: each upstream stage alone, in one thread.
         upstream_s: the whole of upstream, as the loader runs it.
         step_s: one training step.
+        busy: cores that upstream kept busy; None where it isn't known.
+        pass_bytes: of a pass of the batches; 0 where it isn't known.
     """
 
     stages_s: dict[str, float]
     upstream_s: float
     step_s: float
+    busy: float | None = None
+    pass_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -58,9 +75,19 @@ class Headroom:
         before = max(self.upstream_s, self.step_s)
         return factor * before / max(self.upstream_s, factor * self.step_s)
 
+    def before_echoing(self, num_workers: int) -> list[str]:
+        """What to try before echoing, in this order."""
+        wait_s = max(self.upstream_s - self.step_s, 0.0) if num_workers else self.upstream_s
+        return before_echoing(
+            Loop(
+                wait_s, self.step_s, self.upstream_s, self.step_s, num_workers, True, self.busy, cores(),
+                self.pass_bytes, 1, 1.0,
+            )
+        )  # fmt: skip
+
     def advice(self) -> str:
-        """What to do, as one plain sentence."""
-        if self.ratio < 1.05:
+        """What echoing would do, as one plain sentence."""
+        if self.ratio < LEAST_RATIO:
             return "Your input pipeline is not the bottleneck: echoing would not help."
         slowest = max(self.stages_s, key=lambda name: self.stages_s[name])
         # Only what lies before the echo is spared.
@@ -88,12 +115,24 @@ class Upstream:
         arguments = {**self.arguments, "shuffle_buffer": self.arguments["batch_size"], **changes}
         return EchoLoader(**arguments)
 
-    def batch_s(self, budget_s: float) -> tuple[float, Any]:
-        """Seconds per batch of the whole as it runs, and a batch."""
+    def measured(self, budget_s: float, step_s: Callable[[Any], float]) -> Headroom:
+        """The whole as it runs, each stage, and ``step_s`` of a batch."""
         with self.loader() as loader:
             batches = iter(loader)
             batch = next(batches)
-            return time_call(lambda: next(batches), budget_s, warm_up=self.arguments["prefetch"] + 2), batch
+            before_s, begin = cpu_s(), time.perf_counter()
+            batch_s = time_call(lambda: next(batches), budget_s, warm_up=self._ahead + 2)
+            busy = cores_kept_busy(before_s, time.perf_counter() - begin)
+        source = self.arguments["source"]
+        examples = len(source) if hasattr(source, "__len__") and not isinstance(source, dict | tuple) else 0
+        pass_bytes = num_bytes(batch) * examples // self.arguments["batch_size"]
+        return Headroom(self.stages_s(budget_s), batch_s, step_s(batch), busy, pass_bytes)
+
+    @property
+    def _ahead(self) -> int:
+        """Batches that threads may have ready."""
+        prefetch: int | None = self.arguments.get("prefetch")
+        return 2 * max(self.arguments["num_workers"], 1) if prefetch is None else prefetch
 
     def stages_s(self, budget_s: float) -> dict[str, float]:
         """Each stage's own time per batch, in one thread."""
@@ -152,12 +191,12 @@ def measure(config: Config, budget_s: float = BUDGET_S, step_s: float | None = N
     torch.set_num_threads(config.threads)
     task, device = build_task(config), choose_device(config)
     upstream = Upstream(upstream_arguments(config, task, device))
-    upstream_s, batch = upstream.batch_s(budget_s)
-    if step_s is None:
+
+    def timed_s(batch: Any) -> float:
         model = task.build_model().to(device)
-        precision = choose_precision(config, device)
-        step_s = sgd_step_s(model, lambda: task.loss(model, batch), precision, budget_s)
-    return Headroom(upstream.stages_s(budget_s), upstream_s, step_s)
+        return sgd_step_s(model, lambda: task.loss(model, batch), choose_precision(config, device), budget_s)
+
+    return upstream.measured(budget_s, timed_s if step_s is None else lambda _: step_s)
 
 
 def sgd_step_s(model: nn.Module, loss: Callable[[], Any], precision: str, budget_s: float) -> float:
@@ -199,7 +238,94 @@ def report(name: str, batch_size: int, num_workers: int, found: Headroom) -> Ite
         rate = f"{batch_size / seconds:12.0f}" if seconds > 0 else f"{'-':>12}"
         yield f"{name:24}{rate}{1000 * seconds:12.2f}"
     yield f"R = t_upstream / t_downstream = {found.ratio:.2f}"
+    if found.ratio < LEAST_RATIO:
+        yield found.advice()
+        return
     for label, factor in (("2", 2.0), ("4", 4.0), ("R", max(found.ratio, 1.0))):
         gain = found.gain(factor)
         yield f"at e = {label}: at best {gain:.2f} times as fast, where repeats are as good as fresh examples"
+    yield from found.before_echoing(num_workers)
     yield found.advice()
+
+
+_JITTER = 0.4
+
+
+@dataclass(frozen=True)
+class ImageArguments:
+    """The arguments beside ``step_s=``; photographs get ImageNet's augmentation, without a task."""
+
+    images: str  # a folder of images, or parquet with a column image
+    batch_size: int = 64
+    num_workers: int = os.cpu_count() or 1
+    size: int = 224
+    max_bad_examples: int = 0
+    device: str = "auto"
+
+
+def parse(arguments: list[str]) -> ImageArguments:
+    """Read the arguments.
+
+    Raises:
+        ConfigError: one is unknown or out of range.
+    """
+    known = {field.name: field.type for field in fields(ImageArguments)}
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name not in known:
+            raise ConfigError(f"{argument}: with images= there are only {', '.join([*known, 'step_s'])}")
+        values[name] = value if known[name] is str else _whole(name, value)
+    given = ImageArguments(**values)
+    one_of("device", given.device, DEVICES)
+    return given
+
+
+def _whole(name: str, value: str) -> int:
+    least = 1 if name in ("batch_size", "size") else 0
+    if not value.isdecimal() or int(value) < least:
+        raise ConfigError(f"{name}={value}: must be a whole number, at least {least}")
+    return int(value)
+
+
+@storage_errors()
+def measure_images(arguments: list[str], budget_s: float, step_s: float | None) -> Iterator[str]:
+    """Measure, and tell line by line.
+
+    Raises:
+        UserError: an argument can't be, or more images are damaged than ``max_bad_examples`` allows.
+    """
+    from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
+
+    given = parse(arguments)
+    augment = RandomResizedCrop(given.size, brightness=_JITTER, contrast=_JITTER, saturation=_JITTER)
+    upstream = Upstream({
+        "source": find_images(given.images), "decode": DecodeImage(), "augment": augment,
+        "batch_size": given.batch_size, "num_workers": given.num_workers,
+        "max_bad_examples": given.max_bad_examples,
+    })  # fmt: skip
+
+    def timed_s(batch: Any) -> float:
+        return _resnet50_step_s(batch["image"], given.device, budget_s) if step_s is None else step_s
+
+    try:
+        found = upstream.measured(budget_s, timed_s)
+    except ValueError as error:  # an image that can't be decoded; the notes say which
+        raise DataError(with_notes(error).replace("\n", "; ")) from error
+    return report(given.images, given.batch_size, given.num_workers, found)
+
+
+def _resnet50_step_s(images: torch.Tensor, device: str, budget_s: float) -> float:
+    """Seconds of one SGD step of ResNet-50 on a resident batch, in bfloat16 on a GPU."""
+    from torchvision.models import resnet50
+
+    cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
+    where = torch.device("cuda" if cuda else "cpu")
+    model = resnet50().to(where, memory_format=torch.channels_last)
+    pixels = images.to(where).permute(0, 3, 1, 2).float() / 255
+    labels = torch.zeros(len(images), dtype=torch.int64, device=where)
+
+    def loss() -> tuple[torch.Tensor, int]:
+        return nn.functional.cross_entropy(model(pixels), labels), 1
+
+    return sgd_step_s(model, loss, "bfloat16" if cuda else "float32", budget_s)

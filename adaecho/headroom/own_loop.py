@@ -8,21 +8,30 @@ with headroom.watch(loader) as seen:
 # prints seen.report()
 """
 
-import json
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from adaecho.headroom.advice import (
+    LEAST_RATIO,
+    Loop,
+    cores,
+    cores_kept_busy,
+    cpu_s,
+    expected,
+    num_bytes,
+    steps,
+)
 
 PROBE_AFTER = 5  # batches: the first ones of a loop are slower (kernels chosen, caches cold)
 LONGEST_PROBE_S = 5.0
 _PAUSE = 10  # a step of so many mean steps is an evaluation or a checkpoint
 _LEAST = 0.05  # of the time lost to waiting: less is not worth a change
-_LEAST_R = 1.05
+_NO_STEP_S = 1e-4  # a step that takes less trains nothing
 _UNSURE = "something else was running, or the loop was short; watch more steps, on an idle machine."
 
 
@@ -73,17 +82,17 @@ def _clock() -> HostClock:
 class Watch:
     """Measures waits and steps of a training loop; see ``watch``.
 
-    A trainer's callback, which sees no loader, calls ``begin_step`` and ``end_step`` around each step instead
-    of iterating, and ``resume`` where something else came in between (an evaluation).
+    A trainer's callback calls ``begin_step`` and ``end_step`` around each step instead of iterating, and
+    ``resume`` where something else came in between (an evaluation).
 
     Args:
-        loader: any iterable of batches; None for a callback.
+        loader: any iterable of batches; of a callback's, no more is asked than what it tells of itself.
         replay: batches that are read ahead once and kept until they are trained on; 0: none.
 
     Attributes:
         batches: counted steps.
         loader_s: seconds a batch that the loader takes by itself, None before it is known.
-        idle: share of the processor's time that was idle while the loader ran alone, 0 to 1; None if unknown.
+        busy: cores that this process and its children kept busy while the loader ran alone; None if unknown.
         batch_bytes: of the tensors and arrays in a batch that was read ahead; 0 where there are none.
     """
 
@@ -100,8 +109,9 @@ class Watch:
         self.batches = 0
         self._wait_s = self._step_s = self._ideal_s = 0.0
         self._ideal_steps = 0
+        self._probed = False
         self.loader_s: float | None = None
-        self.idle: float | None = None
+        self.busy: float | None = None
         self.batch_bytes = 0
 
     def __enter__(self) -> "Watch":
@@ -122,7 +132,7 @@ class Watch:
         batches = iter(self._loader)
         self._clock, self._ready = _clock(), None  # making workers is no wait for a batch
         for number in range(sys.maxsize):
-            if self.loader_s is None and self._replay and number == PROBE_AFTER:
+            if self._replay and not self._probed and number == PROBE_AFTER:
                 self._probe(batches)
             kind = "ideal" if self._read_ahead else "counted"
             try:
@@ -167,13 +177,14 @@ class Watch:
 
     def _probe(self, batches: Iterator[Any]) -> None:
         """Read some batches with no step in between; they come to the loop as if nothing had been."""
-        workers = int(getattr(self._loader, "num_workers", 0) or 0)
+        self._probed = True  # once: what a short pass reads ahead leaves no step that waits
+        workers = self.workers or 0
         queue = workers * int(getattr(self._loader, "prefetch_factor", None) or 0)
         self._read_ahead.extend(islice(batches, queue))
         # Workers that began together give batches together: whole rounds of them.
         pulls = -(-self._replay // max(workers, 1)) * max(workers, 1)
         spent: list[float] = []
-        idle, host = _idle_time(), HostClock()
+        computed_s, host = cpu_s(), HostClock()
         begin = now = host.mark()
         for batch in islice(batches, pulls):
             self._read_ahead.append(batch)
@@ -185,8 +196,8 @@ class Watch:
         ahead = 0 if workers else 1 + next((i for i, one in enumerate(spent) if one > max(spent) / 10), 0)
         if len(spent) - ahead > 1:
             self.loader_s = sum(spent[ahead:]) / (len(spent) - ahead)
-            self.idle = None if idle is None else _idle_share(idle, _idle_time())
-            self.batch_bytes = _bytes(self._read_ahead[-1])
+            self.busy = cores_kept_busy(computed_s, now - begin)
+            self.batch_bytes = num_bytes(self._read_ahead[-1])
         self._to_skip = queue + ahead
         self._ready = None  # the first of them waited for all
 
@@ -213,9 +224,20 @@ class Watch:
         return self._wait_s / (self._wait_s + self._step_s) if self.batches else float("nan")
 
     @property
+    def workers(self) -> int | None:
+        """Of the loader; 0 of one that reads in the loop's own thread, None where it doesn't tell."""
+        told = getattr(self._loader, "num_workers", None)
+        return told if isinstance(told, int) else None
+
+    @property
     def upstream_s(self) -> float:
-        """Seconds a batch upstream: the loader alone, or where it was not tried, the loop's if that waits."""
-        return self.wait_s + self.step_s if self.loader_s is None else self.loader_s
+        """Seconds a batch upstream: of the loader alone, else of the loop if that waits.
+
+        A loader that tells of no workers reads while the step waits, and no more.
+        """
+        if self.loader_s is not None:
+            return self.loader_s
+        return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
     @property
     def downstream_s(self) -> float:
@@ -231,11 +253,6 @@ class Watch:
     def ideal_gain(self) -> float:
         """How many times as fast the loop would be if it never waited."""
         return (self.wait_s + self.step_s) / self.downstream_s
-
-    @property
-    def beside(self) -> float:
-        """How many times as fast the loop would be if reading ran beside the step; about 1 where it does."""
-        return (self.wait_s + self.step_s) / max(self.upstream_s, self.downstream_s)
 
     def gain(self, factor: float, fresh_ratio: float) -> float:
         """How many times as fast the target is reached with echoing, reading beside the step in both cases.
@@ -256,21 +273,40 @@ class Watch:
             self._count()
         if not self.batches:
             return "headroom: no step was counted yet (the first of each pass is not)"
-        about = "" if self.loader_s is not None else " at most, since the loader was not run alone"
-        lines = [
+        waits = (
             f"headroom, {self.batches} steps: {1000 * self.wait_s:.2f} ms of waiting and "
-            f"{1000 * self.step_s:.2f} ms of step for each; {self.lost:.0%} of the time was lost to waiting",
+            f"{1000 * self.step_s:.2f} ms of step for each; {self.lost:.0%} of the time was lost to waiting"
+        )
+        if self.downstream_s < _NO_STEP_S:
+            return f"{waits}\nNo R: a step takes no time, so nothing is trained between batches."
+        about = "" if self.loader_s is not None else " at most, since the loader was not run alone"
+        ratio = (
             f"R = {self.R:.2f}{about}: upstream {1000 * self.upstream_s:.2f} ms a batch, a step on a batch "
             f"at hand {1000 * self.downstream_s:.2f} ms; never waiting would be {self.ideal_gain:.2f} times "
-            "as fast",
-        ]
+            "as fast"
+        )
+        return "\n".join([waits, ratio, *self._conclusion()])
+
+    def _conclusion(self) -> list[str]:
         if self.lost < _LEAST:
-            return "\n".join([*lines, "The loop hardly waits for data: echoing would not help."])
+            return ["The loop hardly waits for data: nothing to do."]
         if self.ideal_gain < 1:
-            return "\n".join([*lines, f"These contradict one another: {_UNSURE}"])
-        if self.R >= _LEAST_R and self._echoed == 1:  # the records compare with no echoing
-            lines.append(self._expected())
-        return "\n".join([*lines, f"First: {self._first()}", f"Then: {self._then()}"])
+            return [f"These contradict one another: {_UNSURE}"]
+        tried = [f"{number}. {one}" for number, one in enumerate(steps(self._loop), 1)]
+        if self.R >= LEAST_RATIO and self._echoed == 1:  # the records compare with no echoing
+            tried.append(self._expected())
+        return tried or ["The loader is no slower than the step: nothing to do."]
+
+    @property
+    def _loop(self) -> Loop:
+        try:
+            batches = len(self)
+        except TypeError:
+            batches = 0
+        return Loop(
+            self.wait_s, self.step_s, self.upstream_s, self.downstream_s, self.workers, self._is_ours,
+            self.busy, cores(), self.batch_bytes, batches, self._echoed,
+        )  # fmt: skip
 
     def _expected(self) -> str:
         gains: dict[str, list[float]] = {}
@@ -283,42 +319,16 @@ class Watch:
             + "; ".join(ranges)
         )
 
-    def _first(self) -> str:
-        if self.beside > 1.1:
-            return (
-                "let reading run beside the step (num_workers=, prefetching): that alone is up to "
-                f"{self.beside:.2f} times as fast"
-            )
-        if self.idle is None:
-            return "more workers; where the processor is busy, cheaper decoding or augmentation on the GPU"
-        if self.idle > 0.25:
-            return (
-                f"more workers, as {self.idle:.0%} of the processor was idle while the loader ran alone; if "
-                "they change nothing, storage or the network is the limit, and echoing is for that"
-            )
-        return (
-            f"the processor was busy ({self.idle:.0%} idle) while the loader ran alone: cheaper decoding, or "
-            "augmentation on the GPU"
-        )
+    @property
+    def _is_ours(self) -> bool:
+        from adaecho.echo import EchoLoader  # watching another loader needs none of it
 
-    def _then(self) -> str:
-        if self.R < _LEAST_R:
-            return "nothing; the loader is no slower than the step, and echoing would not help"
-        memory = f"; a batch holds {self.batch_bytes / 2**20:.2f} MiB" if self.batch_bytes else ""
-        peak = _peak_bytes()
-        memory += f", the process {peak / 2**20:.0f} MiB at its peak" if memory and peak else ""
-        fresh_R = self.R * self._echoed  # noqa: N806 (a fresh batch's, not that of one of its repeats)
-        worth = f"up to {fresh_R:.1f} costs no time, and each further repeat is worth less{memory}"
-        if self._echoed > 1:
-            return f"a larger factor than this EchoLoader's {self._echoed:g}: {worth}"
-        return f"EchoLoader(..., factor={min(max(round(self.R), 2), 4)}): {worth}"
+        return isinstance(self._loader, EchoLoader)
 
     @property
     def _echoed(self) -> float:
         """How often the loader repeats already; 1 for any but an EchoLoader."""
-        from adaecho.echo import EchoLoader  # watching another loader needs none of it
-
-        return float(self._loader.factor) if isinstance(self._loader, EchoLoader) else 1.0
+        return float(self._loader.factor) if self._is_ours else 1.0  # type: ignore[union-attr]
 
 
 def watch(loader: Iterable[Any], *, replay: int = 8) -> Watch:
@@ -336,46 +346,3 @@ def watch(loader: Iterable[Any], *, replay: int = 8) -> Watch:
             leaves it out, and R is told from the waits.
     """
     return Watch(loader, replay)
-
-
-def expected() -> list[dict[str, Any]]:
-    """What committed records say of each variant: fresh examples to the target over those of the baseline.
-
-    Returns:
-        Rows with ``record`` (its folder), ``variant``, ``factor``, ``fresh_ratio``, and ``low`` and ``high``,
-        its 95 % interval. Made by ``scripts/expected_gains.py``; a test compares them with the records.
-    """
-    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("expected.json").read_text())
-    return rows
-
-
-def _idle_time() -> tuple[float, float] | None:
-    """Idle and all time of all cores in ticks, since the machine started; None where nothing tells it."""
-    try:
-        ticks = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    return ticks[3] + ticks[4], sum(ticks)  # idle and waiting for a disk
-
-
-def _idle_share(before: tuple[float, float], after: tuple[float, float] | None) -> float | None:
-    if after is None or after[1] - before[1] < 10:  # a tenth of a second of one core: too little to tell
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _bytes(batch: Any) -> int:
-    if isinstance(batch, dict):
-        return sum(map(_bytes, batch.values()))
-    if isinstance(batch, list | tuple):
-        return sum(map(_bytes, batch))
-    return int(getattr(batch, "nbytes", 0))
-
-
-def _peak_bytes() -> int | None:
-    """The most memory that this process had; None where nothing tells it (Windows)."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adaecho.models.resnet_depth import CHANNELS, check_depth
+from adaecho.config.bounds import check_depth
 
 
-def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = CHANNELS) -> nn.Module:
+def cifar_resnet(depth: int = 32, num_classes: int = 10, channels: int = 16) -> nn.Module:
     """The net with shortcuts of option A and He initialisation; 464,154 parameters at depth 32, 10 classes.
 
     float [N, 3, 32, 32] to logits [N, num_classes].

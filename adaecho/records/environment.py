@@ -17,16 +17,9 @@ from typing import Any
 
 # What can change a result or a time; wandb, matplotlib and the rest can't.
 _PACKAGES = (
-    "adaecho",
-    "torch",
-    "torchvision",
-    "tokenizers",
-    "numpy",
-    "opencv-python-headless",
-    "hydra-core",
-    "optuna",
-    "scipy",
-)
+    "adaecho", "torch", "torchvision", "tokenizers", "numpy", "opencv-python-headless", "hydra-core",
+    "optuna", "scipy",
+)  # fmt: skip
 
 
 def environment() -> dict[str, Any]:
@@ -70,19 +63,16 @@ def _git(root: Path) -> dict[str, Any] | None:
     """Commit, and whether tracked files differ from it; None without a checkout or without git."""
     if not (root / ".git").exists():
         return None
+    # Without optional locks a status never disturbs a commit under way.
+    git, options = ["git", "--no-optional-locks", "-C", str(root)], {"capture_output": True, "text": True}
     try:
-        sha = _run_git(root, "rev-parse", "HEAD")
-        status = _run_git(root, "status", "--porcelain", "--untracked-files=no")
+        sha, status = (
+            subprocess.run([*git, *command], check=True, timeout=10, **options).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return {"sha": sha, "dirty": bool(status)}
-
-
-def _run_git(root: Path, *arguments: str) -> str:
-    # Without optional locks a status never disturbs a commit under way.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
-    return result.stdout.strip()
 
 
 def _versions() -> dict[str, str]:

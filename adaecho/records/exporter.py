@@ -1,15 +1,18 @@
-"""The process behind ``tracking``: follows the folders that its input names, for W&B.
+"""The process behind ``tracking``: follows a run's folder, or a sweep's and those of its trials, for W&B.
 
 All that it knows of a run is in the run's folder. ``wandb.json`` there keeps the run's id, so that every
-piece of an interrupted run continues the same W&B run, and how far its history was sent, so that nothing is
-sent twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` uploads those of offline runs.
+piece of an interrupted run continues the same W&B run, and how far it was sent, so that nothing is sent
+twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` uploads those of offline runs.
 """
 
 import json
 import os
 import select
 import signal
+import sys
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,65 +29,61 @@ LAST_WORDS_S = 55
 
 
 class Piece:
-    """A folder that was named, as a run in W&B: from start or resumption to its close.
+    """A folder as a run in W&B, from where it was left to its close.
 
     It is opened when the folder is over, online already at the first evaluation.
     """
 
-    def __init__(self, order: dict[str, Any]) -> None:
-        self._order, self._folder = order, Path(order["folder"])
-        self._file = self._folder / "wandb.json"
+    def __init__(self, folder: Path, root: Path, where: dict[str, Any]) -> None:
+        self._folder, self._root, self._where = folder, root, where
+        self._file = folder / "wandb.json"
         self._lines_read = 0
-        self._sent = -1  # fresh examples of the last evaluation that the tracker has
         self._run: Any = None
+        self.state = _state(self._file, where)
 
-    def is_over(self) -> bool:
-        """Send what is new; whether the folder's lock has been released, and nothing more will come."""
-        over = not is_held(self._folder)  # before the folder is read for the last time
+    def follow(self) -> None:
+        """Send what is new of a run that goes on."""
         if self._run is None and (self._folder / "metrics.jsonl").exists():
             # Not before: its import takes the processor seconds, as do the run's first steps. Also
             # offline, so that it is ready at the run's end.
             import wandb  # noqa: F401
 
-            if self._order["mode"] != "offline":
-                self._begin()
+            if self._where["mode"] != "offline":
+                self._open()
         if self._run is not None:
             self._send_history()
-        return over
 
     def close(self) -> None:
         """Send what is left, and end this piece."""
+        self.state["as_of"] = _as_of(self._folder)
         if self._run is None:
-            self._begin()
+            self._open()
         self._send_history()
         self._finish()
-        self._state["fresh_examples"] = self._sent
-        self._save()
+        write_json(self._file, self.state, durable=False)
 
-    def _begin(self) -> None:
-        self._state = _state(self._file, self._order["project"], self._order["entity"])
-        # The id is on disk before W&B hears of it: a kill in between leaves no second run.
-        self._save()
-        self._open(self._order)
-
-    def _save(self) -> None:
-        write_json(self._file, self._state, durable=False)
-
-    def _open(self, order: dict[str, Any]) -> None:
+    def _open(self) -> None:
         import wandb
 
+        # The id is on disk before W&B hears of it: a kill in between leaves no second run.
+        write_json(self._file, {**self.state, "as_of": None}, durable=False)
+        in_sweep = _is_sweep(self._root)
         self._run = wandb.init(
             dir=self._folder,
-            id=self._state["id"],
+            id=self.state["id"],
             resume="allow",
             config=_config(self._folder),
             settings=_settings(wandb),
-            **{key: order[key] for key in ("project", "entity", "mode", "group", "name")},
+            group=str(self._root) if in_sweep else None,
+            name="outcome"
+            if _is_sweep(self._folder)
+            else "/".join(self._folder.parts[-3 if in_sweep else -1 :]),
+            **self._where,
         )
         self._run.define_metric("fresh_examples")
         self._run.define_metric("*", step_metric="fresh_examples")
         # Online the server may know more than the folder says, after a kill before the folder was told.
-        self._sent = max(self._state["fresh_examples"], self._run.starting_step - 1)
+        self.state["fresh_examples"] = max(self.state["fresh_examples"], self._run.starting_step - 1)
 
     def _send_history(self) -> None:
         """Send the evaluations that the tracker lacks, each at the step of its number of fresh examples.
@@ -94,9 +93,9 @@ class Piece:
         lines = whole_lines(self._folder / "metrics.jsonl")
         for line in lines[self._lines_read :]:
             metrics = json.loads(line)
-            if metrics["fresh_examples"] > self._sent:
-                self._sent = metrics["fresh_examples"]
-                self._run.log(metrics, step=self._sent)
+            if metrics["fresh_examples"] > self.state["fresh_examples"]:
+                self.state["fresh_examples"] = metrics["fresh_examples"]
+                self._run.log(metrics, step=metrics["fresh_examples"])
         self._lines_read = len(lines)
 
     def _finish(self) -> None:
@@ -110,14 +109,22 @@ class Piece:
         self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
 
 
-def _state(path: Path, project: str, entity: str | None) -> dict[str, Any]:
+def _state(path: Path, where: dict[str, Any]) -> dict[str, Any]:
     """What the folder knows of its run in the tracker; another project has none of it."""
-    where = {"project": project, "entity": entity}
+    project = {key: where[key] for key in ("project", "entity")}
     if path.exists():
         state = dict(read_json(path))
-        if {key: state[key] for key in where} == where:
+        if {key: state[key] for key in project} == project:
             return state
-    return {"id": uuid.uuid4().hex[:12], **where, "fresh_examples": -1}
+    return {"id": uuid.uuid4().hex[:12], **project, "fresh_examples": -1, "as_of": None}
+
+
+def _as_of(folder: Path) -> int | None:
+    """Changes with what a folder has to tell at its end; None while it has nothing."""
+    for name in ("summary.json", "outcome.json"):
+        with suppress(FileNotFoundError):
+            return (folder / name).stat().st_mtime_ns
+    return None
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -151,38 +158,55 @@ def _settings(wandb: Any) -> Any:
     )
 
 
-def _follow() -> None:
-    """Follow folders until they are over, and to the end of the input, or an empty line in it."""
-    followed: dict[tuple[str, ...], Piece] = {}
-    unread, ended = b"", False
+def _trials(root: Path) -> list[Path]:
+    """The trials of a sweep that have begun; not those that were set aside."""
+    found = (path.parent for path in root.glob("*/*/*/config.yaml")) if _is_sweep(root) else ()
+    return sorted(folder for folder in found if folder.name.isdigit())
+
+
+def _is_sweep(folder: Path) -> bool:
+    return (folder / "design.json").exists()
+
+
+def _follow(root: Path, where: dict[str, Any]) -> None:
+    """Follow a folder until there is something to read, or nothing more will be."""
+    pieces: dict[Path, Piece] = {}
+    told: dict[Path, int | None] = {}
+    ended, pause_s = False, _POLL_S
     while not ended:
-        if select.select([0], [], [], _POLL_S if followed else None)[0]:
-            data = os.read(0, 65536)
-            *lines, unread = (unread + data).split(b"\n")
-            ended = not data or b"" in lines
-            for order in map(json.loads, filter(None, lines)):
-                key = tuple(str(order[name]) for name in ("folder", "project", "entity"))
-                if key not in followed:
-                    followed[key] = Piece(order)
-        for key, one in list(followed.items()):
-            if one.is_over() or ended:
-                del followed[key]
-                one.close()
+        ended, begin = bool(select.select([0], [], [], pause_s)[0]), time.monotonic()
+        for folder in [*_trials(root), root]:
+            over = ended or (folder != root and not is_held(folder))  # before it is read for the last time
+            now = _as_of(folder)
+            if now is None or told.get(folder) == now:
+                continue
+            if folder not in pieces:
+                pieces[folder] = Piece(folder, root, where)
+            if not over:
+                pieces[folder].follow()
+                continue
+            if pieces[folder].state["as_of"] != now:
+                pieces[folder].close()
+            del pieces[folder]
+            told[folder] = now
+        pause_s = max(
+            _POLL_S, 10 * (time.monotonic() - begin)
+        )  # a look at thousands of folders takes a while
     signal.alarm(LAST_WORDS_S)
 
 
-def main() -> None:
+def main(folder: str, mode: str, project: str, entity: str | None = None) -> None:
     """Follow; at the first trouble say so once and leave the rest of the runs alone."""
     os.nice(10)
     os.environ["WANDB_SILENT"] = "true"  # it would show where it logs in, with user and password
     try:
         if "?" in os.environ.get("WANDB_BASE_URL", ""):
             raise ValueError("WANDB_BASE_URL has a query, which W&B writes into its logs; leave that out")
-        _follow()
+        _follow(Path(folder), {"mode": mode, "project": project, "entity": entity})
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warn(f"tracking: {reason}. The run goes on and its folder is complete; tracking=none is silent")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -284,6 +284,11 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
     }
 
 
+def num_best(arm: Row) -> int:
+    """How many searches of an arm of ``outcome`` or ``ends`` have a best point."""
+    return int(arm["reached"] if "reached" in arm else arm["runs"])
+
+
 def at_edge(best: list[Row]) -> dict[str, dict[str, int]]:
     """``at_edge``: of how many searches the best point lies in the outermost 5 % of an axis, by its key.
 

@@ -40,13 +40,12 @@ def summarize(rows: list[Row]) -> list[Row]:
     return ends(rows) if without_target(rows) else outcome(rows)
 
 
-def end_of_sweep(rows: list[Row]) -> list[Column]:
-    """The columns of the table for these trials, ``-`` where an arm has no such figure.
+def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
+    """The columns of the table for these trials and what ``summarize`` makes of them.
 
     With several searches per arm a cost is the mean of their best trials and its range theirs; with one, the
-    best trial's, and the range that of all its trials that reached the target.
+    best trial's, and the range that of all its trials that reached the target. ``-`` where an arm has none.
     """
-    arms = summarize(rows)
     columns = _ends_columns(arms) if without_target(rows) else _cost_columns(arms, rows)
     return [Column(heading, [cell(arm) for arm in arms], medium) for heading, cell, medium in columns]
 

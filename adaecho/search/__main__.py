@@ -9,11 +9,9 @@ from adaecho.errors import told
 from adaecho.records.files import record_errors
 from adaecho.records.lock import is_held
 from adaecho.records.terminal import Terminal
-from adaecho.search.optuna_export import export
 from adaecho.search.progress import arm_table
-from adaecho.search.report import remarks, write_outcome
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.report import export, remarks, write_outcome
+from adaecho.search.state import SweepState, read_design
 
 
 def status(folder: Path, console: Console) -> None:

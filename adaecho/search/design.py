@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adaecho.config.identity import BUDGETS, identity
-from adaecho.config.named import names_in
+from adaecho.config.tasks import names_in
 from adaecho.records.trials import check_name
 from adaecho.search.axes import Axis
 

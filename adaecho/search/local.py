@@ -17,7 +17,7 @@ from adaecho.errors import UserError, warn
 from adaecho.masking import VARIABLE
 from adaecho.records.files import folder_errors
 from adaecho.search.progress import SweepProgress
-from adaecho.search.sweep import read_refusal
+from adaecho.search.state import read_refusal
 from adaecho.search.worker import BEGUN, RUN_TRIAL
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from adaecho.records.outcome import lowest
 from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.records.table import as_clock
-from adaecho.records.terminal import Terminal
+from adaecho.records.table import NARROW, Column, as_clock
+from adaecho.records.terminal import NARROW_WIDTH, Terminal, terminal_table
 from adaecho.search.design import TrialId
 from adaecho.search.state import Search, SweepState
 
@@ -103,31 +104,32 @@ class SweepProgress:
 
 def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = None) -> Table:
     """Arms (the first ``max_arms``) against trials done, running, diverged, missed, failed, and the best."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("arm", overflow="ellipsis" if max_arms else "fold", no_wrap=bool(max_arms), min_width=12)
-    for heading in ("done", "running", "diverged", "missed", "failed", "best"):
-        table.add_column(heading, justify="right", no_wrap=True)
     arms: dict[str, list[Search]] = {}
     for search in state.searches.values():
         arms.setdefault(search.arm.name, []).append(search)
-    for name, searches in list(arms.items())[:max_arms]:
-        bests = [best for search in searches if (best := search.best()) is not None]
-        total = sum(search.num_wanted() for search in searches)
-        counts = [
-            sum(trial.arm == name for trial in running),
-            *(
-                sum(search.count(status) for search in searches)
-                for status in (Status.DIVERGED, Status.BUDGET_SPENT, Status.FAILED)
-            ),
-        ]
-        table.add_row(
-            name,
-            f"{sum(search.num_finished() for search in searches)}/{total}",
-            *(str(count) if count else "-" for count in counts),
-            f"{min(bests):,}" if bests else "-",
-        )
-    if max_arms is not None and len(arms) > max_arms:
-        table.add_row(f"and {len(arms) - max_arms} more")
+    shown = dict(list(arms.items())[:max_arms])
+
+    def counts(status: str) -> list[str]:
+        return [str(sum(search.count(status) for search in searches)) for searches in shown.values()]
+
+    done = [
+        f"{sum(one.num_finished() for one in searches)}/{sum(one.num_wanted() for one in searches)}"
+        for searches in shown.values()
+    ]
+    bests = [lowest(search.best() for search in searches) for searches in shown.values()]
+    cells = {
+        "arm": list(shown),
+        "done": done,
+        "running": [str(sum(trial.arm == name for trial in running)) for name in shown],
+        "diverged": counts(Status.DIVERGED),
+        "missed": counts(Status.BUDGET_SPENT),
+        "failed": counts(Status.FAILED),
+        "best": ["-" if best is None else f"{best:,}" for best in bests],
+    }
+    columns = [Column(heading, of_arms, NARROW) for heading, of_arms in cells.items()]
+    table = terminal_table(columns, NARROW_WIDTH, one_line_each=max_arms is not None)
+    if len(arms) > len(shown):
+        table.add_row(f"and {len(arms) - len(shown)} more")
     return table
 
 

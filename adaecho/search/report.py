@@ -1,23 +1,24 @@
-"""The end of a sweep: its rows, its outcome per arm, the table on the terminal and the figure."""
+"""The end of a sweep: its rows, its outcome per arm, the terminal's table, the figure, Optuna's study."""
 
-import re
+import json
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from adaecho.errors import how_to_install
+from adaecho.errors import how_to_install, warn
 from adaecho.records.collect import trial_row
-from adaecho.records.files import write_json
+from adaecho.records.files import write_json, write_text
 from adaecho.records.lock import alone
-from adaecho.records.outcome import EDGE, Row, without_target
-from adaecho.records.status import Status
-from adaecho.records.table import NARROW, TERMINAL, Column, end_of_sweep, summarize
+from adaecho.records.outcome import EDGE, Row, num_best, without_target
+from adaecho.records.status import ENDED, Status
+from adaecho.records.table import end_of_sweep, summarize
+from adaecho.records.terminal import terminal_table
+from adaecho.search.axes import Axis
 from adaecho.search.design import Design, TrialId
-from adaecho.search.optuna_export import export
 from adaecho.search.state import Search, SweepState
 
 _DIGITS = 4  # of a position on an axis
-NARROW_WIDTH = 76  # columns of a terminal below which a table keeps to its main figures
 
 
 def write_outcome(state: SweepState, console: Console) -> None:
@@ -25,23 +26,18 @@ def write_outcome(state: SweepState, console: Console) -> None:
     with alone(state.folder):  # a collect beside the end of its sweep: the last to write has the latest view
         state.refresh()
         rows = trial_rows(state)
+        arms = summarize(rows)
         write_json(state.folder / "trials.json", rows)
-        write_json(state.folder / "outcome.json", summarize(rows))
+        write_json(state.folder / "outcome.json", arms)
     export(state)
     console.print()
-    console.print(terminal_table(end_of_sweep(rows), console.width))
-    lines = [
-        caption(state, rows),
-        *unfinished(state),
-        *remarks(state),
-        *edge_warnings(state, rows),
-        *draw(state, rows),
-    ]
-    for line in lines:
+    console.print(terminal_table(end_of_sweep(rows, arms), console.width))
+    notes = [*unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
+    for line in [caption(state, rows), *notes, *draw(state.folder, rows, arms)]:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def draw(state: SweepState, rows: list[Row]) -> list[str]:
+def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
     """Draw the sweep beside its trials; where the figures are, or why there are none."""
     nothing_reached = all(row["to_target_fresh_examples"] is None for row in rows)
     if nothing_reached and not without_target(rows):
@@ -50,7 +46,7 @@ def draw(state: SweepState, rows: list[Row]) -> list[str]:
         from adaecho.figures.tables import draw_sweep
     except ImportError as error:
         return [f"no figure: {error}; {how_to_install('figures')}"]
-    return [f"figure: {path}" for path in draw_sweep(state.folder)]
+    return [f"figure: {path}" for path in draw_sweep(folder, rows, arms)]
 
 
 def trial_rows(state: SweepState) -> list[Row]:
@@ -76,27 +72,6 @@ def _row(design: Design, search: Search, index: int) -> Row:
         positions=positions,
     )
     return {**row, "hyperparameters": point}
-
-
-def terminal_table(columns: list[Column], width: int) -> Table:
-    """The columns for which a terminal of this width has room.
-
-    A count that is 0 in every arm gives its room to the arms' names, unless it is one of the main figures.
-    """
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    most = NARROW if width < NARROW_WIDTH else TERMINAL
-    shown = [
-        column
-        for column in columns
-        if column.medium == NARROW or (column.medium <= most and set(column.cells) != {"0"})
-    ]
-    table.add_column(shown[0].heading, overflow="fold", min_width=12)
-    for column in shown[1:]:
-        heading = re.sub(r" (?!%)", "\n", column.heading)  # a number stays beside its unit
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cells in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(cells[0], *("-" if cell == "0" else cell.replace(" to ", "-") for cell in cells[1:]))
-    return table
 
 
 def caption(state: SweepState, rows: list[Row]) -> str:
@@ -147,18 +122,86 @@ def unfinished(state: SweepState) -> list[str]:
     return [f"incomplete: {open_trials} of {total} trials have not ended; the same -m command finishes them"]
 
 
-def _searches(arm: Row) -> int:
-    """How many searches of an arm have a best point."""
-    return int(arm["reached"] if "reached" in arm else arm["runs"])
-
-
-def edge_warnings(state: SweepState, rows: list[Row]) -> list[str]:
+def edge_warnings(design: Design, arms: list[Row]) -> list[str]:
     """One line per arm and axis on whose outermost 5 % a best point lies: the range may be too narrow."""
-    axes = {arm.name: arm.axes for arm in state.design.arms}
+    axes = {arm.name: arm.axes for arm in design.arms}
     return [
-        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {_searches(arm)} searches lies in the "
+        f"warning: {arm['arm']}: the best {axis.key} of {outer} of {num_best(arm)} searches lies in the "
         f"outermost {100 * EDGE:g} % of interval({axis.low:g}, {axis.high:g}); widen the axis"
-        for arm in summarize(rows)
+        for arm in arms
         for axis in axes[arm["arm"]]
         if (outer := arm.get("at_edge", {}).get(axis.key))
     ]
+
+
+JOURNAL = "optuna.journal"
+
+
+class _Journal:
+    """A journal in memory, for Optuna to write: no lock is waited for, and the file appears whole."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.lines += logs
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.lines[log_number_from:]
+
+
+def export(state: SweepState) -> None:
+    """Write the studies of a sweep, one per search named ``<arm>/<repeat>``, as its folders tell.
+
+    The objective is fresh examples to the target, infinite where it was missed; diverged and failed trials
+    are Optuna's FAIL. A trial's number is its index, so one is exported after all before it. Whatever goes
+    wrong is a warning.
+    """
+    try:
+        text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in _lines(state))
+        write_text(state.folder / JOURNAL, text, durable=False)
+    except Exception as error:  # of Optuna, of the disk: none of them matters to the sweep
+        warn(f"{state.folder / JOURNAL}: the Optuna study is not up to date: {error}")
+
+
+def _lines(state: SweepState) -> list[dict[str, Any]]:
+    import optuna
+
+    journal, previous = _Journal(), optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = optuna.storages.JournalStorage(journal)  # type: ignore[arg-type]
+        for (arm, repeat), search in state.searches.items():
+            study = optuna.create_study(storage=storage, study_name=f"{arm}/{repeat}", direction="minimize")
+            for index in range(search.num_wanted()):
+                if search.status(index) not in ENDED:
+                    break
+                study.add_trial(_trial(state, search, index))
+    finally:
+        optuna.logging.set_verbosity(previous)
+    return journal.lines
+
+
+def _trial(state: SweepState, search: Search, index: int) -> Any:
+    import optuna
+
+    summary = search.summaries[index]
+    failed = summary["status"] in (Status.DIVERGED, Status.FAILED)
+    reached = summary.get("to_target")
+    value = reached["fresh_examples"] if reached else float("inf")
+    return optuna.trial.create_trial(
+        state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
+        value=None if failed else value,
+        params=state.design.point(search.arm, search.repeat, index),
+        distributions={axis.key: _distribution(axis) for axis in search.arm.axes},
+        user_attrs={"status": summary["status"], "seed": summary.get("seed"), "to_target": reached},
+    )
+
+
+def _distribution(axis: Axis) -> Any:
+    """Optuna knows no axis that is logarithmic in 1 - x: such a one is exported as linear."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if axis.integer:
+        return IntDistribution(round(axis.low), round(axis.high), log=axis.scale == "log")
+    return FloatDistribution(axis.low, axis.high, log=axis.scale == "log")

@@ -22,8 +22,7 @@ from adaecho.records.lock import FolderInUseError
 from adaecho.records.status import Status
 from adaecho.search.design import TrialId
 from adaecho.search.progress import SweepProgress
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_refusal, record_failure
+from adaecho.search.state import SweepState, read_refusal, record_failure
 from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
@@ -54,7 +53,6 @@ class SlurmWorkers:
         self._name = job_name(state.folder)
         self._worker = Worker(
             str(state.folder.resolve()),
-            group=str(state.folder),
             code=code_digest(),
             runner=runner,
             ranks=settings.ranks,

@@ -19,18 +19,17 @@ from adaecho.config.schema import to_plain
 from adaecho.config.slurm import SlurmSettings
 from adaecho.errors import ConfigError
 from adaecho.masking import VARIABLE, masked, secret_urls
-from adaecho.records import tracking
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
 from adaecho.records.terminal import Terminal
+from adaecho.records.tracking import exported
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
 from adaecho.search.design import MAX_TRIALS, Design, stable_hash
 from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmWorkers, job_name
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import check_design, record_design
+from adaecho.search.state import SweepState, check_design, record_design
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -62,6 +61,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         check_design(design, folder)
         state = SweepState(design, folder)
         record_design(design, folder)
+        stack.enter_context(exported(config.tracking, folder))
         urls = secret_urls([arm.config for arm in design.arms])
         console = Terminal(markup=False)
         console.print(headline(state), highlight=False, soft_wrap=True)
@@ -73,7 +73,6 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         elif launcher == "basic":
             run_here(state, config, console, urls)
         write_outcome(state, console)
-        tracking.export(config.tracking, folder, group=str(folder), name="outcome")
         for line in next_steps(config, folder, arguments):
             console.print(line, highlight=False, soft_wrap=True)
         if unfinished(state) or remarks(state):

@@ -46,15 +46,12 @@ class Team:
 
     Args:
         runner: ``module:function`` that runs a trial.
-        group: the tracker's name for the sweep.
         typed: tasks and callbacks that the user has named; see ``config.schema.from_plain``.
         ranks: None for one process.
     """
 
-    def __init__(
-        self, runner: str, group: str, typed: Collection[str] = (), ranks: "Ranks | None" = None
-    ) -> None:
-        self._runner, self._group, self._typed, self._ranks = runner, group, typed, ranks
+    def __init__(self, runner: str, typed: Collection[str] = (), ranks: "Ranks | None" = None) -> None:
+        self._runner, self._typed, self._ranks = runner, typed, ranks
 
     @property
     def is_first(self) -> bool:
@@ -112,9 +109,7 @@ class Team:
         more = {} if self._ranks is None else {"ranks": self._ranks}
         # A trial's objects refer to one another and to its data: left alone, a dozen data sets pile up.
         gc.collect()
-        return load_runner(self._runner)(
-            config, order.folder, order.overrides, group=self._group, prune=pruner, **more
-        )
+        return load_runner(self._runner)(config, order.folder, order.overrides, prune=pruner, **more)
 
 
 def check_signal(summary: dict[str, Any]) -> None:

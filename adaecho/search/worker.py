@@ -31,8 +31,7 @@ from adaecho.records.folder import RunFolder, move_aside
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
 from adaecho.records.status import FINISHED
 from adaecho.search.design import TrialId
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import REFUSAL, read_design, record_failure
+from adaecho.search.state import REFUSAL, SweepState, read_design, record_failure
 from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
 from adaecho.training.interrupt import WaitEndedError
 
@@ -54,7 +53,6 @@ class Worker:
         number: of this worker among ``num_workers``, from 0: each begins at another trial, so that hundreds
             of them don't contend for the first one.
         launch: names the command that started it; trials are tried ``MAX_ATTEMPTS`` times in each.
-        group: the tracker's name for the sweep; by default its folder.
         code: digest of the code at submission; None runs with whatever is there.
         runner: ``module:function`` that runs a trial.
         ranks: how many tasks of its job train each trial together; all are such a worker, and the first one
@@ -67,7 +65,6 @@ class Worker:
     number: int = 0
     num_workers: int = 1
     launch: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    group: str | None = None
     code: str | None = None
     runner: str = RUN_TRIAL
     ranks: int = 1
@@ -118,7 +115,7 @@ class Worker:
         design = read_design(folder)
         configs = [design.trial_config(arm, 0, 0) for arm in design.arms] if self.ranks > 1 else []
         with ranks_of_job(self.ranks, configs, self.typed) as ranks:
-            team = Team(self.runner, self.group or self.folder, self.typed, ranks)
+            team = Team(self.runner, self.typed, ranks)
             try:
                 if team.is_first:
                     self._work(SweepState(design, folder), team)

@@ -1,4 +1,4 @@
-"""One file per workload; ``docs/your-own-task.md`` adds one of a user's own."""
+"""One file per workload; ``docs/your-own.md`` adds one of a user's own."""
 
 from typing import TYPE_CHECKING
 

@@ -2,7 +2,7 @@
 
 W. Liu et al., "SSD: Single Shot MultiBox Detector", 2016, sections 2.2 and 3.6. An example is a dict with
 ``image``, uint8 [H, W, 3], ``boxes``, float32 [K, 4] as x1, y1, x2, y2 in pixels, and ``labels``, int64 [K].
-What else it holds stays as it is. torchvision's tv_tensors are taken too, and given back as themselves.
+What else it holds stays as it is.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as v2
 
 from adaecho.transforms.photographs import Image, adjust_colours, resize
 
@@ -65,7 +63,7 @@ class SSDAugment:
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """The example with image, boxes and labels augmented, the image [size, size, 3]."""
-        image, boxes, labels = as_arrays(example)
+        image, boxes, labels = example["image"], example["boxes"], example["labels"]
         height, width = image.shape[:2]
         window = self._expand(height, width, rng)
         if self.crop:
@@ -75,7 +73,7 @@ class SSDAugment:
         image = self._distort(cut(image, window, self.size, self.fill, self.antialias), rng)
         if rng.random() < self.flip:
             image, boxes = np.asarray(cv2.flip(image, 1)), flipped(boxes, self.size)
-        return like(example, image, boxes, labels)
+        return {**example, "image": image, "boxes": boxes, "labels": labels}
 
     def _distort(self, image: Image, rng: np.random.Generator) -> Image:
         chosen = rng.random(4) < self.photometric
@@ -127,10 +125,15 @@ class ResizeWithBoxes:
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
         """The example with image and boxes resized."""
-        image, boxes, labels = as_arrays(example)
+        image, boxes, labels = example["image"], example["boxes"], example["labels"]
         window = (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
         boxes, labels = boxes_in(window, boxes, labels, self.size)
-        return like(example, resize(image, self.size, self.antialias), boxes, labels)
+        return {
+            **example,
+            "image": resize(image, self.size, self.antialias),
+            "boxes": boxes,
+            "labels": labels,
+        }
 
 
 def collate_boxes(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -207,33 +210,3 @@ def _holds(window: Window, boxes: Boxes, least: float) -> bool:
     shared_area = shared.clip(min=0).prod(axis=1)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (window[2] - window[0]) * (window[3] - window[1])
     return bool((shared_area / (areas - shared_area)).max() >= least)
-
-
-def as_arrays(example: dict[str, Any]) -> tuple[Image, Boxes, NDArray[np.int64]]:
-    """Image [H, W, 3], boxes x1, y1, x2, y2 and labels of an example, whatever it holds them as."""
-    image, boxes, labels = example["image"], example["boxes"], example["labels"]
-    if isinstance(image, tv_tensors.Image):
-        image = image.as_subclass(torch.Tensor).permute(1, 2, 0).numpy()
-    if isinstance(boxes, tv_tensors.BoundingBoxes):
-        boxes = v2.convert_bounding_box_format(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
-        boxes = boxes.as_subclass(torch.Tensor)
-    return (
-        np.ascontiguousarray(image),
-        np.asarray(boxes, np.float32).reshape(-1, 4),
-        np.asarray(labels, np.int64),
-    )
-
-
-def like(example: dict[str, Any], image: Image, boxes: Boxes, labels: NDArray[np.int64]) -> dict[str, Any]:
-    """The example with these in it, each of the type that it held."""
-    result: dict[str, Any] = {**example, "image": image, "boxes": boxes, "labels": labels}
-    if isinstance(example["image"], tv_tensors.Image):
-        result["image"] = tv_tensors.Image(torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))))
-    if isinstance(example["boxes"], tv_tensors.BoundingBoxes):
-        xyxy = tv_tensors.BoundingBoxes(
-            torch.from_numpy(boxes), format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=image.shape[:2]
-        )
-        result["boxes"] = v2.convert_bounding_box_format(xyxy, new_format=example["boxes"].format)
-    if isinstance(example["labels"], torch.Tensor):
-        result["labels"] = torch.from_numpy(labels)
-    return result

@@ -15,9 +15,9 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets import cifar10 as storage
-from adaecho.datasets.cifar10_shards import Cifar10Shards, find_shards, read_shards
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.cifar10 import Cifar10Shards, find_shards, read_shards
 from adaecho.datasets.split import first_of, hold_out
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError, ExampleError
 from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
@@ -107,7 +107,7 @@ def _in_memory(config: Config, options: Options) -> _Data:
 
     def read(part: storage.Part) -> tuple[Images, int]:
         bad = SkippedExamples(config.data.max_bad_examples)
-        examples = stored.read(part, bad)
+        examples = stored.read(part, decode, bad)
         bad.report()
         return examples, bad.count
 
@@ -145,7 +145,7 @@ def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:
 
 
 def decode(example: dict[str, Any]) -> dict[str, Any]:
-    """``image`` uint8 [32, 32, 3] and ``label`` of an example of a tar shard.
+    """``image`` uint8 [32, 32, 3] and ``label`` of an encoded example; see ``decode_labelled``.
 
     Raises:
         ExampleError: it has no image of that size, or no label of 0 to 9.

@@ -10,9 +10,9 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.coco import DetectionImages, find_annotations, has_split, read_coco
-from adaecho.datasets.skipped_examples import SkippedExamples
-from adaecho.datasets.split import hold_out_rows
-from adaecho.errors import ConfigError, DataError, how_they_differ
+from adaecho.datasets.split import hold_out_rows, refuse_number
+from adaecho.datasets.storage import SkippedExamples
+from adaecho.errors import DataError, how_they_differ
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Task
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
@@ -94,11 +94,7 @@ def _read(
     train = read_coco(path, "train", bad)
     listed = find_annotations(top, "train")
     if has_split(top, "val"):
-        if number is not None:
-            raise ConfigError(
-                f"data.validation_examples={number}: {path} has a validation split of its own; leave it null "
-                "(evaluate.max_examples takes a part of it)"
-            )
+        refuse_number(number, path)
         return train, read_coco(path, "val", bad), [listed, find_annotations(top, "val")]
     rows, others = hold_out_rows(len(train), number, seed=config.data.split_seed)
     return train.take(np.sort(rows).tolist()), train.take(others.tolist()), [listed]

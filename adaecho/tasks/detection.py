@@ -16,7 +16,7 @@ from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
 from adaecho.tasks.boxes import ResizeWithBoxes
-from adaecho.tasks.reading import ReadAnew
+from adaecho.tasks.images import ReadAnew
 from adaecho.transforms.photographs import decode_image
 
 _SHOWN_SCORE = 0.4

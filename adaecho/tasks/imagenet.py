@@ -15,15 +15,14 @@ from torch import nn
 from adaecho.config.schema import Config
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.labelled_images import LabelledImages, files_of, find_labelled
-from adaecho.datasets.split import Rows, hold_out_rows
-from adaecho.errors import ConfigError, DataError, how_they_differ
+from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
+from adaecho.errors import DataError, how_they_differ
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, classifier
+from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, ReadAnew, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
-from adaecho.tasks.reading import ReadAnew
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
 
 
@@ -47,10 +46,8 @@ def build(config: Config, options: Options) -> Task:
     strength = options.colour_distortion
     begun_with = {}
     if options.pretrained is not None:
-        begun_with = {
-            "pretrained": next(iter(fingerprint_of([Path(options.pretrained).expanduser()]).values()))
-        }
-
+        digests = fingerprint_of([Path(options.pretrained).expanduser()])
+        begun_with = {"pretrained": next(iter(digests.values()))}
     augment = RandomResizedCrop(
         options.image_size,
         scale=(options.min_crop_area, 1.0),
@@ -116,20 +113,11 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
                 f"data.validation_examples=null: {path} has no validation split; name one with task."
                 f"validation_path=, or say how many of its {len(train.source)} training images to hold out"
             )
-        rows, others = hold_out_rows(
-            len(train.source), config.data.validation_examples, seed=config.data.split_seed
-        )
-        return (
-            Rows(train.source, np.sort(rows)),
-            _first(Rows(train.source, others), config),
-            num_classes,
-            train.classes,
-        )
-    if config.data.validation_examples is not None:
-        raise ConfigError(
-            f"data.validation_examples={config.data.validation_examples}: {path} has a validation split "
-            "of its own; leave it null (evaluate.max_examples takes a part of it)"
-        )
+        number, seed = config.data.validation_examples, config.data.split_seed
+        rows, others = hold_out_rows(len(train.source), number, seed=seed)
+        kept, held_out = Rows(train.source, np.sort(rows)), _first(Rows(train.source, others), config)
+        return kept, held_out, num_classes, train.classes
+    refuse_number(config.data.validation_examples, path)
     _check_classes(path, train, validation, num_classes)
     return train.source, _first(validation.source, config), num_classes, train.classes
 

@@ -5,6 +5,7 @@ Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.mode
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import functional
 from adaecho.echo.memory import recycle
 from adaecho.echo.order import keyed
 from adaecho.echo.order.keyed import Keys
-from adaecho.errors import about_one_example
+from adaecho.errors import DataError, about_one_example
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
@@ -299,3 +300,41 @@ def classification_metrics(predictions: Iterable[Prediction], ranks: Ranks = ALO
         entropy = entropy + functional.cross_entropy(logits, labels, reduction="sum").detach().double()
     right, nats, all_examples = ranks.sums([float(correct), float(entropy), number])
     return {"accuracy": right / all_examples, "cross_entropy": nats / all_examples}
+
+
+class ReadAnew:
+    """Examples of a source in batches.
+
+    Args:
+        source: ``source[row]`` is an example, ``source.origin(row)`` its name.
+        prepare: of one example: decodes and resizes.
+        batch_size: examples at once.
+        threads: that read and prepare.
+    """
+
+    def __init__(self, source: Any, prepare: Callable[[Any], Any], *, batch_size: int, threads: int) -> None:
+        self._source, self._prepare = source, prepare
+        self._batch_size, self._threads = batch_size, threads
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batches(self, rows: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Any]]]:
+        """Row numbers and prepared examples of each batch of these rows.
+
+        Raises:
+            DataError: an example can't be prepared: a metric over the others would be another metric.
+        """
+        with ThreadPoolExecutor(self._threads) as pool:
+            for begin in range(0, len(rows), self._batch_size):
+                part = rows[begin : begin + self._batch_size]
+                yield part, list(pool.map(self._one, part))
+
+    def _one(self, row: int) -> Any:
+        example = self._source[row]
+        try:
+            return self._prepare(example)
+        except ValueError as error:
+            origin = getattr(self._source, "origin", None)
+            name = f"example {row}" if origin is None else origin(row)
+            raise DataError(f"validation, {name}: {error}; mend it, or take it out of the split") from error

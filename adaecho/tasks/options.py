@@ -4,23 +4,24 @@ A command's configs are composed, checked and compared before anything trains, a
 never does. A task of one's own has its ``Options`` in its own file.
 """
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adaecho.config.bounds import at_least, one_of, within
+from adaecho.config.bounds import at_least, check_depth, one_of, within
 from adaecho.config.launched import launched_ranks
-from adaecho.config.tasks import TaskConfig
-from adaecho.errors import ConfigError
-from adaecho.models.resnet_depth import CHANNELS, check_depth
+from adaecho.config.tasks import Size, TaskConfig
+from adaecho.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from adaecho.config.schema import Config
-    from adaecho.config.size import Size
 
 DIGITS_MODELS = ("conv", "mlp")
 PACKINGS = ("packed", "sentence")
+_BYTES_PER_TOKEN = 3  # of English with a vocabulary of some thousand; only the scale matters
 GHOST_STATISTICS = ("average", "sequential")
 
 
@@ -93,11 +94,20 @@ class TextOptions(TaskConfig):
             )
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> "Size":
-        """About how many blocks there are."""
-        from adaecho.datasets.size import size_of_text
+    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
+        """About how many blocks there are, by their bytes."""
+        from adaecho.datasets.documents import find_documents
 
-        return size_of_text(path, column=plain["column"], lines=plain["lines"], block=plain["block"])
+        files = find_documents(path, column=plain["column"], lines=plain["lines"])
+        documents = sum(files.count(file) for file in files.parts["train"])
+        characters = sum(file.stat().st_size for file in files.parts["train"])
+        own = not {"validation", "test"}.isdisjoint(files.parts)
+        if documents < 2 and not own:
+            raise DataError(
+                f"data.path={path}: holds one document, so none could be held out; give several files, or "
+                "task.lines=true to take each line as one"
+            )
+        return Size(max(characters // _BYTES_PER_TOKEN // plain["block"], 1), documents, own, "blocks")
 
     def build_model(self) -> "nn.Module":
         """A freshly initialised model."""
@@ -134,7 +144,7 @@ class Cifar10Options(TaskConfig):
     """The options of task cifar10."""
 
     depth: int = 32  # layers of the ResNet, 6n + 2: 32 is the paper's, 8 trains on a CPU
-    channels: int = CHANNELS  # filters of its first stage; 16 is the paper's
+    channels: int = 16  # filters of its first stage; 16 is the paper's
     training_examples: int | None = None  # of those that are not held out; null: all
     validation_shards: str | None = None  # tar shards, where data.path names training shards alone
     label_smoothing: float = 0.0  # of the training loss: this share of each label goes to all classes alike
@@ -178,11 +188,15 @@ class ImagenetOptions(GhostOptions):
         super().__post_init__()
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> "Size":
-        """How many photographs there are."""
-        from adaecho.datasets.size import size_of_photographs
+    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
+        """How many photographs there are; nothing is decoded, and no torch is loaded."""
+        from adaecho.datasets.labelled_images import find_labelled
 
-        return size_of_photographs(path, plain["validation_path"])
+        train = find_labelled(path, "train")
+        if train is None:
+            raise DataError(f"data.path={path}: has a validation split and no training images")
+        own = plain["validation_path"] is not None or find_labelled(path, "validation") is not None
+        return Size(len(train.source), len(train.source), own)
 
 
 @dataclass
@@ -201,11 +215,14 @@ class CocoOptions(GhostOptions):
         super().__post_init__()
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> "Size":
+    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
         """How many images there are, by default those with boxes."""
-        from adaecho.datasets.size import size_of_boxes
+        from adaecho.datasets.coco import has_split, read_coco
+        from adaecho.datasets.storage import SkippedExamples
 
-        return size_of_boxes(path, keep_without=plain["keep_images_without_boxes"])
+        images = read_coco(path, "train", SkippedExamples(sys.maxsize))
+        usable = images if plain["keep_images_without_boxes"] else images.with_boxes()
+        return Size(len(usable), len(images), has_split(Path(path).expanduser(), "val"))
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from adaecho.config.named import callback_path
 from adaecho.config.schema import Config
+from adaecho.config.tasks import callback_path
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.errors import ConfigError, UserError, with_notes
 

@@ -1,13 +1,20 @@
-"""Which processor a run uses, and in which number format."""
+"""Which processor a run uses, in which number format, and a model on it: placed and measured."""
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from adaecho.config.launched import launched_ranks, local_rank
 from adaecho.config.schema import Config
 from adaecho.errors import ConfigError
+from adaecho.ranks import ALONE, Ranks
+from adaecho.tasks.base import Split, Task
 
 
 def choose_device(config: Config) -> torch.device:
@@ -63,3 +70,80 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read next counts the work that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """The model on its device, in the memory format and compiled as the config says."""
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if config.compile != "off":
+        model.compile(mode=None if config.compile == "default" else config.compile)
+    return model
+
+
+def measure(
+    task: Task, model: nn.Module, split: Split, device: torch.device, precision: str, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """A model's metrics on a split; rank 0's on every rank. The model is left in eval mode."""
+    model.eval()
+    shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
+    with autocast(device, precision), torch.inference_mode():
+        metrics = task.evaluate(model, split, device=device, **shared)
+    return ranks.from_first(lambda: metrics)
+
+
+@dataclass
+class Clocks:
+    """Seconds of a run, in all its pieces.
+
+    Attributes:
+        train_time_s: steps and the wait for their batches, the first filling of the buffer included;
+            evaluation, checkpoints and compilation excluded.
+        eval_time_s: evaluation.
+    """
+
+    train_time_s: float = 0.0
+    eval_time_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Training time runs from now."""
+        self._since = time.perf_counter()
+
+    def stop(self, device: torch.device) -> None:
+        """Training time stands still from the moment the device has done what was queued."""
+        synchronize(device)
+        self.peek()
+        self._since = None
+
+    def peek(self) -> float:
+        """Training time up to now by the host's clock alone."""
+        if self._since is not None:
+            now = time.perf_counter()
+            self.train_time_s += now - self._since
+            self._since = now
+        return self.train_time_s
+
+    @contextmanager
+    def evaluating(self, device: torch.device) -> Iterator[None]:
+        """Count the block as evaluation time instead of training time."""
+        self.stop(device)
+        begin = time.perf_counter()
+        try:
+            yield
+            synchronize(device)
+        finally:
+            self.eval_time_s += time.perf_counter() - begin
+            self.start()
+
+    @contextmanager
+    def uncounted(self, device: torch.device) -> Iterator[None]:
+        """Count the block, e.g. a checkpoint, as neither."""
+        self.stop(device)
+        try:
+            yield
+        finally:
+            self.start()

@@ -31,14 +31,16 @@ class Display:
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self._config = config
         self._console = console or Terminal(soft_wrap=True, highlight=False)
-        self._bar: Progress | None = None
+        self._bar = Progress(
+            *(BarColumn(bar_width=None), TextColumn("{task.fields[state]}")), console=self._console,
+            auto_refresh=False, transient=True, expand=True, disable=not self._console.is_terminal,
+        )  # fmt: skip
         self._measured = ""
-        self._begin_s = self._redraw_at = self._line_at = 0.0
-        self._pause_s = _FIRST_LINE_S
+        self._begin_s = self._redraw_at = 0.0
         # When the first step of this piece was done, and how much of the budget was: filling a buffer and
         # compiling come before, and tell nothing of the pace.
         self._paced_from: tuple[float, float] | None = None
-        self._steps_before = 0
+        self._before = (0, 0)  # steps and examples read, of the pieces before
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
@@ -50,28 +52,10 @@ class Display:
         if trainer.progress.steps:
             self.say(f"continuing at step {trainer.progress.steps:,}")
         self._begin_s = time.monotonic()
-        self._line_at = self._begin_s + self._pause_s
-        self._steps_before = trainer.progress.steps
-        with self._filling(trainer), self._bar_shown():
-            yield
-
-    @contextmanager
-    def _filling(self, trainer: Trainer) -> Iterator[None]:
-        """Tell inside the block, until the first step, how much of a large buffer has been read."""
-        loader = trainer.loader
-        to_fill = sum(loader.settings.to_fill.values())
-        if to_fill < _MANY_TO_FILL:
-            yield
-            return
-        steps, read_before = trainer.progress.steps, loader.examples_read
-
-        def state(_: float) -> str | None:
-            if trainer.progress.steps > steps:
-                return None
-            read = loader.examples_read - read_before
-            return f"reading before the first step: {read:,} of about {to_fill:,.0f} fresh examples"
-
-        with self._telling(state):
+        self._before = trainer.progress.steps, trainer.loader.examples_read
+        with self._telling(lambda: self._state(trainer, time.monotonic())), self._bar:
+            self._bar.add_task("", total=None, state="reading")
+            self._bar.refresh()
             yield
 
     @contextmanager
@@ -83,26 +67,21 @@ class Display:
             expected_s: how long the evaluations before took on average; None where there were none.
         """
         usual = "" if expected_s is None else f" (an evaluation took {as_clock(expected_s)} on average)"
-
-        def state(spent_s: float) -> str:
-            return f"measuring the weights of the end on the {split} split: {as_clock(spent_s)}{usual}"
-
-        with self._telling(state):
+        begin_s, what = time.monotonic(), f"measuring the weights of the end on the {split} split"
+        with self._telling(lambda: f"{what}: {as_clock(time.monotonic() - begin_s)}{usual}"):
             yield
 
     @contextmanager
-    def _telling(self, state: Callable[[float], str | None]) -> Iterator[None]:
-        """Say inside the block, ever more rarely, what ``state(seconds)`` returns, until that is None."""
-        ended, begin_s = threading.Event(), time.monotonic()
+    def _telling(self, state: Callable[[], str]) -> Iterator[None]:
+        """Say inside the block, ever more rarely, what ``state`` returns, if anything."""
+        ended = threading.Event()
 
         def tell() -> None:
             pause_s = _FIRST_LINE_S
             while not ended.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                text = state(time.monotonic() - begin_s)
-                if text is None:
-                    return
-                self.say(text)
+                if text := state():
+                    self.say(text)
 
         teller = threading.Thread(target=tell, daemon=True)
         teller.start()
@@ -112,37 +91,15 @@ class Display:
             ended.set()
             teller.join()
 
-    @contextmanager
-    def _bar_shown(self) -> Iterator[None]:
-        if not self._console.is_terminal:
-            yield
-            return
-        columns = (BarColumn(bar_width=None), TextColumn("{task.fields[state]}"))
-        with Progress(
-            *columns, console=self._console, auto_refresh=False, transient=True, expand=True
-        ) as bar:
-            self._bar = bar
-            bar.add_task("", total=None, state="reading")
-            bar.refresh()
-            yield
-        self._bar = None
-
     def step(self, trainer: Trainer) -> None:
         """A step was made."""
         now = time.monotonic()
-        if self._paced_from is None and trainer.progress.steps > self._steps_before:
+        if self._paced_from is None and trainer.progress.steps > self._before[0]:
             self._paced_from = now, _share_done(self._config, trainer)
-        if now >= self._line_at:
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._line_at = now + self._pause_s
-            self.say(self._state(trainer, now))
-        if self._bar is not None and now >= self._redraw_at:
+        if now >= self._redraw_at and self._paced_from is not None and not self._bar.disable:
             self._redraw_at = now + _REDRAW_S
-            done = _share_done(self._config, trainer)
-            task = self._bar.task_ids[0]
-            self._bar.update(
-                task, completed=done, total=1.0 if done else None, state=self._state(trainer, now)
-            )
+            done, state = _share_done(self._config, trainer), self._state(trainer, now)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=1.0 if done else None, state=state)
             self._bar.refresh()
 
     def evaluated(self, line: dict[str, Any]) -> None:
@@ -152,9 +109,13 @@ class Display:
 
     def _state(self, trainer: Trainer, now: float) -> str:
         """How far the run is, short enough to leave a bar room in 80 columns."""
-        fresh = trainer.fresh_examples
-        spent_s = now - self._begin_s
-        text = f"step {trainer.progress.steps:,}, fresh {fresh:,}{self._measured}, {as_clock(spent_s)}"
+        steps, read = self._before
+        if trainer.progress.steps == steps:
+            to_fill, read = sum(trainer.loader.settings.to_fill.values()), trainer.loader.examples_read - read
+            of_all = f"{read:,} of about {to_fill:,.0f} fresh examples"
+            return f"reading before the first step: {of_all}" if to_fill >= _MANY_TO_FILL else ""
+        done_steps, fresh = trainer.progress.steps, trainer.fresh_examples
+        text = f"step {done_steps:,}, fresh {fresh:,}{self._measured}, {as_clock(now - self._begin_s)}"
         done = _share_done(self._config, trainer)
         begin_s, done_then = self._paced_from or (now, done)
         if done > done_then:

@@ -16,11 +16,9 @@ from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, LossAndWeight, Task
-from adaecho.training.clock import Clocks
-from adaecho.training.device import autocast, choose_device, choose_precision
+from adaecho.training.device import Clocks, autocast, choose_device, choose_precision, measure, place
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
-from adaecho.training.measure import measure, place
 from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
 from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
 from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_better, meets

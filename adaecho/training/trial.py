@@ -23,7 +23,6 @@ from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.records.status import Status
-from adaecho.records.tracking import export
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
 from adaecho.training import checkpoint
@@ -43,7 +42,7 @@ def run_trial(
     folder: Path,
     overrides: Sequence[str] = (),
     *,
-    group: str | None = None,
+    begun: Callable[[], object] = lambda: None,
     display: "Display | None" = None,
     prune: Callable[[int], bool] | None = None,
     ranks: Ranks = ALONE,
@@ -58,7 +57,7 @@ def run_trial(
         config: a validated config.
         folder: the run's own folder; made if absent.
         overrides: what was typed, for the record.
-        group: the tracker's name for runs that belong together.
+        begun: called on the first rank once the folder is this run's, if there is something left to do.
         display: shown how far the run is.
         prune: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
         ranks: this process among those that train the run; all call this, and rank 0 alone writes.
@@ -71,7 +70,7 @@ def run_trial(
     with ExitStack() as stack:
         in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
         if in_use is None:
-            return _run_locked(trial, overrides, group)
+            return _run_locked(trial, overrides, begun)
     raise in_use  # on all ranks, which can go on with something else
 
 
@@ -84,13 +83,13 @@ def _lock(run: RunFolder, stack: ExitStack) -> FolderInUseError | None:
     return None
 
 
-def _run_locked(trial: "_Trial", overrides: Sequence[str], group: str | None) -> dict[str, Any]:
+def _run_locked(trial: "_Trial", overrides: Sequence[str], begun: Callable[[], object]) -> dict[str, Any]:
     ranks = trial.ranks
     finished = ranks.from_first(lambda: trial.open(overrides))
     if finished is not None:
         return finished
     if ranks.is_first:
-        export(trial.config.tracking, trial.run_folder.path, group=group)
+        begun()
     try:
         with storage_errors():
             return trial.run()

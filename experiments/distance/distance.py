@@ -29,8 +29,7 @@ from adaecho.records.trials import table_text
 from adaecho.run import CONF
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
-from adaecho.training.device import autocast
-from adaecho.training.measure import measure
+from adaecho.training.device import autocast, measure
 from adaecho.training.optimizer import make_optimizer, set_rate
 
 FACTOR = 4

@@ -32,7 +32,7 @@ from adaecho.records.trials import table_text
 from adaecho.run import CONF
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
-from adaecho.training.measure import measure
+from adaecho.training.device import measure
 from adaecho.training.optimizer import make_optimizer
 from experiments.evidence.repeat_value import BASELINE, BRANCHES, readings
 

@@ -12,9 +12,10 @@ import pytest
 from pyarrow import parquet
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError, told
 from adaecho.tasks import build_task
+from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet, write_pickles
@@ -24,7 +25,7 @@ GOOD = [encode(image) for image in random_images(8)]
 
 
 def _read(folder: Path, budget: int = 0) -> Images:
-    return cifar10.find(str(folder)).read("train", SkippedExamples(budget))
+    return cifar10.find(str(folder)).read("train", decode, SkippedExamples(budget))
 
 
 def _refused(path: str | None, *parts: str) -> None:
@@ -138,7 +139,7 @@ def test_bad_rows_within_the_budget_are_skipped_and_listed(
 
 @pytest.mark.parametrize("at_most", [1, 3])
 def test_too_few_threads_to_decode_are_told_in_a_line_or_enough(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at_most: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], at_most: int
 ) -> None:
     begin, started = threading.Thread.start, 0
 
@@ -151,12 +152,12 @@ def test_too_few_threads_to_decode_are_told_in_a_line_or_enough(
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    encoded: list[bytes | None] = [GOOD[0]] * 700
+    write_parquet(tmp_path / TRAIN, [GOOD[0]] * 700, [0] * 700)
     if at_most >= 2:
-        assert cifar10._decode_images(encoded)[0].shape == (700, 32, 32, 3)
+        assert _read(tmp_path)["image"].shape == (700, 32, 32, 3)
         return
     with pytest.raises(SystemExit), told():
-        cifar10._decode_images(encoded)
+        _read(tmp_path)
     assert "error: can't start new thread: too little memory" in capsys.readouterr().err
 
 
@@ -176,7 +177,7 @@ def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = cifar10.find("owner/name")
     message = r"data\.path=owner/name: .*no such file or folder.*Couldn't reach.*local copy"
     with pytest.raises(DataError, match=message):
-        stored.read("train", SkippedExamples(0))
+        stored.read("train", decode, SkippedExamples(0))
 
 
 class _Attack:

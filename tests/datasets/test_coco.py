@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaecho.datasets.coco import read_coco
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from tests.datasets.coco_files import content, write
 from tests.transforms.pictures import encoded

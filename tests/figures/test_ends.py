@@ -6,9 +6,10 @@ import json
 import pytest
 
 from adaecho.figures.__main__ import draw_all
-from adaecho.figures.ends import caption, draw_ends, short_number
+from adaecho.figures.arms import caption, draw_ends, short_number
 from adaecho.figures.tables import draw_table
 from adaecho.records.outcome import COSTS, ends
+from adaecho.records.table import summarize
 
 
 def rows(arm, finals, *, steps, status="budget_spent"):
@@ -83,7 +84,7 @@ def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, monke
     figures = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
     table = [row for name in names for row in rows(name, [0.05, 0.07], steps=10)]
-    draw_table(table, [], tmp_path, "x", "png")
+    draw_table(table, summarize(table), [], tmp_path, "x", "png")
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "cross entropy at the end")
     assert len(axes.containers) == lines

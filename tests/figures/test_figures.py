@@ -14,13 +14,14 @@ from PIL import Image
 
 from adaecho.errors import DataError, DiskError
 from adaecho.figures.__main__ import draw_all, main
+from adaecho.figures.arms import caption_of_bars, draw_fig3
 from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
-from adaecho.figures.fig3 import caption, draw_fig3
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
 from adaecho.figures.style import count_scale, figure, target_words
 from adaecho.figures.tables import describe, draw_sweep, draw_table
 from adaecho.records.outcome import best_trials, outcome
+from adaecho.records.table import summarize
 
 CURVE = {
     "arm": "baseline",
@@ -88,6 +89,10 @@ def words(axes):
     return [text.get_text() for text in axes.texts]
 
 
+def draw(rows, curves, into, stem="t"):
+    return [path.name for path in draw_table(rows, summarize(rows), curves, into, stem, "png")]
+
+
 def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
     draw_fig3(outcome(seven_arms()), tmp_path / "f.png", "digits")
     (axes,) = drawn[0].axes
@@ -114,7 +119,9 @@ def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
     assert bars(axes) == [9000, 6500]
     assert "target\nnot\nreached" in words(axes)
     assert "2 of 3\nreached\n>0.98" in words(axes)
-    assert caption(outcome(rows)).endswith("ratio to the baseline (> and <: bounds, as searches missed).")
+    assert caption_of_bars(outcome(rows)).endswith(
+        "ratio to the baseline (> and <: bounds, as searches missed)."
+    )
 
 
 def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_path, drawn):
@@ -126,11 +133,11 @@ def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_pa
     rows += compared_with("mlp", rows_of("mlp_e2", "batch", 2, [9000]))
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
     assert [line for line in drawn[0].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert caption(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
+    assert caption_of_bars(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
     missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
     draw_fig3(outcome(missed), tmp_path / "g.png", "digits")
     assert [line for line in drawn[1].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert "ratio" not in caption(outcome(missed))
+    assert "ratio" not in caption_of_bars(outcome(missed))
 
 
 def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
@@ -144,9 +151,13 @@ def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
     unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
-    names = [path.name for path in draw_table(rows, [CURVE, unevaluated], tmp_path, "f", "png")]
+    names = [
+        path.name for path in draw_table(rows, summarize(rows), [CURVE, unevaluated], tmp_path, "f", "png")
+    ]
     assert "f_curves.png" in names
-    assert "f_curves.png" not in [path.name for path in draw_table(rows, [unevaluated], tmp_path, "f", "png")]
+    assert "f_curves.png" not in [
+        path.name for path in draw_table(rows, summarize(rows), [unevaluated], tmp_path, "f", "png")
+    ]
 
 
 def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
@@ -193,7 +204,7 @@ def test_best_points_at_the_end_of_an_axis_are_told():
 )
 def test_caption_states_trials_and_searches(searches, trials, says):
     arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
-    assert caption(arms).startswith(says)
+    assert caption_of_bars(arms).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +278,7 @@ def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
     assert again["values"] == curve["values"]
     assert tuning_curves(rows_of("baseline", "none", 1, [800, 900], trials=1)) == []
     assert tuning_curves(rows_of("baseline", "none", 1, [None])) == []
-    names = [path.name for path in draw_table(rows, [], tmp_path, "x", "png")]
+    names = draw(rows, [], tmp_path, "x")
     assert names == ["x.png", "x_tuning.png"]
     assert drawn[1].axes[0].get_ylabel() == "fresh examples to the target"
     assert drawn[1].axes[0].get_xlabel() == "trials of the search"
@@ -315,7 +326,7 @@ def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, 
 @pytest.mark.parametrize(("task", "name"), [("small_text", "example"), ("digits", "example,\nbefore aug.")])
 def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
     rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
-    draw_table([row | {"task": task} for row in rows], [], tmp_path, "t", "png")
+    draw([row | {"task": task} for row in rows], [], tmp_path)
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["baseline", name]
 
 
@@ -532,16 +543,14 @@ def test_no_tables_is_one_clear_message(tmp_path, capsys):
 
 def test_a_sweep_is_drawn_in_its_folder(tmp_path):
     rows = [row | {"best_value": 0.98} for row in seven_arms()]
-    (tmp_path / "trials.json").write_text(json.dumps(rows))
     for row in best_trials(rows).values():
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 160, "accuracy": 0.98}\n')
     names = ("fig3.png", "fig3_curves.png", "fig3_tuning.png")
-    assert draw_sweep(tmp_path) == [tmp_path / name for name in names]
+    assert draw_sweep(tmp_path, rows, summarize(rows)) == [tmp_path / name for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
-    (tmp_path / "trials.json").write_text("[]")
-    assert draw_sweep(tmp_path) == []
+    assert draw_sweep(tmp_path, [], []) == []
 
 
 def test_committed_tables_need_nothing_but_matplotlib_and_scipy(results):

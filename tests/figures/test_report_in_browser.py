@@ -12,7 +12,7 @@ from tests.needs import needs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 needs_chromium = needs("chromium", present=bool(CHROMIUM), remedy="apt-get install chromium")
-_CLICK = "<script>document.querySelectorAll('table')[0].rows[0].cells[1].click()</script>"
+_CLICK = "<script>document.querySelector('table').rows[0].cells[1].click()</script>"
 
 
 def dom_of(page: Path, profile: Path) -> tuple[str, str]:

@@ -1,9 +1,12 @@
 """Watching one's own loop: exact on a made-up clock, and the same batches in the same order on any loader."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader, headroom
-from adaecho.headroom import own_loop
+from adaecho.headroom import advice, own_loop
+from adaecho.headroom.advice import Loop
 from scripts import expected_gains
 
 
@@ -91,8 +95,6 @@ def test_the_ratio_of_paced_loaders(
     assert seen.wait_s == pytest.approx(waited_s, rel=0.05, abs=1e-3)
     assert seen.lost == pytest.approx(waited_s / (waited_s + step_s), abs=0.02)
     assert seen.ideal_gain == pytest.approx((waited_s + step_s) / step_s, rel=0.05)
-    beside = (waited_s + step_s) / max(upstream_s, step_s)
-    assert seen.beside == pytest.approx(beside, rel=0.05)
 
 
 def test_gains_follow_equation_1(clock: MadeUpClock) -> None:
@@ -104,20 +106,23 @@ def test_gains_follow_equation_1(clock: MadeUpClock) -> None:
 
 
 def test_the_report_of_a_slow_loader(clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0.0, 0.0), (60.0, 100.0)])
-    monkeypatch.setattr(own_loop, "_idle_time", lambda: next(times))
+    monkeypatch.setattr(own_loop, "cores_kept_busy", lambda *_: 0.5)
+    monkeypatch.setattr(own_loop, "cores", lambda: 4)
     lines = run(Beside(clock, 0.12, 200, 2, 2), clock, 0.04).report().splitlines()
     assert len(lines) == 5
     assert "80.00 ms of waiting and 40.00 ms of step" in lines[0]
     assert "67% of the time was lost" in lines[0]
     assert lines[1].startswith("R = 3.00: upstream 120.00 ms")
     assert "never waiting would be 3.00 times as fast" in lines[1]
-    rows = [row for row in headroom.own_loop.expected() if row["variant"] == "batch"]
+    assert lines[2] == (
+        "1. more workers (now 2, 0.5 of 4 cores busy while it ran alone): at best 2.00 times as fast with 4, "
+        "3.00 times as fast with 8"
+    )
+    assert lines[3].startswith("2. EchoLoader(..., factor=3), for what is left: up to 3.0 costs no time")
+    rows = [row for row in advice.expected() if row["variant"] == "batch"]
     gains = sorted(1 / row["fresh_ratio"] for row in rows)  # at R = 3 two steps cost no time
-    assert f"batch {gains[0]:.2f} to {gains[-1]:.2f}" in lines[2]
-    assert "results/fig3/digits" in lines[2]
-    assert lines[3].startswith("First: more workers, as 60% of the processor was idle")
-    assert "factor=3" in lines[4]
+    assert f"batch {gains[0]:.2f} to {gains[-1]:.2f}" in lines[4]
+    assert "results/fig3/digits" in lines[4]
 
 
 def test_a_loader_that_echoes_is_advised_on_its_factor(clock: MadeUpClock) -> None:
@@ -130,22 +135,104 @@ def test_a_loader_that_echoes_is_advised_on_its_factor(clock: MadeUpClock) -> No
     for _ in seen:
         clock.now += 0.04
     report = seen.report()
-    assert "Then: a larger factor than this EchoLoader's 2: up to " in report
+    assert ". a larger factor than this EchoLoader's 2: up to " in report
     assert "with echoing at e = 2, if yours goes" not in report
 
 
-def test_the_reports_of_loops_that_need_no_echo(clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_loop, "_idle_time", lambda: None)
+def test_the_reports_of_loops_that_need_no_echo(clock: MadeUpClock) -> None:
     fast = run(Beside(clock, 0.01, 100, 2, 2), clock, 0.04).report()
-    assert fast.endswith("The loop hardly waits for data: echoing would not help.")
-    in_turn = run(InTurn(clock, 0.02, 100), clock, 0.04).report()
-    assert "First: let reading run beside the step" in in_turn
-    assert "up to 1.50 times as fast" in in_turn
-    assert in_turn.endswith("the loader is no slower than the step, and echoing would not help")
-    busy = run(Beside(clock, 0.12, 100, 2, 2), clock, 0.04)
-    assert "First: more workers; where" in busy.report()
-    busy.idle = 0.1
-    assert "First: the processor was busy (10% idle)" in busy.report()
+    assert fast.endswith("The loop hardly waits for data: nothing to do.")
+    in_turn = run(InTurn(clock, 0.02, 100), clock, 0.04).report().splitlines()
+    assert len(in_turn) == 3
+    assert in_turn[2].startswith("1. more workers: at best 1.50 times as fast with 1")
+    without_steps = headroom.watch(InTurn(clock, 0.02, 100))
+    assert len(list(without_steps)) == 100
+    assert without_steps.report().endswith(
+        "No R: a step takes no time, so nothing is trained between batches."
+    )
+
+
+def loop(**measured: Any) -> Loop:
+    """One that waits 100 ms for each step of 10, read by its own thread, which waits for storage."""
+    usual = {
+        "wait_s": 0.1, "step_s": 0.01, "upstream_s": 0.1, "downstream_s": 0.01, "workers": 0,
+        "threads": False, "busy": 0.0, "cores": 8, "batch_bytes": 0, "batches": 0, "echoed": 1.0,
+    }  # fmt: skip
+    return Loop(**{**usual, **measured})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        ({}, "2.20 times as fast with 2, 4.40 times as fast with 4, 8.80 times as fast with 8"),
+        ({"busy": 1.0}, "2.20 times as fast with 2, 4.40 times as fast with 4, 8.80 times as fast with 8"),
+        ({"busy": 1.0, "cores": 2}, "at best 2.20 times as fast with 2"),
+        (
+            {"workers": 4, "wait_s": 0.09, "busy": 3.9, "cores": 4},
+            "cheaper decoding, or augmentation on the GPU",
+        ),
+        (
+            {"workers": 4, "wait_s": 0.09, "threads": True, "busy": 1.05},
+            "processes=True: threads wait for the",
+        ),
+        ({"busy": None}, "where it computes, no more than the cores allow"),
+        ({"workers": 2, "upstream_s": 0.005, "wait_s": 0.0}, ""),
+    ],
+)
+def test_what_more_workers_give_follows_from_cores_and_from_what_computes(
+    measured: dict[str, Any], says: str
+) -> None:
+    tried = advice.before_echoing(loop(**measured))
+    assert bool(tried) == bool(says)
+    assert says in "".join(tried)
+
+
+def test_what_fits_is_kept_before_anything_is_echoed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adaecho.echo.memory import budget
+
+    monkeypatch.setattr(budget, "free_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(advice.shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 30))
+    kept = {
+        batches: advice.steps(loop(batch_bytes=1 << 20, batches=batches))[0]
+        for batches in (5000, 10**4, 10**5)
+    }
+    assert (
+        "in memory, read and decoded once: a pass of these batches is 4.9 GiB, and 10.0 GiB are" in kept[5000]
+    )
+    assert "on a local disk" in kept[10**4]
+    assert kept[10**5].startswith("more workers")
+    balanced = loop(batch_bytes=1 << 20, batches=10, upstream_s=0.01, wait_s=0.01)
+    assert "keep what" not in "".join(advice.steps(balanced))
+
+
+def test_busy_cores_are_those_of_this_process_and_its_children() -> None:
+    def spin(seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    before = advice.cpu_s()
+    if before is None:
+        pytest.skip("this system tells no processor times in /proc")
+    child = multiprocessing.get_context("fork").Process(target=spin, args=(0.4,))
+    child.start()
+    spin(0.4)
+    child.join()
+    after = advice.cpu_s()
+    assert after is not None
+    assert after - before >= 0.7
+    time.sleep(0.3)
+    slept = advice.cpu_s()
+    assert slept is not None
+    assert slept - after < 0.2  # whatever else this machine does
+
+
+def test_short_passes_are_probed_once(clock: MadeUpClock) -> None:
+    seen = headroom.watch(InTurn(clock, 0.02, 12))
+    for _ in range(6):
+        for _ in seen:
+            clock.now += 0.04
+    assert seen.batches >= 50
 
 
 def test_times_that_contradict_one_another_are_no_advice() -> None:
@@ -267,12 +354,12 @@ def test_batches_of_a_data_loader_are_its_own() -> None:
 
 def test_bytes_of_nested_batches() -> None:
     batch = {"x": np.zeros((4, 2)), "more": [torch.zeros(3), (np.zeros(1, np.uint8), "a")]}
-    assert own_loop._bytes(batch) == 64 + 12 + 1
+    assert advice.num_bytes(batch) == 64 + 12 + 1
 
 
 def test_the_records_say_what_the_file_says() -> None:
-    assert own_loop.expected() == expected_gains.rows()
-    assert {row["factor"] for row in own_loop.expected()} == {2}
+    assert advice.expected() == expected_gains.rows()
+    assert {row["factor"] for row in advice.expected()} == {2}
     assert json.loads(expected_gains.FILE.read_text())
 
 

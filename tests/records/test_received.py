@@ -26,7 +26,7 @@ from adaecho.records.files import read_yaml, yaml_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COLUMNS
 from adaecho.search.design import Design
-from adaecho.search.sweep import read_design, record_design
+from adaecho.search.state import read_design, record_design
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
@@ -50,7 +50,7 @@ COMMANDS = {
     "collect runs": ["adaecho.records.collect", "foreign/run", "--experiment", "theirs"],
     "collect to tables": ["adaecho.records.collect", "foreign/sweep", "--command", "theirs"],
     "figures": ["adaecho.figures", "--results", "foreign"],
-    "export": ["adaecho.records.exporter"],
+    "export": ["adaecho.records.exporter", "foreign/sweep", "offline", "adaecho"],
 }
 
 

@@ -1,10 +1,15 @@
 """W&B's own client against a server on this machine: what it is sent, and that no run minds how it fails."""
 
+import functools
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adaecho.config.schema import Config
 from adaecho.records import tracking
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -20,17 +25,20 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tracking._Exporter:
-    """The process that talks to W&B, with an account of its own."""
-    one = tracking._Exporter()
-    monkeypatch.setattr(tracking, "_exporter", one)
+@pytest.fixture(autouse=True)
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("WANDB_MODE", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "no_proxy": "*"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-    return one
+    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
+
+
+def _run_online(config: Config, folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    with ExitStack() as stack:
+        begun = functools.partial(stack.enter_context, tracking.exported(config.tracking, folder))
+        return run_trial(config, folder, overrides, begun=begun)
 
 
 def _wait_until_asked(server: Server) -> None:
@@ -47,22 +55,18 @@ def test_a_run_is_the_same_whatever_the_server_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    exporter: tracking._Exporter,
     kind: str,
 ) -> None:
     run_trial(compose_config(*RUN), tmp_path / "untracked")
     capfd.readouterr()
     with serving(kind) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        summary = run_trial(compose_config(*RUN, *ONLINE), tmp_path / "run")
-        assert summary["status"] == "budget_spent"
-        assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "untracked")
-        _wait_until_asked(server)
-        process = exporter._process
-        assert process is not None
-        monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240 if kind == "answers" else 2)
-        tracking.finish()
-        assert process.returncode is not None
+        config = compose_config(*RUN, *ONLINE)
+        with tracking.exported(config.tracking, tmp_path / "run"):
+            assert run_trial(config, tmp_path / "run")["status"] == "budget_spent"
+            assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "untracked")
+            _wait_until_asked(server)
+            monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240 if kind == "answers" else 2)
         warned = capfd.readouterr().err.count("warning: tracking: ")
         if kind == "answers":
             assert warned == 0
@@ -75,16 +79,12 @@ def test_nothing_that_is_sent_holds_a_secret(
     compose_config: Compose,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    exporter: tracking._Exporter,
     served: list[str],  # noqa: F811
 ) -> None:
-    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
     with serving("answers") as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         config = compose_config(*TINY, *served, *ONLINE)
-        assert run_trial(config, tmp_path / "run", served)["status"] == "budget_spent"
-        tracking.finish()
-        assert exporter._process is None
+        assert _run_online(config, tmp_path / "run", served)["status"] == "budget_spent"
         sent = b"\n".join(server.sent)
     assert b"http://***@127.0.0.1:" in sent.replace(b"\\u002a", b"*")  # the config has come, masked
     assert b"test_accuracy" in sent or b"accuracy" in sent
@@ -97,19 +97,15 @@ def test_what_the_url_of_the_server_holds_is_not_kept_or_shown(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    exporter: tracking._Exporter,
     kind: str,
 ) -> None:
-    monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
     with serving("answers") as server:
         url = {
             "user": server.url.replace("://", f"://{USER}:{PASSWORD}@"),
             "query": f"{server.url}/?token={PASSWORD}",
         }[kind]
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        assert run_trial(compose_config(*RUN, *ONLINE), tmp_path / "run")["status"] == "budget_spent"
-        tracking.finish()
-        assert exporter._process is None
+        assert _run_online(compose_config(*RUN, *ONLINE), tmp_path / "run")["status"] == "budget_spent"
     said = capfd.readouterr()
     holds_no_secret(tmp_path, said.out, said.err)
     assert said.err.count("tracking: WANDB_BASE_URL has a query") == (kind == "query")

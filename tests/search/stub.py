@@ -46,7 +46,6 @@ def run_trial(
     folder: Path,
     overrides: Sequence[str] = (),
     *,
-    group: str | None = None,
     prune: Any = None,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
@@ -58,7 +57,7 @@ def run_trial(
             return summary
         control = _control(folder)  # before a test can see that the trial has begun, and change it
         with (folder / "begun.log").open("a") as log:
-            log.write(f"{os.getpid()} {group}\n")
+            log.write(f"{os.getpid()}\n")
         disk_is_full = _misbehave(folder, control)
         summary = _summary(config)
         run.append_metrics({"fresh_examples": summary["fresh_examples"], config.target.metric: 0.98})

@@ -10,9 +10,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from adaecho.search.optuna_export import JOURNAL, export
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.report import JOURNAL, export
+from adaecho.search.state import SweepState, read_design
 from tests.search.conftest import Command
 
 

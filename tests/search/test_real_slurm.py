@@ -21,7 +21,7 @@ from adaecho.records.files import read_json
 from adaecho.records.lock import is_held
 from adaecho.search import sweeper
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
-from adaecho.search.sweep import read_design
+from adaecho.search.state import read_design
 from tests import paced
 from tests.needs import needs
 from tests.search.conftest import Command

@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from adaecho.records.files import write_json
-from adaecho.records.table import NARROW, Column, end_of_sweep
+from adaecho.records.table import NARROW, Column, end_of_sweep, summarize
+from adaecho.records.terminal import terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
 from adaecho.search.report import (
     edge_warnings,
     remarks,
-    terminal_table,
     trial_rows,
     unfinished,
     write_outcome,
@@ -93,7 +93,7 @@ def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
 def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
     rows = trial_rows(state)
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(terminal_table(end_of_sweep(rows), console.width))
+    console.print(terminal_table(end_of_sweep(rows, summarize(rows)), console.width))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
@@ -113,7 +113,7 @@ def test_many_metrics_leave_the_arms_their_names() -> None:
         **{"best_value": 0.5, **{f"final_{name}": 0.5 for name in metrics}},
     }
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(terminal_table(end_of_sweep([row]), console.width))
+    console.print(terminal_table(end_of_sweep([row], summarize([row])), console.width))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "example_before" in text
@@ -134,7 +134,7 @@ def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
 def test_a_narrow_table_keeps_the_arms_and_their_main_figures(state: SweepState, width: int) -> None:
     rows = trial_rows(state)
     console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(terminal_table(end_of_sweep(rows), console.width))
+    console.print(terminal_table(end_of_sweep(rows, summarize(rows)), console.width))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert lines[2] == ["echo-none", "4,000", "1.00", "-"]
@@ -178,10 +178,10 @@ def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) ->
     for row in rows:
         assert set(row["positions"]) == set(row["hyperparameters"])
         row["positions"] = {"optimizer.learning_rate": 0.5, "optimizer.momentum": 0.06}
-    assert edge_warnings(state, rows) == []
+    assert edge_warnings(state.design, summarize(rows)) == []
     best = next(row for row in rows if row["to_target_fresh_examples"] == 3_000)
     best["positions"]["optimizer.learning_rate"] = 0.96
-    (line,) = edge_warnings(state, rows)
+    (line,) = edge_warnings(state.design, summarize(rows))
     assert line.startswith("warning: echo-batch: the best optimizer.learning_rate of 1 of 1 searches")
 
 
@@ -226,7 +226,7 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
         for repeat, value in enumerate((0.5, 0.75))
     ]
     console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(terminal_table(end_of_sweep(rows), console.width))
+    console.print(terminal_table(end_of_sweep(rows, summarize(rows)), console.width))
     assert isinstance(console.file, io.StringIO)
     line = console.file.getvalue().splitlines()[-1].split()
     assert line == ["a", "0.6250", "3,200", "100", "6,400", "-", "2"]  # none diverged

@@ -23,8 +23,7 @@ from adaecho.search import slurm, sweeper
 from adaecho.search.design import Design, TrialId
 from adaecho.search.progress import SweepProgress
 from adaecho.search.slurm import SlurmError, SlurmWorkers, max_array_size
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design, read_refusal, record_design
+from adaecho.search.state import SweepState, read_design, read_refusal, record_design
 from adaecho.search.worker import Worker, code_digest
 from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command
@@ -34,7 +33,7 @@ ON_SLURM = ("hydra/launcher=slurm",)
 
 
 def _worker(folder: Path, **changes: Any) -> Worker:
-    own = Worker(str(folder), group="group", code=code_digest(), runner=RUNNER, typed=(TASK,))
+    own = Worker(str(folder), code=code_digest(), runner=RUNNER, typed=(TASK,))
     return replace(own, **changes)
 
 

@@ -17,8 +17,7 @@ from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
 from adaecho.search import local, sweeper
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
-from adaecho.search.state import SweepState
-from adaecho.search.sweep import read_design
+from adaecho.search.state import SweepState, read_design
 from adaecho.search.worker import Worker
 from tests.search.conftest import ONE_ARM, Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK

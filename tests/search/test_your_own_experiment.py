@@ -1,14 +1,14 @@
 """The page on an experiment of one's own: its YAML, its commands and its analysis, as they stand there."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-experiment.md"
-BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.programs import blocks
+
+BLOCKS = blocks("An experiment")
 SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=1", "search.repeats=1"]
 
 
@@ -19,12 +19,11 @@ def _run(*command: str) -> str:
 
 
 def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
-    blocks = BLOCK.findall(PAGE.read_text())
-    for _, name, text in blocks:
+    for _, name, text in BLOCKS:
         if name:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text)
-    lines = [line for kind, _, text in blocks if kind == "shell" for line in text.splitlines()]
+    lines = [line for kind, _, text in BLOCKS if kind == "shell" for line in text.splitlines()]
     assert len(lines) == 4
     for line in lines:
         command = shlex.split(line)[1:]

@@ -135,50 +135,6 @@ def test_the_same_generator_gives_the_same_and_leaves_the_example_alone() -> Non
     np.testing.assert_array_equal(one["boxes"], before[1])
 
 
-def as_tv_tensors(one: dict[str, Any]) -> dict[str, Any]:
-    xyxy = tv_tensors.BoundingBoxes(
-        torch.from_numpy(one["boxes"]), format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(120, 160)
-    )
-    return {
-        **one,
-        "image": tv_tensors.Image(torch.from_numpy(one["image"]).permute(2, 0, 1)),
-        "boxes": v2.convert_bounding_box_format(xyxy, new_format=tv_tensors.BoundingBoxFormat.CXCYWH),
-        "labels": torch.from_numpy(one["labels"]),
-    }
-
-
-def test_tv_tensors_survive_with_format_and_canvas() -> None:
-    augment = SSDAugment(64)
-    result = augment(as_tv_tensors(example(2)), np.random.default_rng(1))
-    expected = augment(example(2), np.random.default_rng(1))
-    assert type(result["image"]) is tv_tensors.Image
-    assert type(result["boxes"]) is tv_tensors.BoundingBoxes
-    assert result["boxes"].format == tv_tensors.BoundingBoxFormat.CXCYWH
-    assert result["boxes"].canvas_size == (64, 64)
-    np.testing.assert_array_equal(result["image"].permute(1, 2, 0).numpy(), expected["image"])
-    xyxy = v2.convert_bounding_box_format(result["boxes"], new_format=tv_tensors.BoundingBoxFormat.XYXY)
-    np.testing.assert_allclose(xyxy.numpy(), expected["boxes"], atol=1e-4)
-
-
-@pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation"])
-def test_tv_tensors_survive_the_loader(echo: str) -> None:
-    source = [as_tv_tensors(example(seed)) for seed in range(12)]
-    loader = EchoLoader(
-        source,
-        4,
-        echo=echo,
-        factor=2.0,
-        shuffle_buffer=4,
-        augment=SSDAugment(64),
-        collate=list,
-        num_workers=2,
-    )
-    for batch in islice(loader, 4):
-        for one in batch:
-            assert type(one["boxes"]) is tv_tensors.BoundingBoxes
-            assert one["image"].shape == (3, 64, 64)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_repeats_in_the_loader_are_augmented_anew_and_the_same_for_any_workers(workers: int) -> None:
     def images(num_workers: int) -> torch.Tensor:

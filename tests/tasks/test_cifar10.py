@@ -11,10 +11,11 @@ import torch
 from adaecho.config.identity import identity
 from adaecho.config.schema import to_plain
 from adaecho.datasets import cifar10
-from adaecho.datasets.skipped_examples import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
+from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -51,7 +52,7 @@ def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str
     FORMS[form](tmp_path / inner)
     stored = cifar10.find(str(tmp_path))
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
-        examples = stored.read(part, SkippedExamples(0))
+        examples = stored.read(part, decode, SkippedExamples(0))
         np.testing.assert_array_equal(examples["image"], images)
         np.testing.assert_array_equal(examples["label"], labels)
         assert examples["image"].dtype == np.uint8
@@ -115,9 +116,9 @@ def test_test_files_are_read_when_the_test_split_is_evaluated(
     kind = type(cifar10.find(str(tmp_path)))
     read = kind.read
 
-    def watched(self: Any, part: Any, bad: SkippedExamples) -> Images:
+    def watched(self: Any, part: Any, *others: Any) -> Images:
         parts.append(part)
-        return read(self, part, bad)
+        return read(self, part, *others)
 
     monkeypatch.setattr(kind, "read", watched)
     task = _build(compose_config, tmp_path)
@@ -149,7 +150,7 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
         return datasets.Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = cifar10.find("owner/cifar10").read("test", SkippedExamples(0))
+    examples = cifar10.find("owner/cifar10").read("test", decode, SkippedExamples(0))
     assert asked == ["owner/cifar10 test"]
     np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
     np.testing.assert_array_equal(examples["label"], TEST_LABELS)

@@ -1,7 +1,6 @@
 """The page that adds a task: its file, its YAML and its commands, as they stand there."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -15,16 +14,16 @@ from adaecho.config.schema import from_typed, to_plain
 from adaecho.headroom import __main__ as headroom
 from adaecho.search import axes
 from tests.conftest import Compose
+from tests.programs import blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-task.md"
-BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = blocks("A task")
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's project: the files of the page."""
-    for _, name, text in BLOCK.findall(PAGE.read_text()):
+    for _, name, text in BLOCKS:
         if name:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
@@ -34,7 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _commands() -> list[str]:
-    shell = [text for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "shell"]
+    shell = [text for kind, _, text in BLOCKS if kind == "shell"]
     return [line for text in shell for line in text.splitlines()]
 
 

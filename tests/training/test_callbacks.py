@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.config import named
+from adaecho.config import tasks
 from adaecho.config.identity import run_id
 from adaecho.config.schema import from_plain, from_typed, to_plain
 from adaecho.echo.threads.seeded_process import draws
@@ -26,10 +25,10 @@ from adaecho.training.callbacks import Callbacks
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, HandClock
 from tests.helpers import metrics
+from tests.programs import blocks
 from tests.training.several_ranks import run_on
 
-PAGE = Path(__file__).parents[2] / "docs" / "callbacks.md"
-BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = blocks("Callbacks")
 FOLDER = Path("run")
 RUN = (
     "max_fresh_examples=640",
@@ -189,7 +188,7 @@ def test_an_installed_entry_point_is_named_by_its_name(
     def entry_points(*, group: str, name: str) -> list[EntryPoint]:
         return [EntryPoint(name, "seen", group)] if (group, name) == ("adaecho.callbacks", "short") else []
 
-    monkeypatch.setattr(named.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(tasks.metadata, "entry_points", entry_points)
     run_trial(from_plain({**to_plain(compose_config(*RUN)), "callbacks": ["short"]}), FOLDER)
     assert len(told) == 5
 
@@ -219,14 +218,14 @@ def test_the_first_of_several_ranks_alone_has_them(compose_config: Compose, told
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for _, name, text in BLOCK.findall(PAGE.read_text()):
+    for _, name, text in BLOCKS:
         if name:
             (tmp_path / name).write_text(text)
     return tmp_path
 
 
 def _commands() -> list[str]:
-    shell = [text for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "shell"]
+    shell = [text for kind, _, text in BLOCKS if kind == "shell"]
     return [line for text in shell for line in text.splitlines()]
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from adaecho.training.clock import Clocks
+from adaecho.training.device import Clocks
 from tests.conftest import HandClock
 
 CPU = torch.device("cpu")

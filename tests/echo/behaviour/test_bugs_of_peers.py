@@ -1,4 +1,4 @@
-"""Seven bugs of other loaders' resumes, each as a test: docs/from-dataloader.md has them in a table."""
+"""Seven bugs of other loaders' resumes, each as a test: docs/around-your-loader.md has them in a table."""
 
 from collections.abc import Callable
 from typing import Any
