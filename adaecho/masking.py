@@ -80,6 +80,7 @@ def whole(text: str) -> str:
         of = "several urls" if text in _whole else "a url"
         raise ValueError(
             f"{text} is what a record keeps of {of}, without user, password and query (in which / ? # @ are "
-            f"written %2F %3F %23 %40); give the whole url, in the command or in the environment as {VARIABLE}"
+            "written %2F %3F %23 %40); give the whole url, in the command or in the environment as "
+            f"{VARIABLE}"
         )
     return _whole[text]
