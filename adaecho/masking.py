@@ -21,7 +21,7 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-_whole: dict[str, str] = {}  # by what is shown of them
+_whole: dict[str, str] = {}  # by what is shown of them; empty where that could be one of several
 _secrets: set[str] = set()
 
 
@@ -61,7 +61,9 @@ def secret_urls(value: Any) -> list[str]:
 def know(urls: Iterable[str]) -> None:
     """Remember urls in full, for ``whole`` and ``presentable``."""
     for url in secret_urls(list(urls)):
-        _whole[masked(url)] = url
+        kept = masked(url)
+        # Where no place is left, another url is not this one signed anew.
+        _whole[kept] = "" if f"@{MASK}" in kept and _whole.get(kept, url) != url else url
         _secrets.update(secrets_of(url))
 
 
@@ -74,9 +76,11 @@ def whole(text: str) -> str:
     if _MASKED.search(text) is None:
         return text
     know(os.environ.get(VARIABLE, "").split())
-    if text not in _whole:
+    if not _whole.get(text):
+        of = "several urls" if text in _whole else "a url"
         raise ValueError(
-            f"{text} is what a record keeps of a url, without its user, password and query; give the whole "
-            f"url, in the command or in the environment as {VARIABLE}"
+            f"{text} is what a record keeps of {of}, without user, password and query (in which / ? # @ are "
+            "written %2F %3F %23 %40); give the whole url, in the command or in the environment as "
+            f"{VARIABLE}"
         )
     return _whole[text]

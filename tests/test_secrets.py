@@ -176,6 +176,11 @@ def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:
     assert from_plain(record).data.path == "https://only-here/a.tar?t=1"  # this process knows it
     for url in ("https://bob:p/w@only-here/a.tar", "https://only-here/b;token=1", "https://only-here/b#t=1"):
         assert from_plain(masking.masked(config(url))).data.path == url
+    for part in ("train", "val"):
+        masking.know([f"https://only-here:80/{part}.tar?by=me@home"])
+    record["data"]["path"] = "https://***@***"
+    with pytest.raises(ConfigError, match=r"what a record keeps of several urls.* @ are written .*%40"):
+        from_plain(record)
     record["data"]["path"] = "https://nobody-knows/a.tar?***"
     with pytest.raises(
         ConfigError, match=r"data\.path: https://nobody-knows/a\.tar\?\*\*\* is what a record"

@@ -159,8 +159,8 @@ class TarPass:
         self._following, self._count, *within = position or (len(first), 0)
         self._within = [_Archive(number) for number in first]
         if position:
-            each = (within[at : at + 5] for at in range(0, len(within), 5))
-            self._within = [_Archive(shard, byte, Version(*version)) for shard, byte, *version in each]
+            fives = zip(*[iter(within)] * 5, strict=True)
+            self._within = [_Archive(shard, byte, Version(*version)) for shard, byte, *version in fives]
         self._block, self._draws = -1, list[int]()
 
     @property

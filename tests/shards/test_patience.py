@@ -146,10 +146,12 @@ def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogC
         assert first == 0 < second < third < 200
     slow = [message for message in caplog.messages if "slower than 1024 bytes a second" in message]
     assert [message.partition(" of 3")[0][-1] for message in slow] == ["1", "2"]
-    with served(lambda connection, _: (connection.send("200 x"), connection.drip(CONTENT, 0.02))[0]) as (
-        host,
-        asked,
-    ):
+
+    def drip(connection: Connection, path: str) -> None:  # noqa: ARG001
+        connection.send("200 x")
+        connection.drip(CONTENT, 0.02)
+
+    with served(drip) as (host, asked):
         with pytest.raises(TransferError, match="after 2 tries: slower than 1024 bytes a second for"):
             read(f"http://{host}/a", Retries(tries=2, delay_s=0.001, timeout_s=0.3))
         assert len(asked) == 2
