@@ -22,13 +22,15 @@ class Watch:
     """Looks at all that waits, from one thread, which lives while anything does."""
 
     def __init__(self) -> None:
-        self._lock, self._since = threading.Lock(), dict[Waiting, float]()
+        self._lock, self._since = threading.Condition(), dict[Waiting, float]()
         self._watched, self._tick_s = False, 1.0
 
     def begin(self, waiting: Waiting) -> None:
         with self._lock:
             self._since[waiting] = time.monotonic()
-            self._tick_s = min(self._tick_s, waiting.tell_after_s / 4)
+            if waiting.tell_after_s / 4 < self._tick_s:
+                self._tick_s = waiting.tell_after_s / 4
+                self._lock.notify()
             if not self._watched:
                 with suppress(RuntimeError):  # no more threads, or the interpreter ends: reading goes on
                     threading.Thread(target=self._run, name="adaecho-waits", daemon=True).start()
@@ -40,8 +42,8 @@ class Watch:
 
     def _run(self) -> None:
         while True:
-            time.sleep(self._tick_s)
             with self._lock:
+                self._lock.wait(self._tick_s)
                 if not self._since:
                     self._watched = False
                     return
