@@ -5,10 +5,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-import torch
-
-from adaecho.echo.memory.tree import children, isolated
+from adaecho.echo.memory.tree import addresses, isolated
 from adaecho.echo.read.around.own_position import APART, Teller, teller_of
 from adaecho.echo.read.marks import OwnState, Position
 
@@ -213,13 +210,3 @@ class OwnMemory:
         self._reused = self._reused or not addresses(batch).isdisjoint(addresses(before))
         self._before = batch
         return isolated(batch) if first or self._reused else batch
-
-
-def addresses(value: Any) -> set[int]:
-    """Where the arrays and tensors of a batch lie in memory."""
-    if isinstance(value, np.ndarray):
-        return {value.ctypes.data} if value.size else set()
-    if isinstance(value, torch.Tensor):
-        plain = value.layout is torch.strided and value.numel()
-        return {value.data_ptr()} if plain else set()
-    return {address for _, part in children(value) for address in addresses(part)}
