@@ -22,11 +22,11 @@ from adaecho.echo.order.sampled import SampledOrder
 from adaecho.echo.order.stage import absent
 from adaecho.echo.place import Held, Log, Position, Streams
 from adaecho.echo.read.around.iterable import IterableSource
-from adaecho.echo.read.chunks import BadExamples, Preparation, Reader
-from adaecho.echo.read.map_source import MapSource
-from adaecho.echo.read.random_access import RandomReader
+from adaecho.echo.read.chunks import Preparation, Reader
+from adaecho.echo.read.failures import BadExamples
+from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import ArraySource, Source
+from adaecho.echo.read.sources import Source
 from adaecho.echo.run import Parts, Run
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Counters, Deliveries

@@ -80,7 +80,7 @@ class ExamplePool:
         elif self._columns is not None and (columns is None or not same_layout(columns, self._columns)):
             self._part()
         if len(examples) > len(self._free):
-            # By a quarter at least: to copy all rows for each block would take a time quadratic in the buffer.
+            # By a quarter at least: to copy all rows for each block takes a time quadratic in the buffer.
             self._grow(max(self._free.capacity + len(examples), self._free.capacity * 5 // 4))
         rows = self._free.pop(len(examples))
         self._repeats[rows] = repeats

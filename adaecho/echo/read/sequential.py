@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import duplicate
-from adaecho.echo.order.fresh import Fresh
+from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.around.iterable import IterableSource, OwnMemory
 from adaecho.echo.read.chunks import Preparation, Serials, all_of
 from adaecho.echo.read.failures import warn_caller

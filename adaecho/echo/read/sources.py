@@ -7,32 +7,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from adaecho.echo.memory.tree import Columns, Rows, flatten
+from adaecho.echo.memory.tree import Columns, flatten
 from adaecho.echo.read.around.data_loader import DataLoaderSource, is_keyed
 from adaecho.echo.read.around.iterable import IterableSource, parts_of
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.map_source import MapSource
-
-
-class ArraySource:
-    """Arrays (or CPU tensors) with one leading length, alone or in a dict or tuple."""
-
-    works_ahead = False
-
-    def __init__(self, arrays: Columns) -> None:
-        self.arrays = arrays
-        self.length, self.name = len(arrays), "arrays"
-        # Rows of a memory map are read from storage when they are used, all others lie in memory.
-        self.resident = not any(_is_memory_map(array) for array in arrays.arrays)
-
-    def read(self, rows: Rows) -> Columns:
-        """A copy of some rows."""
-        return self.arrays.take(rows)
-
-    def origin(self, row: int) -> str:
-        """What to call an example in a message."""
-        return f"row {row} of the source"
-
+from adaecho.echo.read.rows import ArraySource, MapSource
 
 Source = ArraySource | MapSource | IterableSource
 
@@ -174,11 +153,3 @@ def warn_if_unshared(source: Any, world_size: int) -> None:
             "sampler=DistributedSampler(dataset) share out, or give batches[rank::world_size], or the "
             "dataset itself, which EchoLoader(dataset, batch_size) shares out"
         )
-
-
-def _is_memory_map(array: Any) -> bool:
-    while array is not None:
-        if isinstance(array, np.memmap):
-            return True
-        array = getattr(array, "base", None)
-    return False

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read import map_source
+from adaecho.echo.read import rows
 from tests.echo.sources import IDS, VARIANTS
 
 RECORD = 64
@@ -149,9 +149,9 @@ def test_which_datasets_are_shared() -> None:
         tensors,
         ConcatDataset([safe, tensors]),
     ):
-        assert map_source.may_be_shared(dataset)
+        assert rows.may_be_shared(dataset)
     for other in (plain, Subset(plain, [0]), ConcatDataset([safe, plain]), StackDataset(a=safe, b=plain)):
-        assert not map_source.may_be_shared(other)
+        assert not rows.may_be_shared(other)
 
 
 def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
@@ -159,12 +159,10 @@ def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
 ) -> None:
     np.save(tmp_path / "x.npy", np.arange(1 << 20))
     mapped = Holding(np.load(tmp_path / "x.npy", mmap_mode="r"))
-    monkeypatch.setattr(map_source, "_LARGEST_COPY_BYTES", 1 << 16)
-    copies = map_source.ThreadCopies(mapped)
-    copies.begin(2)
-    with copies.here() as own:
-        assert own is not mapped
-        assert own.array is mapped.array
+    monkeypatch.setattr(rows, "_LARGEST_COPY_BYTES", 1 << 16)
+    own = rows._copier(mapped)()
+    assert own is not mapped
+    assert own.array is mapped.array
     with pytest.warns(UserWarning, match="it takes more than 0 MiB"):
         EchoLoader(Holding(np.arange(1 << 20)), 8, num_workers=2).close()
 

@@ -12,8 +12,7 @@ from adaecho.echo.memory import budget
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.memory.tree import Columns, TreeSpec
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.fresh import Fresh
-from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stage import Fresh, Stage
 from adaecho.echo.order.stream import Stream
 from tests.echo import sources
 from tests.echo.sources import Dataset, arrays

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, default_colla
 from adaecho.echo.order.sampled import seeds_of_pass
 from adaecho.echo.read.around.iterable import IterableSource, tell_pass
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.map_source import may_be_shared
 from adaecho.echo.read.marks import OwnState, Position
+from adaecho.echo.read.rows import may_be_shared
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
