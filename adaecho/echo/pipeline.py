@@ -17,8 +17,7 @@ from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.functions import Functions
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.sampled import SampledOrder
+from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import absent
 from adaecho.echo.place import Held, Log, Position, Streams
 from adaecho.echo.read.around.iterable import IterableSource

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.shuffle_buffer import Rows, ShuffleBuffer
-from adaecho.echo.order.stream import Contents, Place, Stream
+from adaecho.echo.order.stream import Contents, Place, Rows, ShuffleBuffer, Stream
 
 ABSENT = -1  # the row of what a resume finds in the buffer: it is read again when it leaves
 
