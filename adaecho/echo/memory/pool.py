@@ -90,7 +90,7 @@ class ExamplePool:
                 array[rows] = values  # [n, ...] into [capacity, ...]
         else:
             # Not views, the last of which would keep the whole chunk alive.
-            singles = examples if columns is None else [duplicate(example) for example in columns.examples()]
+            singles: Any = examples if columns is None else map(duplicate, columns.examples())
             for row, example in zip(rows.tolist(), singles, strict=True):
                 self._singles[row] = example
         return rows
@@ -128,7 +128,7 @@ class ExamplePool:
 
     def take(self, rows: Rows) -> Examples:
         """One use of each row [n], sharing no memory with later uses; a row used up is free again."""
-        taken: Examples = [] if self._columns is None else self._columns.take(rows)
+        taken: Any = [] if self._columns is None else self._columns.take(rows)
         np.subtract.at(self._repeats, rows, 1)  # rows may hold one several times
         spent = rows[self._repeats[rows] == 0]
         if len(spent):
@@ -142,7 +142,7 @@ class ExamplePool:
             for row in spent.tolist():
                 self._singles[row] = None
         self._free.push(spent)
-        return taken
+        return taken  # type: ignore[no-any-return]
 
 
 def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_]) -> Examples:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
+from adaecho.echo.memory.tree import Columns, Rows, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Bad, Fresh
 from adaecho.echo.read.failures import BadExamples, is_of_machine, without_frames
@@ -82,7 +82,7 @@ class Preparation:
         fetch: Callable[[int], Any],
         origin: Callable[[int], str],
         world: int,
-        rows: Sequence[int] | None = None,
+        rows: Sequence[int] | Rows | None = None,
     ) -> Fresh:
         """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
 
@@ -121,12 +121,13 @@ class Preparation:
         return Fresh(serials, self.finish(serials, good), end, bad)
 
 
-def all_of(reread: Fresh, needed: Serials) -> Any:
+def all_of(reread: Fresh, needed: Serials) -> Examples:
     """What a resume found in a buffer, read again; raises the exception of what can't be read this time."""
     if len(reread.serials) != len(needed):
         bad = reread.bad[0]
         raise bad.told(f"while reading {bad.origin} again, as the buffer held it; it could be read before")
-    return reread.examples
+    examples: Examples = reread.examples
+    return examples
 
 
 class Reader(Protocol):
@@ -169,9 +170,11 @@ class Reader(Protocol):
 
     def release(self) -> None:
         """Close what can be opened again where it was; nothing, and without waiting, during a read."""
+        return
 
     def close(self) -> None:
         """Let go of whatever is open."""
+        return
 
 
 class FreshQueue:

@@ -50,9 +50,13 @@ class ArraySource:
     def begin(self, num_workers: int, echo: str) -> None:
         """Nothing has to be made ready."""
 
-    def fetched(self, rows: Rows, keys: Any) -> Fetched:  # noqa: ARG002 (they draw nothing)
+    def read(self, rows: Rows) -> Columns:
         """A copy of some rows."""
-        return self.arrays.take(rows).examples().__getitem__, None
+        return self.arrays.take(rows)
+
+    def fetched(self, rows: Rows, keys: Any) -> Fetched:  # noqa: ARG002 (they draw nothing)
+        """The same one by one."""
+        return self.read(rows).examples().__getitem__, None
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
@@ -341,7 +345,7 @@ class RandomReader(Reader):
         if self._resident:
             return Fresh(serials, rows, end)
         if isinstance(source, ArraySource) and preparation.decode is None:
-            return Fresh(serials, preparation.finish(serials, source.arrays.take(rows)), end)
+            return Fresh(serials, preparation.finish(serials, source.read(rows)), end)
         keys: Any = None
         if source.draws:
             keys = keyed.item_keys(self._seed, serials << keyed.ECHO_BITS).tolist()  # [n]

@@ -108,7 +108,9 @@ def _content(value: Any) -> bytes | None:
     if not of_tensor or value.layout is not torch.strided:
         return None
     plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-    return plain.take(torch.from_numpy(_places(plain.numel()))).view(torch.uint8).numpy().tobytes()
+    elements = plain.take(torch.from_numpy(_places(plain.numel())))  # [_ELEMENTS] or fewer
+    content: bytes = elements.view(torch.uint8).numpy().tobytes()
+    return content
 
 
 @functools.lru_cache(maxsize=64)

@@ -60,12 +60,12 @@ class IterableSource:
     def open(self, number: int, position: Position = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
-        own, teller = isinstance(position, OwnState), teller_of(self._source)
-        if position and not own:
+        teller = teller_of(self._source)
+        if position and not isinstance(position, OwnState):
             if not self.seekable:
                 raise self._takes_no_position()
             return self._source.iterate_from(position)  # type: ignore[no-any-return]
-        if own and teller is not None:
+        if position and teller is not None:
             teller.take(position)
         given = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
@@ -78,7 +78,7 @@ class IterableSource:
         self._opened, self.within = given, False
         iterator = iter(given)
         self._teller = teller or teller_of(iterator)
-        if own and teller is None:
+        if position and teller is None:
             if self._teller is None:
                 raise self._takes_no_position()
             self._teller.take(position)

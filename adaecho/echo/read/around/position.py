@@ -95,8 +95,9 @@ class Teller(NamedTuple):
         """Where it is; a copy, as it may go on in the one it told."""
         return OwnState(copy.deepcopy(self.ask()))
 
-    def take(self, position: OwnState) -> None:
-        """Go there."""
+    def take(self, position: Position) -> None:
+        """Go to what was told."""
+        assert isinstance(position, OwnState)
         self.give(copy.deepcopy(position.state))
 
 
