@@ -113,7 +113,7 @@ class Pipeline:
         assert order is not None
         return RandomReader(
             self._source, order, preparation, rank=rank, world=world, resident=resident,
-            seed=settings.seed, num_workers=num_workers, echo=settings.echo,
+            seed=settings.seed, num_workers=num_workers,
         )  # fmt: skip
 
     def begin(self, position: Position, iteration: int) -> Position:

@@ -25,35 +25,6 @@ class ResidentPool:
         return self._source.take(rows)
 
 
-class FreeRows:
-    """Row numbers handed out last in, first out, so that a pool touches no more memory than it needs."""
-
-    def __init__(self) -> None:
-        self.capacity = 0
-        self._stack = np.empty(0, dtype=np.int32)  # [capacity], of which the first _free are free
-        self._free = 0
-
-    def __len__(self) -> int:
-        return self._free
-
-    def grow(self, capacity: int) -> None:
-        # Below what is free already, and falling: the lowest of the new rows leave first, and pages of the
-        # highest may never be touched.
-        added = np.arange(capacity - 1, self.capacity - 1, -1, dtype=np.int32)  # [new rows]
-        stack = np.empty(capacity, dtype=np.int32)  # [capacity]
-        stack[: len(added)] = added
-        stack[len(added) : len(added) + self._free] = self._stack[: self._free]
-        self._stack, self._free, self.capacity = stack, self._free + len(added), capacity
-
-    def pop(self, count: int) -> Rows:
-        self._free -= count
-        return self._stack[self._free : self._free + count].astype(np.int64)  # [count]
-
-    def push(self, rows: Rows) -> None:
-        self._stack[self._free : self._free + len(rows)] = rows
-        self._free += len(rows)
-
-
 class ExamplePool:
     """Each example once, with a count of the repeats still to leave: in arrays while all have one shape.
 
@@ -70,19 +41,22 @@ class ExamplePool:
         self._columns: Columns | None = None  # [capacity, ...] for each leaf
         self._singles: list[Any] = []  # [capacity], where examples differ in shape or kind
         self._repeats = np.zeros(0, dtype=np.uint16)  # [capacity], still to leave
-        self._free = FreeRows()
+        # Handed out last in, first out, so that a pool touches no more memory than it needs.
+        self._free = np.empty(0, dtype=np.int32)  # [capacity], rows, of which the first so many are free
+        self._num_free = 0
 
     def insert(self, examples: Examples, repeats: NDArray[np.int64]) -> Rows:
         """Put examples [n] in, each of which will leave so many times; the row of each, int64 [n]."""
         columns = examples if isinstance(examples, Columns) else None
-        if not self._free.capacity:
+        if not len(self._free):
             self._begin(examples)
         elif self._columns is not None and (columns is None or not same_layout(columns, self._columns)):
             self._part()
-        if len(examples) > len(self._free):
+        if len(examples) > self._num_free:
             # By a quarter at least: to copy all rows for each block takes a time quadratic in the buffer.
-            self._grow(max(self._free.capacity + len(examples), self._free.capacity * 5 // 4))
-        rows = self._free.pop(len(examples))
+            self._grow(max(len(self._free) + len(examples), len(self._free) * 5 // 4))
+        self._num_free -= len(examples)
+        rows = self._free[self._num_free : self._num_free + len(examples)].astype(np.int64)  # [n]
         self._repeats[rows] = repeats
         if self._columns is not None:
             assert columns is not None
@@ -106,7 +80,7 @@ class ExamplePool:
             self._grow(self._spare)
 
     def _grow(self, capacity: int) -> None:
-        more = capacity - self._free.capacity
+        more = capacity - len(self._free)
         if self._columns is None:
             self._singles += [None] * more
         else:
@@ -115,13 +89,17 @@ class ExamplePool:
                 grown[: len(array)] = array
                 self._columns.arrays[index] = grown
         self._repeats = np.concatenate([self._repeats, np.zeros(more, dtype=np.uint16)])  # [capacity]
-        self._free.grow(capacity)
+        # Below what is free already, and falling: the lowest of the new rows leave first, and pages of the
+        # highest may never be touched.
+        added = np.arange(capacity - 1, len(self._free) - 1, -1, dtype=np.int32)  # [new rows]
+        self._free = np.concatenate([added, self._free])  # [capacity]
+        self._num_free += more
 
     def _part(self) -> None:
         """Hold examples one by one from here on, in the rows where they are: they may have any shape."""
         assert self._columns is not None
         used = np.flatnonzero(self._repeats)  # [rows in use]
-        self._singles = [None] * self._free.capacity
+        self._singles = [None] * len(self._free)
         for row, example in zip(used.tolist(), self._columns.take(used).examples(), strict=True):
             self._singles[row] = duplicate(example)
         self._columns = None
@@ -141,7 +119,8 @@ class ExamplePool:
                 originals.discard(row)
             for row in spent.tolist():
                 self._singles[row] = None
-        self._free.push(spent)
+        self._free[self._num_free : self._num_free + len(spent)] = spent
+        self._num_free += len(spent)
         return taken  # type: ignore[no-any-return]
 
 

@@ -295,7 +295,7 @@ def addresses(value: Any) -> set[int]:
 
 def duplicate(value: Any) -> Any:
     """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
-    return _copied(value, deep=True, pictures=True)
+    return _copied(value, True, True)
 
 
 def isolated(value: Any, *, pictures: bool = True) -> Any:
@@ -305,22 +305,24 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
         value: an example as its source gave it.
         pictures: whether PIL's images are copied, too, which decodes them; not before ``decode``.
     """
-    return _copied(value, deep=False, pictures=pictures)
+    return _copied(value, False, pictures)
 
 
-def _copied(value: Any, *, deep: bool, pictures: bool) -> Any:
+def _copied(value: Any, deep: bool, pictures: bool) -> Any:
     kind = type(value)
-    if kind in _UNCHANGEABLE or isinstance(value, np.generic):
+    if kind in _UNCHANGEABLE:
         return value
+    if kind in _ARRAYS and value.dtype != object:
+        return np.array(value)
     if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
         return value.detach().clone() if value.requires_grad else value.clone()
-    if kind in _ARRAYS and value.dtype != object:
-        return np.array(value)
-    if kind is dict and _UNCHANGEABLE.issuperset(map(type, value.values())):
-        return value.copy()  # at once: an example of a tar shard is a dict of byte strings
-    if kind in (dict, list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
-        parts = [_copied(part, deep=deep, pictures=pictures) for _, part in children(value)]
+    if kind is dict:
+        return {key: _copied(part, deep, pictures) for key, part in value.items()}
+    if isinstance(value, np.generic):
+        return value
+    if kind in (list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
+        parts = [_copied(part, deep, pictures) for _, part in children(value)]
         return with_children(value, parts)
     if _is_picture(kind):
         return _copied_picture(value) if pictures else value
@@ -328,7 +330,7 @@ def _copied(value: Any, *, deep: bool, pictures: bool) -> Any:
         copied = copy.copy(value)
         for field in fields(value):
             if hasattr(value, field.name):
-                part = _copied(getattr(value, field.name), deep=False, pictures=pictures)
+                part = _copied(getattr(value, field.name), False, pictures)
                 object.__setattr__(copied, field.name, part)
         return copied
     return _deep(value) if deep or isinstance(value, torch.Tensor | np.ndarray | bytearray) else value

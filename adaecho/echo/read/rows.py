@@ -47,7 +47,7 @@ class ArraySource:
         # Rows of a memory map are read from storage when they are used, all others lie in memory.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
-    def begin(self, num_workers: int, echo: str) -> None:
+    def begin(self, num_workers: int) -> None:
         """Nothing has to be made ready."""
 
     def read(self, rows: Rows) -> Columns:
@@ -109,7 +109,7 @@ class MapSource:
         self._copied: Callable[[], Any] | None = None  # makes a copy
         self._pickled, self._warned = b"", False
 
-    def begin(self, num_workers: int, echo: str) -> None:
+    def begin(self, num_workers: int) -> None:
         """See whether it draws, and copy it as it is now for the threads of an iteration to come."""
         if self._shared:
             return
@@ -118,7 +118,7 @@ class MapSource:
             with self._here() as dataset:
                 self.draws = _first_draws(dataset)
             if self.draws:
-                warn_caller(_told_draws(self.name, echo))
+                warn_caller(_told_draws(self.name))
         if self.draws and num_workers:
             self._pickle()
         elif num_workers > 1 and hindrance and not self._warned:
@@ -261,17 +261,12 @@ def _first_draws(dataset: Any) -> bool:
     return False
 
 
-def _told_draws(name: str, echo: str) -> str:
-    consequence = {
-        "example_before_augmentation": (
-            "all repeats of an example then show the same draw, which is echoing after augmentation; "
-        ),
-        "batch": "all repeats of a batch then show the same draws, as batch echoing has it; ",
-    }.get(echo, "")
+def _told_draws(name: str) -> str:
     return (
-        f"source: {name} draws random numbers as it reads an example: {consequence}give the dataset without "
-        "its random transform, and that as EchoLoader(augment=...). Until then the generators of random, "
-        "NumPy and torch are seeded for each example, and num_workers read in as many processes"
+        f"source: {name} draws random numbers as it reads an example: repeats, if there are any, show the "
+        "same draw, which is echoing after augmentation; give the dataset without its random transform, and "
+        "that as EchoLoader(augment=...). Until then the generators of random, NumPy and torch are seeded for "
+        "each example, and num_workers read in as many processes"
     )
 
 
@@ -295,7 +290,6 @@ class RandomReader(Reader):
         resident: give row numbers instead of examples; the pool is the source itself.
         seed: of what a dataset draws from global generators.
         num_workers: threads that read.
-        echo: the variant, for a warning where a dataset draws.
 
     Attributes:
         method: how rows are permuted, which a state names: see ``Permutation``.
@@ -312,17 +306,16 @@ class RandomReader(Reader):
         resident: bool,
         seed: int = 0,
         num_workers: int = 0,
-        echo: str = "none",
     ) -> None:
         self.reads_again, self.method = not resident, permutation.method  # each when it is needed
         self.witnesses = Witnesses()  # none: the order is the loader's own
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit = 0, sys.maxsize
-        self._seed, self._num_workers, self._echo = seed + _DATASET_SEED, num_workers, echo
+        self._seed, self._num_workers = seed + _DATASET_SEED, num_workers
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        self._source.begin(self._num_workers, self._echo)
+        self._source.begin(self._num_workers)
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 

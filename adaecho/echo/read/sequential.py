@@ -209,7 +209,7 @@ class SequentialReader(Reader):
 
     def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
         """Iterate again from the last mark before the oldest needed example up to the position."""
-        opened = [Mark.of(plain) for plain in progress]
+        opened = [Mark(*plain) for plain in progress]
         with self._reading:
             self._marks, self._again = [], {}
             if not opened:  # nothing has been read yet

@@ -105,17 +105,15 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _as_arrays(source: Any) -> Columns | None:
-    if type(source) is TensorDataset:  # a subclass, or another dataset with tensors, has its own __getitem__
-        flat = flatten(source.tensors)
-        return None if flat is None else Columns(*flat)
-    if isinstance(source, dict):
-        fields = source
-    elif isinstance(source, tuple):
-        fields = dict(enumerate(source))
-    elif isinstance(source, np.ndarray | torch.Tensor):
-        fields = {"": source}
-    else:
-        return None
+    """Columns of arrays, alone, in a dict or in a tuple; None of anything else."""
+    # A subclass, or another dataset with tensors, has its own __getitem__.
+    of_dataset = type(source) is TensorDataset
+    columns = source.tensors if of_dataset else source
+    fields = (
+        columns
+        if isinstance(columns, dict)
+        else dict(enumerate(columns if isinstance(columns, tuple) else [columns]))
+    )
     if not fields or not all(
         isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields.values()
     ):
@@ -123,8 +121,8 @@ def _as_arrays(source: Any) -> Columns | None:
     if len({len(field) for field in fields.values()}) > 1:
         lengths = ", ".join(str(len(field)) for field in fields.values())
         raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
-    flat = flatten(source)
-    if flat is None and isinstance(source, dict | tuple):
+    flat = flatten(columns)
+    if flat is None and not of_dataset and isinstance(columns, dict | tuple):
         raise _no_rows(fields)
     return None if flat is None else Columns(*flat)
 

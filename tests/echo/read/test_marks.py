@@ -83,7 +83,7 @@ def test_a_state_that_can_not_reach_its_oldest_example_says_so() -> None:
     for _ in range(20):
         next(iter(loader))
     state = loader.state_dict()
-    state["progress"] = [[0, 0, state["next_index"], state["next_index"]]]
+    state["progress"] = [[0, 0, state["next_index"], [state["next_index"]]]]
     with pytest.raises(ValueError, match=r"of Seekable lay in the buffer, but the state can only begin at"):
         EchoLoader(Seekable(1000), 2, shuffle_buffer=8).load_state_dict(state)
 

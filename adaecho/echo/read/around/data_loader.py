@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, default_colla
 
 from adaecho.echo.order.permutation import seeds_of_pass
 from adaecho.echo.read.around.iterable import IterableSource, tell_pass
-from adaecho.echo.read.around.position import OwnState, Position
+from adaecho.echo.read.around.position import Position
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import may_be_shared
 from adaecho.echo.threads.seeded_process import global_generators_kept
@@ -70,7 +70,7 @@ class DataLoaderSource(IterableSource):
         Raises:
             ValueError: the batches up to there would be others this time.
         """
-        if isinstance(position, OwnState) or (position and not self.seekable):
+        if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
         tell_pass(self._loader.dataset, number)
         order_seed, seed = seeds_of_pass(self._seed, number)

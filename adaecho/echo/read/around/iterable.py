@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from adaecho.echo.memory.tree import addresses, isolated
-from adaecho.echo.read.around.position import APART, OwnState, Position, Teller, teller_of
+from adaecho.echo.read.around.position import APART, Position, Teller, teller_of
 
 
 class IterableSource:
@@ -61,7 +61,7 @@ class IterableSource:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
         teller = teller_of(self._source)
-        if position and not isinstance(position, OwnState):
+        if position and not isinstance(position, dict):
             if not self.seekable:
                 raise self._takes_no_position()
             return self._source.iterate_from(position)  # type: ignore[no-any-return]

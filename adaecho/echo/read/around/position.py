@@ -13,15 +13,8 @@ _MOST = 1024  # marks
 _SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
 
 
-@dataclass(frozen=True)
-class OwnState:
-    """A position that a source tells in a form of its own."""
-
-    state: Any
-
-
-Position = tuple[int, ...] | OwnState
-"""Of a pass: empty where none is told."""
+Position = Sequence[int] | dict[str, Any]
+"""Of a pass: whole numbers, or what a source tells in a form of its own as {"own": ...}; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +34,8 @@ class Mark:
 
     def plain(self) -> list[Any]:
         """The mark as a state holds it."""
-        own = [{"own": self.position.state}] if isinstance(self.position, OwnState) else self.position
-        return [self.number, self.first, self.count, *own]
-
-    @staticmethod
-    def of(plain: Sequence[Any]) -> "Mark":
-        """And back."""
-        number, first, count, *position = plain
-        if position and isinstance(position[0], dict):
-            return Mark(int(number), int(first), int(count), OwnState(position[0]["own"]))
-        return Mark(int(number), int(first), int(count), tuple(map(int, position)))
+        position = self.position if isinstance(self.position, dict) else list(self.position)
+        return [self.number, self.first, self.count, position]
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
@@ -91,14 +76,13 @@ class Teller(NamedTuple):
     ask: Callable[[], Any]
     give: Callable[[Any], Any]
 
-    def tell(self) -> OwnState:
+    def tell(self) -> Position:
         """Where it is; a copy, as it may go on in the one it told."""
-        return OwnState(copy.deepcopy(self.ask()))
+        return {"own": copy.deepcopy(self.ask())}
 
-    def take(self, position: Position) -> None:
+    def take(self, position: Any) -> None:
         """Go to what was told."""
-        assert isinstance(position, OwnState)
-        self.give(copy.deepcopy(position.state))
+        self.give(copy.deepcopy(position["own"]))
 
 
 def teller_of(owner: Any) -> Teller | None:
