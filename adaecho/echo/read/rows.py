@@ -265,8 +265,8 @@ def _told_draws(name: str) -> str:
     return (
         f"source: {name} draws random numbers as it reads an example: repeats, if there are any, show the "
         "same draw, which is echoing after augmentation; give the dataset without its random transform, and "
-        "that as EchoLoader(augment=...). Until then the generators of random, NumPy and torch are seeded for "
-        "each example, and num_workers read in as many processes"
+        "that as EchoLoader(augment=...). Until then the generators of random, NumPy and torch are seeded "
+        "for each example, and num_workers read in as many processes"
     )
 
 

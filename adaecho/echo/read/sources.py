@@ -109,17 +109,15 @@ def _as_arrays(source: Any) -> Columns | None:
     # A subclass, or another dataset with tensors, has its own __getitem__.
     of_dataset = type(source) is TensorDataset
     columns = source.tensors if of_dataset else source
-    fields = (
-        columns
-        if isinstance(columns, dict)
-        else dict(enumerate(columns if isinstance(columns, tuple) else [columns]))
-    )
-    if not fields or not all(
-        isinstance(field, np.ndarray | torch.Tensor) and field.ndim for field in fields.values()
-    ):
+    in_turn = columns if isinstance(columns, tuple) else (columns,)
+    fields = columns if isinstance(columns, dict) else dict(enumerate(in_turn))
+    arrays = [
+        field for field in fields.values() if isinstance(field, np.ndarray | torch.Tensor) and field.ndim
+    ]
+    if not arrays or len(arrays) < len(fields):
         return None
-    if len({len(field) for field in fields.values()}) > 1:
-        lengths = ", ".join(str(len(field)) for field in fields.values())
+    if len(set(map(len, arrays))) > 1:
+        lengths = ", ".join(str(len(field)) for field in arrays)
         raise ValueError(f"source: arrays of different lengths ({lengths}) are not fields of one dataset")
     flat = flatten(columns)
     if flat is None and not of_dataset and isinstance(columns, dict | tuple):
