@@ -26,8 +26,8 @@ from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.place import Position
+from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.read.around.iterable import IterableSource
-from adaecho.echo.read.sources import as_source, warn_if_unshared
 from adaecho.echo.settings import Settings, check_still_alone, check_workers, is_distributed, share, whole
 from adaecho.echo.threads.timers import Timers
 from adaecho.echo.threads.workers import GivenUp, Stopped

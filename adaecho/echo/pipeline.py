@@ -20,12 +20,12 @@ from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import absent
 from adaecho.echo.place import Held, Log, Position, Streams
+from adaecho.echo.read import Source
 from adaecho.echo.read.around.iterable import IterableSource
 from adaecho.echo.read.chunks import Preparation, Reader
 from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import Source
 from adaecho.echo.run import Parts, Run
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Counters, Deliveries
