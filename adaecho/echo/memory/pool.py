@@ -128,13 +128,5 @@ def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_])
     """Two parts as one, in the order that tells for each place [n] whether it is of the second."""
     if not len(first) or not len(second):
         return first if len(first) else second
-    places = np.empty(len(of_second), dtype=np.int64)  # [n], in the one part behind the other
-    places[~of_second] = np.arange(len(first))
-    places[of_second] = len(first) + np.arange(len(second))
-    if isinstance(first, Columns) and isinstance(second, Columns) and same_layout(first, second):
-        both = zip(first.arrays, second.arrays, strict=True)
-        return Columns(first.form, [np.concatenate(pair) for pair in both]).take(places)
-    in_turn = [
-        one for part in (first, second) for one in (part.examples() if isinstance(part, Columns) else part)
-    ]
-    return [in_turn[place] for place in places.tolist()]
+    parts = [iter(part.examples() if isinstance(part, Columns) else part) for part in (first, second)]
+    return [next(parts[which]) for which in of_second.astype(int).tolist()]

@@ -231,10 +231,14 @@ def test_the_global_generators_are_given_back() -> None:
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
 
 
-def test_the_warning_says_what_echoing_becomes() -> None:
+def test_warnings_say_what_echoing_becomes_and_point_at_the_line_that_made_the_loader() -> None:
     source = Subset(Transformed(Noisy()), range(40))
-    with pytest.warns(UserWarning, match=r"same draw, which is echoing after augmentation; .*augment="):
+    message = r"same draw, which is echoing after augmentation; .*augment="
+    with pytest.warns(UserWarning, match=message) as caught:
         EchoLoader(source, 4, echo="example_before_augmentation", factor=2)
+    with pytest.warns(UserWarning, match="can't be copied") as in_turns:
+        EchoLoader(Locked(), 4, num_workers=2).close()
+    assert {caught[0].filename, in_turns[0].filename} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         EchoLoader(Transformed(np.array), 4)
@@ -287,36 +291,14 @@ def test_a_process_that_died_is_no_bad_example() -> None:
         list(loader)
 
 
-class Deterministic:
-    """Its first example is damaged; nothing is random."""
-
-    def __call__(self, row: int) -> Any:
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_bad_first_example_tells_nothing_of_draws(draws: bool) -> None:
+    def read(row: int) -> Any:
         if row == 0:
             raise ValueError("row 0 is damaged")
-        return np.array([row])
+        return random.random() if draws else row
 
-
-def test_a_bad_first_example_is_not_taken_for_a_draw() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(Transformed(Deterministic()), 4)
-
-
-def test_a_draw_is_seen_behind_a_bad_first_example() -> None:
-    with pytest.warns(UserWarning, match="draws random numbers as it reads"):
-        EchoLoader(BadThenNoisy(), 4)
-
-
-class BadThenNoisy(InHand):
-    def __getitem__(self, row: int) -> Any:
-        if row == 0:
-            raise ValueError("row 0 is damaged")
-        return random.random()
-
-
-def test_warnings_point_at_the_line_that_made_the_loader() -> None:
-    with pytest.warns(UserWarning, match="draws random numbers") as caught:
-        EchoLoader(Transformed(Noisy()), 4)
-    with pytest.warns(UserWarning, match="can't be copied") as in_turns:
-        EchoLoader(Locked(), 4, num_workers=2).close()
-    assert {caught[0].filename, in_turns[0].filename} == {__file__}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        EchoLoader(Transformed(read), 4)
+    assert ["draws random numbers as it reads" in str(one.message) for one in caught] == [True] * draws
