@@ -27,7 +27,7 @@ from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.place import Position
 from adaecho.echo.read import as_source, warn_if_unshared
-from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.settings import Settings, check_still_alone, check_workers, is_distributed, share, whole
 from adaecho.echo.threads.timers import Timers
 from adaecho.echo.threads.workers import GivenUp, Stopped

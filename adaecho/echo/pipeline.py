@@ -21,7 +21,7 @@ from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import absent
 from adaecho.echo.place import Held, Log, Position, Streams
 from adaecho.echo.read import Source
-from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.chunks import Preparation, Reader
 from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
