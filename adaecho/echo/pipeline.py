@@ -17,16 +17,15 @@ from adaecho.echo.batch.device import ToDevice
 from adaecho.echo.functions import Functions
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.sampled import SampledOrder
+from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import absent
 from adaecho.echo.place import Held, Log, Position, Streams
-from adaecho.echo.read.around.iterable import IterableSource
-from adaecho.echo.read.chunks import BadExamples, Preparation, Reader
-from adaecho.echo.read.map_source import MapSource
-from adaecho.echo.read.random_access import RandomReader
+from adaecho.echo.read import Source
+from adaecho.echo.read.around import IterableSource
+from adaecho.echo.read.chunks import Preparation, Reader
+from adaecho.echo.read.failures import BadExamples
+from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import ArraySource, Source
 from adaecho.echo.run import Parts, Run
 from adaecho.echo.settings import Settings
 from adaecho.echo.threads.timers import Counters, Deliveries
@@ -114,7 +113,7 @@ class Pipeline:
         assert order is not None
         return RandomReader(
             self._source, order, preparation, rank=rank, world=world, resident=resident,
-            seed=settings.seed, num_workers=num_workers, echo=settings.echo,
+            seed=settings.seed, num_workers=num_workers,
         )  # fmt: skip
 
     def begin(self, position: Position, iteration: int) -> Position:

@@ -12,7 +12,7 @@ import numpy as np
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
-from adaecho.echo.read.chunks import BadExamples
+from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings
 
 _SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms

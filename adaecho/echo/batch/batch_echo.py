@@ -13,8 +13,7 @@ from adaecho.echo.batch.batches import Batch
 from adaecho.echo.memory.budget import check_memory
 from adaecho.echo.memory.tree import duplicate, duplicate_many, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.fresh import Fresh
-from adaecho.echo.order.stage import ABSENT, Output, Stage, absent
+from adaecho.echo.order.stage import ABSENT, Fresh, Output, Stage, absent
 from adaecho.echo.order.stream import Place, Stream
 from adaecho.echo.place import Position
 

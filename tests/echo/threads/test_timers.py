@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read.sources import as_source
+from adaecho.echo.read import as_source
 from adaecho.echo.threads.timers import Counters, Deliveries, Timers
 from tests.conftest import HandClock
 
