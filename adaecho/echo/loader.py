@@ -469,7 +469,7 @@ class EchoLoader(Gauges):
         The step it falls into is not clocked. A batch that the pausing thread takes inside ends the pause.
         """
         pool = self._pipeline.pool
-        already = pool is None or pool.paused
+        already = pool is None or pool.paused_by is not None
         if pool is not None:
             pool.pause()
         try:

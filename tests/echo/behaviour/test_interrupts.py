@@ -288,7 +288,7 @@ def test_to_ask_for_a_batch_ends_the_pause_of_who_asks() -> None:
         assert len(list(islice(iterator, 8))) == 8
 
 
-@pytest.mark.parametrize("where", ["paused", "resume", "ring"])
+@pytest.mark.parametrize("where", ["paused", "resume"])
 @pytest.mark.parametrize("event", ["call", "return"])
 def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, event: str) -> None:
     def interrupt(frame: Any, seen: str, _: Any) -> None:
