@@ -5,6 +5,10 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
+from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.sources import Source
+from adaecho.echo.settings import whole
+
 Collate = Callable[[list[Any]], Any]
 
 # Arguments of a DataLoader that have no meaning here, unless they ask for nothing: what to do instead.
@@ -66,10 +70,11 @@ def translated(
     collate_fn = given.get("collate_fn")
     if collate_fn is not None and collate is not None:
         raise ValueError("collate_fn with collate: they are the same argument; give one")
-    factor = given.get("prefetch_factor")
+    prefetch, factor = whole("prefetch", prefetch, 0), given.get("prefetch_factor")
     if factor is not None and not num_workers:
         raise ValueError(f"prefetch_factor={factor}: with num_workers=0 nothing is read ahead")
-    prefetch = prefetch if factor is None else factor * num_workers
+    if factor is not None:
+        prefetch = whole("prefetch", factor * num_workers, 0)
     return _order(given.get("shuffle"), order, shuffle_buffer), collate or collate_fn, prefetch
 
 
@@ -109,10 +114,11 @@ def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | N
         )
 
 
-def check_iterable(name: str, *, shuffle: Any, sampler: Any) -> None:
+def check_iterable(source: Source, *, shuffle: Any, sampler: Any) -> None:
     """Raises ValueError where an order was given for what can only be iterated."""
-    if shuffle or sampler is not None:
+    if isinstance(source, IterableSource) and (shuffle or sampler is not None):
         given = "shuffle=True" if shuffle else f"sampler={type(sampler).__name__}"
         raise ValueError(
-            f"{given}: {name} can only be iterated, in an order of its own; shuffle_buffer= shuffles examples"
+            f"{given}: {source.name} can only be iterated, in an order of its own; shuffle_buffer= shuffles "
+            "examples"
         )

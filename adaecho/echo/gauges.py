@@ -4,7 +4,7 @@ from typing import Any
 
 from adaecho.echo.order.factor import History
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.place import Position
+from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
 
 
@@ -38,7 +38,9 @@ class Gauges:
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
         """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
-        return [bad for bad in self._pipeline.log.bad.found if bad["index"] < self._position.next_index]
+        return [
+            bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
+        ]
 
     @property
     def factor(self) -> float:
@@ -65,10 +67,8 @@ class Gauges:
     def upstream_s_per_batch(self) -> float:
         """Time per fresh batch of upstream's slowest part, over as many workers as can work on it at once.
 
-        A source that is iterated is read by one at a time. Of one that works ahead by itself and tells its
-        ``num_workers``, as a ``DataLoader`` does, it is the time from one delivery to the next while they
-        are waited for, else at most the time that the steps leave it. Of one that doesn't tell it is the
-        time spent waiting: too short with ``num_workers=0``.
+        A source that is iterated is read by one at a time. Of one that works ahead by itself, as a
+        ``DataLoader`` with workers, it is the time spent waiting: too short with ``num_workers=0``.
         """
         return self._clocks.upstream_s_per_batch
 

@@ -57,6 +57,7 @@ class Settings:
             self._set(name, _plain_number(getattr(self, name)))
         self._check_drop_last()
         self._check_even_ranks()
+        self._warn_of_idle_echo()
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -99,8 +100,13 @@ class Settings:
                 "epochs= and count steps: islice(loader, num_steps)"
             )
 
-    def check_ranks_can_iterate(self, name: str) -> None:
-        """Raises ValueError where ranks would make unequal numbers of batches of an iterable."""
+    def check_can_iterate(self, name: str, *, reordered: bool) -> None:
+        """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
+        if self.order == "shards" and not reordered:
+            raise ValueError(
+                "order='shards': this source can only be iterated, in an order of its own; leave order out, "
+                "and let the source shuffle its shards"
+            )
         if self.epochs is None or self.world_size == 1 or self.batch_size is None:
             return
         raise ValueError(
@@ -120,11 +126,6 @@ class Settings:
         """The factor before anything has been measured."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
-    @property
-    def example_factor(self) -> float:
-        """How often each example enters the shuffle buffer, before anything has been measured."""
-        return self.first_factor if self.variant.repeats == "examples" else 1.0
-
     def plain(self) -> dict[str, Any]:
         """The settings as numbers and strings."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -136,7 +137,7 @@ class Settings:
         ]
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
 
-    def warn_of_idle_echo(self) -> None:
+    def _warn_of_idle_echo(self) -> None:
         """Warn of an echo that repeats nothing, or whose repeats of an example follow one another."""
         echo, repeats = f"echo={self.echo!r}", self.variant.repeats
         if not repeats:
@@ -152,8 +153,9 @@ class Settings:
     @property
     def to_fill(self) -> dict[str, float]:
         """About how many fresh examples (or whole batches) of this rank fill each buffer."""
+        example_factor = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
-            "shuffle_buffer": self.shuffle_buffer / self.example_factor,
+            "shuffle_buffer": self.shuffle_buffer / example_factor,
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 

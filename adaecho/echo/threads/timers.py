@@ -3,15 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 _DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
 _LEAST_STEPS = 5  # before R is told
 _TOGETHER = 10  # steps that enter the sums at once: the loader's counters take a while to read
-_UNSEEN = 0.9  # of the time in which a source that works ahead was not waited for
-
-
-Claim = TypeVar("Claim")
 
 
 @dataclass
@@ -54,38 +50,6 @@ def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple
     return [keep * total + new - old for total, old, new in zip(earlier, before, now, strict=True)]
 
 
-class Deliveries(Generic[Claim]):
-    """How long a source takes that works ahead by itself, e.g. a ``DataLoader`` with workers.
-
-    It works while the reader does something else, so the time spent waiting for it is only a part. While the
-    reader has to wait, upstream's time is that from one delivery to the next. Where it need not wait,
-    upstream takes less than that by an unknown amount: up to a tenth is taken off, for an automatic
-    factor to sink until there is something to wait for again.
-
-    Args:
-        claim: of the reader.
-    """
-
-    def __init__(self, claim: Callable[[int], Claim]) -> None:
-        self._claim = claim
-        self._last: float | None = None
-        self.busy_s = 0.0
-
-    def claim(self, count: int) -> Claim:
-        """Claim as the reader does, timed."""
-        start = time.perf_counter()
-        claimed = self._claim(count)
-        now = time.perf_counter()
-        since_last_s = now - (start if self._last is None else self._last)
-        self.busy_s += min(since_last_s, _UNSEEN * since_last_s + now - start)
-        self._last = now
-        return claimed
-
-    def pause(self) -> None:
-        """The time until the next delivery tells nothing."""
-        self._last = None
-
-
 class Timers:
     """Smoothed times, sums that forget slowly.
 
@@ -96,11 +60,10 @@ class Timers:
 
     Args:
         counters: what the loader has done so far.
-        deliveries: of a source that works ahead.
     """
 
-    def __init__(self, counters: Callable[[], Counters], deliveries: Deliveries[Any] | None = None) -> None:
-        self._counters, self._deliveries = counters, deliveries
+    def __init__(self, counters: Callable[[], Counters]) -> None:
+        self._counters = counters
         self.wait_time_s = 0.0
         self._sums = _Sums()
         self._before: Counters | None = None
@@ -112,8 +75,6 @@ class Timers:
         """The current step is interrupted by something else: don't count it."""
         self._sum_up()
         self._before = self._returned_at = None
-        if self._deliveries is not None:
-            self._deliveries.pause()
 
     def waited(self, since: float) -> None:
         """The consumer has waited for the loader since then."""

@@ -288,7 +288,7 @@ def test_an_interrupt_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     first = next(iterator)
     with monkeypatch.context() as patch:
         # Ctrl-C while the training loop waits for a batch.
-        patch.setattr(loader._pipeline, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(loader._pipeline.run, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     assert_no_threads_soon()
