@@ -11,22 +11,27 @@ from typing import Any
 import torch
 
 from adaecho.echo import state as saved
+from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
-from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.data_loader import (
-    NO_SOURCE,
-    check_iterable,
-    check_sampler,
-    source_of,
-    translated,
-)
-from adaecho.echo.functions import Functions
+from adaecho.echo.batch.whole import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read.sources import as_source, warn_if_unshared
-from adaecho.echo.settings import Settings, check_still_alone, check_workers, is_distributed, share, whole
+from adaecho.echo.settings import (
+    NO_SOURCE,
+    Settings,
+    check_iterable,
+    check_sampler,
+    check_still_alone,
+    check_workers,
+    is_distributed,
+    share,
+    source_of,
+    translated,
+    whole,
+)  # fmt: skip
 from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
 from adaecho.echo.threads.workers import GivenUp, Stopped
@@ -94,7 +99,7 @@ class EchoLoader(Gauges):
             network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
-        batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
+        batch_length: examples in a whole batch, where its form (see ``batch.whole``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
         arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
@@ -248,6 +253,7 @@ class EchoLoader(Gauges):
             except GivenUp:
                 continue
             except Stopped:
+                pipeline.run = run  # which has changed nothing
                 does = "closed it" if self._closed else "called stop(): asking again goes on"
                 raise RuntimeError(
                     f"while this EchoLoader made its next batch, another thread {does}"
@@ -387,31 +393,6 @@ class EchoLoader(Gauges):
             raise
         self._before = None
 
-    # As of a DataLoader
-
-    def __repr__(self) -> str:
-        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
-
-    @property
-    def dataset(self) -> Any:
-        """The source as it was given."""
-        return self._dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Examples per batch; None where the source gives whole batches."""
-        return self.settings.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a short batch at the end of an iteration is left out."""
-        return self.settings.drop_last
-
-    @property
-    def num_workers(self) -> int:
-        """Threads that read and decode, and as many that augment and collate."""
-        return self._num_workers
-
     def set_epoch(self, epoch: int) -> None:
         """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
 
@@ -468,12 +449,6 @@ class EchoLoader(Gauges):
         self._ahead = None
         if self._finalizer.detach() is not None:
             self._pipeline.close(wait_s)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "EchoLoader: its threads and its source can't be shared or sent, so no copy or pickle; make "
-            "another with the same arguments (in each process its own), and give it state_dict()"
-        )
 
     def __enter__(self) -> "EchoLoader":
         return self

@@ -18,11 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.augment import Origin
-from adaecho.echo.batch.batch_length import batch_length
+from adaecho.echo.batch.augment import Functions, Origin
 from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
-from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.functions import Functions
+from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.order.permutation import Permutation
@@ -293,7 +291,7 @@ class Run:
     """
 
     def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
-        self._parts, self._reread = parts, position.reread_examples
+        self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
         self.queue = FreshQueue(reader.claim, reader.work, streams.log.bad, position.next_index)
         self.pool = ThreadPool(reader.release) if parts.num_workers else None
@@ -355,7 +353,13 @@ class Run:
         """The next batch before an echo of batches; None after the last."""
         if not self._following:
             self._following.extend(self._map.get() or ())
-        return self._following.popleft() if self._following else None
+        if not self._following:
+            return None
+        batch = self._following.popleft()
+        if self._parts.streams.whole:  # whose lengths are not known before they come
+            self._in_whole += batch.length
+            batch.position = batch.position._replace(fresh_examples=self._in_whole)
+        return batch
 
     def next(self) -> Batch | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""

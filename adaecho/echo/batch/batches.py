@@ -48,15 +48,11 @@ class Claim(NamedTuple):
         outputs: which they are.
         examples: those that are in the pool.
         absent: which of the outputs are not, bool [n]; None where all are.
-        length: of a whole batch.
-        fresh_examples: read up to a whole batch; None where examples are read.
     """
 
     outputs: Outputs
     examples: Examples
     absent: NDArray[np.bool_] | None
-    length: int = 0
-    fresh_examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,10 +82,8 @@ class Making:
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
 
     def examples_in(self, batches: Examples) -> int:
-        """How many examples the one whole batch among these holds."""
-        assert self.length is not None
-        assert not isinstance(batches, Columns)
-        return self.length(batches[0])
+        """How many examples the one whole batch among these holds; 0 where these are no whole batches."""
+        return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
         """One batch of its examples."""
@@ -151,7 +145,6 @@ class Batches:
     ) -> None:
         self._stage, self._pool, self.making, self._reader = stage, pool, making, reader
         self._position, self._group, self._drop_last, self._absent = position, group, drop_last, absent
-        self._fresh_examples = position.fresh_examples  # in whole batches
 
     def claim(self) -> Claim | None:
         """The examples of the next batches, and which use each is; None at the end of the pass."""
@@ -163,12 +156,7 @@ class Batches:
             absent = rows == ABSENT
             self._absent -= int(absent.sum())
             rows = rows[~absent]
-        examples = self._pool.take(rows) if len(rows) else []
-        if self.making.length is None:
-            return Claim(outputs, examples, absent)
-        length = self.making.examples_in(examples)
-        self._fresh_examples += length
-        return Claim(outputs, examples, absent, length, self._fresh_examples)
+        return Claim(outputs, self._pool.take(rows) if len(rows) else [], absent)
 
     def work(self, claim: Claim) -> list[Batch]:
         """Make the batches."""
@@ -177,18 +165,19 @@ class Batches:
         examples, absent = claim.examples, claim.absent
         if absent is not None:
             examples = interleaved(examples, self._again(items[absent]), absent)
+        length = self.making.examples_in(examples)
         examples = self.making.augmented(items, examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
         for start in range(0, len(items) - short, size):  # slices of one stack: nothing is copied
             end = min(start + size, len(items))
             part = examples if end - start == len(items) else examples[start:end]
-            next_index = outputs.next_index(end)
-            read = next_index - before.skipped if claim.fresh_examples is None else claim.fresh_examples
+            index = outputs.next_index(end)
             position = before._replace(
-                fresh_examples=read, next_index=next_index, examples=outputs.place(end), oldest=outputs.oldest
-            )
-            batch = Batch(self.making.batch(items[start:end], part), position, claim.length)
+                fresh_examples=index - before.skipped, next_index=index, examples=outputs.place(end),
+                oldest=outputs.oldest,
+            )  # fmt: skip
+            batch = Batch(self.making.batch(items[start:end], part), position, length)
             if absent is not None:
                 batch.reread = self._num_read(items[start:end][absent[start:end]])
             batches.append(batch)
@@ -215,12 +204,9 @@ class Batches:
     def remade(self, items: keyed.Items) -> Batch:
         """A batch made a second time."""
         examples = self._again(items)
-        length, read = 0, self._num_read(items)
-        if self.making.length is not None:
-            length = self.making.examples_in(examples)
-            read *= length
+        length = self.making.examples_in(examples)
         content = self.making.batch(items, self.making.augmented(items, examples))
-        return Batch(content, self._position, length, read)
+        return Batch(content, self._position, length, self._num_read(items) * (length or 1))
 
     def _num_read(self, items: keyed.Items) -> int:
         return len(keyed.serials_of(items)) if self._reader.reads_again else 0

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 Claim = TypeVar("Claim")
 Result = TypeVar("Result")
@@ -32,16 +32,6 @@ class Stopped(BaseException):  # a signal between threads that no handler of err
 
 class GivenUp(BaseException):
     """A piece of work was given up, since the threads are to stop: what depends on it has to begin anew."""
-
-
-class Helper(Protocol):
-    """Something that belongs to one thread."""
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Ask it."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class Crew:
@@ -61,7 +51,7 @@ class PoolThread(threading.Thread):
     def __init__(self, pool: "ThreadPool", crew: Crew, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._pool, self.crew = pool, crew
-        self.helpers: dict[Any, Helper] = {}  # of the dataset and of each augmentation, by whose they are
+        self.helpers: dict[Any, Any] = {}  # of the dataset and of each augmentation, by whose they are
         self.working = self.ended = False
 
     def run(self) -> None:
@@ -80,10 +70,6 @@ class PoolThread(threading.Thread):
             self.working = False
             time.sleep(_LOOK_EVERY_S)
             self.working = True
-        self.check_going()
-
-    def check_going(self) -> None:
-        """Raises Stopped where the thread is to stop."""
         if self.crew.stopping:
             raise Stopped
 
@@ -238,6 +224,14 @@ class ThreadPool:
             thread.ended = True
 
 
+def _taken(queue: SimpleQueue[Any], waiting: Crew | ThreadPool) -> Any:
+    """The next of a queue; raises Stopped where there is a stop, before it waits or while it does."""
+    while not waiting.stopping:
+        if (taken := queue.get()) is not _WAKE:
+            return taken
+    raise Stopped
+
+
 class InlineMap(Generic[Claim, Result]):
     """``work(claim())``, in the thread that asks."""
 
@@ -320,13 +314,12 @@ class OrderedMap(Generic[Claim, Result]):
         """
         start, thread = time.perf_counter(), threading.current_thread()
         if isinstance(thread, PoolThread):
-            thread.check_going()
             thread.working = False
-            good, result = self._outcome(thread.crew)
+            good, result = _taken(self._ready, thread.crew)
             with suppress(Stopped):  # then this is the last
                 thread.work()
         else:
-            good, result = self._outcome(self._pool)
+            good, result = _taken(self._ready, self._pool)
         self.blocked_s += time.perf_counter() - start
         if result is _END:
             self._ready.put((True, _END))
@@ -335,12 +328,6 @@ class OrderedMap(Generic[Claim, Result]):
         if not good:
             raise result
         return result  # type: ignore[no-any-return]
-
-    def _outcome(self, waiting: "Crew | ThreadPool") -> Outcome:
-        while (outcome := self._ready.get()) is _WAKE:
-            if waiting.stopping:
-                raise Stopped
-        return outcome  # type: ignore[no-any-return]
 
     # By its threads
 
@@ -363,11 +350,9 @@ class OrderedMap(Generic[Claim, Result]):
     def _piece(self, thread: PoolThread) -> tuple[int, Claim] | None:
         """The next claim and its number; None when there is no more."""
         with self._turn:
-            thread.check_going()
-            while not self._ended and self._room.get() is _WAKE:
-                thread.check_going()
             if self._ended:
                 return None
+            _taken(self._room, thread.crew)
             try:
                 thread.work()
                 start, elsewhere = time.perf_counter(), self._blocked_elsewhere()

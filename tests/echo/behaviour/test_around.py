@@ -1,11 +1,9 @@
 """Around a loader one already has, the automatic factor, sources of other kinds, wrong arguments."""
 
-import random
 import time
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,30 +31,6 @@ def test_wraps_a_data_loader(num_workers: int) -> None:
             x.fill_(-1)  # the next repeat must not see it
     assert firsts == [0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 0, 0]
     assert counts == [4, 4, 8, 8, 12, 12, 16, 16, 18, 18, 22, 22]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("buffer", [0, 3])
-def test_restores_around_a_data_loader(num_workers: int, buffer: int) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(
-            data_loader(18), batch_size=None, echo="batch", factor=2.5, batch_shuffle_buffer=buffer,
-            num_workers=num_workers,
-        )  # fmt: skip
-
-    loader = make()
-    states, firsts = [], []
-    for x, _ in islice(loader, 14):
-        firsts.append(int(x[0]))
-        states.append((loader.state_dict(), loader.fresh_examples))
-    for position, (state, fresh) in enumerate(states):
-        restored = make()
-        restored.load_state_dict(state)
-        assert restored.fresh_examples == fresh
-        rest = [int(x[0]) for x, _ in islice(restored, 4)]
-        assert rest[: 13 - position] == firsts[position + 1 : position + 5]
-        restored.close()
-    loader.close()
 
 
 def test_wraps_any_batches_in_epochs() -> None:
@@ -122,53 +96,6 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
             if auto.due():
                 auto.follow(ratio, factor)
     assert asked == [2.5, 4]
-
-
-def test_an_augment_of_one_argument_is_seeded_for_each_example_and_leaves_the_generators_alone() -> None:
-    def augment(_: dict[str, Any]) -> dict[str, Any]:
-        return {"x": torch.rand(()), "y": random.random(), "z": np.random.rand()}
-
-    common: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "augment": augment}
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    one = next(iter(EchoLoader(Dataset(9), 6, **common)))
-    assert torch.equal(torch.get_rng_state(), before)
-    other = next(iter(EchoLoader(Dataset(9), 6, **common)))
-    assert torch.equal(one["x"], other["x"])
-    assert len({*one["x"].tolist()}) == len({*one["y"].tolist()}) == len({*one["z"].tolist()}) == 6
-
-
-def test_batches_keep_the_form_of_the_examples() -> None:
-    tuples = [(np.float32(row), {"n": row}) for row in range(4)]
-    x, rest = next(iter(EchoLoader(tuples, 4, order="stored")))
-    assert x.dtype == torch.float32
-    assert rest["n"].tolist() == [0, 1, 2, 3]
-    tensor = next(iter(EchoLoader(torch.arange(12.0).reshape(6, 2), 3, order="stored")))
-    assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
-    words = next(iter(EchoLoader([{"word": "a", "n": 1}, {"word": "b", "n": 2}], 2, order="stored")))
-    assert words["word"] == ["a", "b"]
-    assert words["n"].tolist() == [1, 2]
-    pair = next(iter(EchoLoader(TensorDataset(torch.arange(4), torch.zeros(4)), 2, order="stored")))
-    assert pair[0].tolist() == [0, 1]
-
-
-def test_a_memory_map_is_read_once_for_each_fresh_example(tmp_path: Any) -> None:
-    np.save(tmp_path / "x.npy", np.arange(40))
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    loader = EchoLoader(mapped, 10, echo="example_before_augmentation", factor=2, order="stored")
-    assert next(iter(loader)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-
-
-def test_an_endless_loader_has_no_length() -> None:
-    with pytest.raises(TypeError, match="needs epochs="):
-        len(EchoLoader(arrays(9), 3))
-
-
-def test_length_with_a_fractional_factor() -> None:
-    for echo in ("batch", "example_before_augmentation"):
-        loader = EchoLoader(arrays(50), 4, echo=echo, factor=2.4, epochs=1)
-        for _ in range(3):
-            assert len(loader) == len(list(loader))
 
 
 def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:

@@ -1,6 +1,5 @@
 """A DataLoader's sampler as the order: drawn as a function of (seed, pass), resumed exactly."""
 
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.utils.data import (
 )
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, labels
+from tests.echo.sources import Dataset, arrays, labels
 
 LENGTH = 23
 SAMPLERS: dict[str, Any] = {
@@ -52,34 +51,6 @@ def test_it_decides_what_is_read_and_leaves_the_global_generator_alone(name: str
         assert sorted(label for batch in passes[0] for label in batch) == sorted(
             range(0, LENGTH, 2 if name == "subset" else 1)
         )
-
-
-@pytest.mark.parametrize("epochs", [None, 1, 2])
-@pytest.mark.parametrize("variant", VARIANTS[1:], ids=IDS[1:])
-def test_resumes_exactly_at_every_batch(variant: dict[str, Any], epochs: int | None) -> None:
-    def make(num_workers: int) -> EchoLoader:
-        return EchoLoader(
-            Dataset(LENGTH), 4, sampler=SAMPLERS["weighted"](), epochs=epochs, shuffle_buffer=5,
-            num_workers=num_workers, **variant,
-        )  # fmt: skip
-
-    with make(0) as loader:
-        taken, states = [], []
-        for batch in islice(loader, 9):
-            taken.append(batch["label"].tolist())
-            states.append(loader.state_dict())
-    for position in range(0, len(taken), 2):
-        torch.rand(position)  # whatever the global generator does meanwhile
-        with make(position % 4) as restored:
-            restored.load_state_dict(states[position])
-            rest = labels(restored, len(taken) - position - 1)
-            assert rest == taken[position + 1 :]
-
-
-def test_weights_decide_how_often_a_row_comes() -> None:
-    sampler = WeightedRandomSampler([1.0, 3.0], 4000)
-    drawn = next(iter(EchoLoader(arrays(2), 4000, sampler=sampler)))["label"].numpy()
-    assert drawn.mean() == pytest.approx(0.75, abs=0.03)  # 4 standard deviations
 
 
 def test_ranks_share_out_what_it_draws() -> None:

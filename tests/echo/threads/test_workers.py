@@ -153,27 +153,6 @@ def test_abandoning_the_iterator_ends_the_threads_and_loses_nothing() -> None:
         assert all(torch.equal(one["x"], other["x"]) for one, other in zip(seen, expected, strict=True))
 
 
-def test_a_thread_on_its_way_out_is_replaced() -> None:
-    class SlowToClose:
-        def close(self) -> None:
-            closing.set()
-            may_close.wait(200)
-
-    def augment(example: dict[str, Any], rng: Any) -> dict[str, Any]:  # noqa: ARG001
-        threading.current_thread().helpers["slow"] = SlowToClose()  # type: ignore[attr-defined]
-        return example
-
-    closing, may_close, batches = threading.Event(), threading.Event(), []
-    with EchoLoader(Dataset(30), 4, num_workers=1, prefetch=0, augment=augment) as loader:
-        next(iter(loader))  # and the iterator is abandoned
-        assert closing.wait(120)
-        asking = threading.Thread(target=lambda: batches.extend(islice(loader, 5)), daemon=True)
-        asking.start()
-        asking.join(120)
-        may_close.set()
-        assert len(batches) == 5
-
-
 def test_a_forgotten_loader_leaves_nothing() -> None:
     closed = []
 
