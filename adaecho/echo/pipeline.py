@@ -36,7 +36,7 @@ from adaecho.echo.read.sources import ArraySource, Source
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.timers import Counters
-from adaecho.echo.threads.workers import AnyMap, InlineMap, OrderedMap, ThreadPool
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
@@ -324,10 +324,10 @@ class Run:
             drop_last=settings.drop_last, absent=away,
         )  # fmt: skip
 
-    def _connected(self) -> AnyMap:
+    def _connected(self) -> InlineMap[Any, Any]:
         """Let threads read, and make batches; gives the latter's map."""
         parts, batches = self._parts, self._batches
-        batch_map: AnyMap
+        batch_map: InlineMap[Any, Any]
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
@@ -383,15 +383,16 @@ class Run:
         read, batches = self.queue.map, self._map
         fresh_batches = self.queue.examples / self._parts.making.batch_size
         # Inline reading is a part of claiming a batch.
-        inline_s = read.claim_s + read.work_s if isinstance(read, InlineMap) else 0.0
-        read_s = (inline_s, 0.0) if isinstance(read, InlineMap) else _bounds(read)
+        ahead = isinstance(read, OrderedMap)
+        inline_s = 0.0 if ahead else read.claim_s + read.work_s
+        read_s = _bounds(read) if ahead else (inline_s, 0.0)
         if self._parts.settings.variant.batches_upstream:
             echoed_s = 0.0 if self._echo is None else self._echo.busy_s
             return Counters((*read_s, *_bounds(batches, inline_s)), (echoed_s, 0.0), fresh_batches)
         return Counters((*read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
 
 
-def _bounds(stage: AnyMap, inline_s: float = 0.0) -> tuple[float, float]:
+def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
     """A stage takes as long as claiming does, in one thread at a time, or all its work over its threads.
 
     Args:

@@ -98,6 +98,7 @@ class ThreadPool:
         stopped: called after a stop, once no thread works any more; must not wait for anything.
 
     Attributes:
+        maps: whose threads these are.
         closing: whether they are to end for good.
         paused_by: the thread that has asked for a pause.
     """
@@ -108,12 +109,8 @@ class ThreadPool:
         self._crew: Crew | None = None
         self._threads: list[PoolThread] = []
         self._lock = threading.Lock()  # of the threads alone: of their beginning and end
-        self._maps: list[OrderedMap[Any, Any]] = []
+        self.maps: list[OrderedMap[Any, Any]] = []
         self._process: int | None = None  # in which there may be threads
-
-    def add(self, ordered: "OrderedMap[Any, Any]") -> None:
-        """Take a map's threads into the pool."""
-        self._maps.append(ordered)
 
     # By the consumer
 
@@ -137,7 +134,7 @@ class ThreadPool:
             return
         if self._crew is not None:
             self._crew.stopping = True
-        for ordered in self._maps:
+        for ordered in self.maps:
             ordered.wake()
         if self._ended():
             self._stopped()
@@ -197,7 +194,7 @@ class ThreadPool:
     def _hire(self, crew: Crew) -> None:
         with self._lock:
             self._threads = [thread for thread in self._threads if not thread.ended]
-            for ordered in self._maps:
+            for ordered in self.maps:
                 self._hire_for(ordered, crew)
 
     def _hire_for(self, ordered: "OrderedMap[Any, Any]", crew: Crew) -> None:
@@ -233,41 +230,53 @@ def _taken(queue: SimpleQueue[Any], waiting: Crew | ThreadPool) -> Any:
 
 
 class InlineMap(Generic[Claim, Result]):
-    """``work(claim())``, in the thread that asks."""
+    """``work(claim())``, in the thread that asks.
+
+    Args:
+        claim: the next piece of work, or None when there is no more; called by one thread at a time.
+        work: what to do with it; called in parallel.
+
+    Attributes:
+        wanted: threads.
+        claim_s, work_s: in which it was busy.
+        blocked_s: of those who waited here.
+        upstream: whom claims wait for: that time is not busy.
+    """
 
     wanted = 1
+    claim_s = work_s = blocked_s = 0.0
+    upstream: "InlineMap[Any, Any] | None" = None
 
     def __init__(self, claim: Callable[[], Claim | None], work: Callable[[Claim], Result]) -> None:
         self._claim, self._work = claim, work
-        self.claim_s = self.work_s = 0.0  # time in which it was busy
-        self.blocked_s = 0.0
-        self.upstream: AnyMap | None = None
 
     def get(self) -> Result | None:
         """The next result; None after the last."""
         start = time.perf_counter()
-        elsewhere = 0.0 if self.upstream is None else self.upstream.blocked_s
-        claim = self._claim()
+        claim = self._claimed_next()
         if claim is None:
             return None
         claimed = time.perf_counter()
         result = self._work(claim)
         done = time.perf_counter()
-        if self.upstream is not None:
-            self.claim_s -= self.upstream.blocked_s - elsewhere
-        self.claim_s += claimed - start
         self.work_s += done - claimed
         self.blocked_s += done - start
         return result
 
+    def _claimed_next(self) -> Claim | None:
+        start, before = time.perf_counter(), 0.0 if self.upstream is None else self.upstream.blocked_s
+        claim = self._claim()
+        waited = 0.0 if self.upstream is None else self.upstream.blocked_s - before
+        self.claim_s += time.perf_counter() - start - waited
+        return claim
 
-class OrderedMap(Generic[Claim, Result]):
+
+class OrderedMap(InlineMap[Claim, Result]):
     """``work(claim())`` in several threads, delivered in the order of the claims.
 
     Args:
         pool: what the threads belong to.
-        claim: the next piece of work, or None when there is no more; called by one thread at a time.
-        work: what to do with it; called in parallel.
+        claim, work: as of ``InlineMap``.
         threads: how many.
         window: pieces claimed and not yet delivered, at most.
         name: of the threads.
@@ -283,8 +292,8 @@ class OrderedMap(Generic[Claim, Result]):
         window: int,
         name: str,
     ) -> None:
-        self._pool, self._claim, self._work = pool, claim, work
-        self.wanted, self.name = threads, name
+        super().__init__(claim, work)
+        self._pool, self.wanted, self.name = pool, threads, name
         self._turn = threading.Lock()  # held by the thread that claims
         self._claimed, self._ended = 0, False
         self._order = threading.Lock()  # held by the thread that puts results in order
@@ -294,11 +303,7 @@ class OrderedMap(Generic[Claim, Result]):
         self._room: SimpleQueue[Any] = SimpleQueue()  # one for each piece that may be claimed
         for _ in range(max(window, 1)):
             self._room.put(None)
-        self.claim_s = self.work_s = 0.0  # in which threads were busy
-        self.blocked_s = 0.0  # of those who waited here
-        # Whom claims wait for: that time is not busy.
-        self.upstream: AnyMap | None = None
-        pool.add(self)
+        pool.maps.append(self)
 
     # By the consumer
 
@@ -355,23 +360,18 @@ class OrderedMap(Generic[Claim, Result]):
             _taken(self._room, thread.crew)
             try:
                 thread.work()
-                start, elsewhere = time.perf_counter(), self._blocked_elsewhere()
-                claim = self._claim()
+                claim = self._claimed_next()
             except Stopped:
                 self._room.put(None)
                 raise
             except BaseException as error:
                 self.end(False, error)
                 return None
-            self.claim_s += time.perf_counter() - start - (self._blocked_elsewhere() - elsewhere)
             if claim is None:
                 self.end(True, _END)
                 return None
             self._claimed += 1
             return self._claimed - 1, claim
-
-    def _blocked_elsewhere(self) -> float:
-        return 0.0 if self.upstream is None else self.upstream.blocked_s
 
     def _deliver(self, number: int, outcome: Outcome, spent_s: float = 0.0) -> None:
         with self._order:
@@ -385,6 +385,3 @@ class OrderedMap(Generic[Claim, Result]):
         """Deliver the end, or an error, in its turn; nothing can be claimed after it."""
         self._ended = True
         self._deliver(self._claimed, (good, result))
-
-
-AnyMap = InlineMap[Any, Any] | OrderedMap[Any, Any]
