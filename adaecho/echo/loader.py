@@ -18,7 +18,7 @@ from adaecho.echo.gauges import Gauges
 from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.read.sources import as_source, warn_if_unshared
+from adaecho.echo.read import as_source, warn_if_unshared
 from adaecho.echo.settings import (
     NO_SOURCE,
     Settings,
@@ -72,7 +72,7 @@ class EchoLoader(Gauges):
             the second after it. Elsewhere one follows the other.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
         sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
-            ``order.sampled.SampledOrder``.
+            ``order.permutation.SampledOrder``.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes

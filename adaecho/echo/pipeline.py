@@ -23,16 +23,14 @@ from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
-from adaecho.echo.order.permutation import Permutation
-from adaecho.echo.order.sampled import SampledOrder
+from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import RowsOf, Stage, absent
+from adaecho.echo.read import Source
 from adaecho.echo.read.around.iterable import IterableSource
 from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.map_source import MapSource
-from adaecho.echo.read.random_access import RandomReader
+from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.read.sources import ArraySource, Source
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.timers import Counters
@@ -114,7 +112,7 @@ class Pipeline:
         assert order is not None
         return RandomReader(
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
-            seed=settings.seed, num_workers=self.num_workers, echo=settings.echo,
+            seed=settings.seed, num_workers=self.num_workers,
         )  # fmt: skip
 
     def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from adaecho.echo.read import Source
 from adaecho.echo.read.around.iterable import IterableSource
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.sources import Source
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
 Collate = Callable[[list[Any]], Any]

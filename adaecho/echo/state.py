@@ -14,7 +14,7 @@ import torch
 from adaecho.echo.order import keyed
 from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
-from adaecho.echo.read.chunks import BadExamples
+from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, share
 
 VERSION = 4  # raised whenever a state of before would continue differently, or can't be read

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.config.schema import Config, to_plain
 from adaecho.echo.memory.tree import children
+from adaecho.echo.read import as_source
 from adaecho.echo.read.around.iterable import IterableSource
-from adaecho.echo.read.sources import ArraySource, as_source
+from adaecho.echo.read.rows import ArraySource
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks
 from adaecho.records.environment import code_digest

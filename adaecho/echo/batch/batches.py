@@ -17,8 +17,7 @@ from adaecho.echo.memory.budget import check_memory
 from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved
 from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.fresh import Fresh
-from adaecho.echo.order.stage import ABSENT, Output, Outputs, Stage, absent
+from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, Stage, absent
 from adaecho.echo.order.stream import Stream
 from adaecho.echo.read.chunks import Reader
 from adaecho.echo.state import Position

@@ -6,7 +6,6 @@ masked array, travels whole, as it came.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -30,20 +29,15 @@ _CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec that have parts, 
 _LEAVES = _UNCHANGEABLE | {*_ARRAYS, torch.Tensor}
 
 
-def _is_leaf(value: Any) -> bool:
-    """Whether a value is of a kind without parts; where not, it may have some."""
-    return type(value) in _LEAVES or isinstance(value, np.generic)
-
-
 def children(value: Any) -> list[tuple[Any, Any]]:
     """The parts of a mapping, list or tuple, of subclasses too, with their keys or places; none of a leaf."""
     if type(value) is dict:
         return list(value.items())
-    if _is_leaf(value):
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if type(value) in _LEAVES or isinstance(value, np.generic):
         return []
-    if isinstance(value, Mapping):
-        return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def with_children(value: Any, parts: Sequence[Any]) -> Any:
@@ -77,11 +71,11 @@ class TreeSpec:
     parts: tuple["TreeSpec", ...] = ()
     cls: type | None = None  # of a named tuple
 
-    def build(self, leaves: Iterator[Any]) -> Any:
-        """An example in this form from its leaves."""
-        if self.kind not in _CONTAINERS:
-            return next(leaves)
-        return self.filled([part.build(leaves) for part in self.parts])
+    def build(self, leaves: Iterator[Any], *, kinds: bool = False) -> Any:
+        """An example in this form from its leaves; where asked for, each of the kind it was."""
+        if self.kind in _CONTAINERS:
+            return self.filled([part.build(leaves, kinds=kinds) for part in self.parts])
+        return _wrap(self.kind, next(leaves)) if kinds else next(leaves)
 
     def filled(self, parts: Sequence[Any]) -> Any:
         """A container of this kind."""
@@ -98,34 +92,31 @@ _TENSOR, _ARRAY, _NUMBER, _SCALAR = map(TreeSpec, ("tensor", "array", "number", 
 
 def flatten(example: Any) -> tuple[TreeSpec, list[NDArray[Any]]] | None:
     """TreeSpec and numeric leaves of an example; None where a leaf has no fixed-shape array form."""
-    leaves: list[NDArray[Any]] = []
-    form = _flatten(example, leaves)
-    return None if form is None else (form, leaves)
+    arrays: list[NDArray[Any]] = []
+    form = _flatten(example, arrays)
+    return None if form is None else (form, arrays)
 
 
-def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
+def _flatten(value: Any, arrays: list[NDArray[Any]]) -> TreeSpec | None:
     kind = type(value)
     if kind in _ARRAYS or kind in _NUMBERS or (isinstance(value, np.generic) and kind is value.dtype.type):
-        array = np.asarray(value)
-        if array.dtype.kind not in _STACKABLE:
+        arrays.append(np.asarray(value))
+        if arrays[-1].dtype.kind not in _STACKABLE:
             return None
-        leaves.append(array)
-        if kind in _ARRAYS:
-            return _ARRAY
-        return _NUMBER if kind in _NUMBERS else _SCALAR
+        return _ARRAY if kind in _ARRAYS else _NUMBER if kind in _NUMBERS else _SCALAR
     if kind is torch.Tensor:
         if value.device.type != "cpu" or value.dtype == torch.bfloat16 or value.layout != torch.strided:
             return None
         try:
-            leaves.append(value.detach().numpy())
+            arrays.append(value.detach().numpy())
         except (TypeError, RuntimeError):  # of a type that NumPy lacks, or a lazy conjugate
             return None
         return _TENSOR
-    if not _is_plain(kind):
+    if not is_plain(kind):
         return None
-    parts = []
+    parts: list[TreeSpec] = []
     for _, part in children(value):
-        form = _flatten(part, leaves)
+        form = _flatten(part, arrays)
         if form is None:
             return None
         parts.append(form)
@@ -133,7 +124,7 @@ def _flatten(value: Any, leaves: list[NDArray[Any]]) -> TreeSpec | None:
     return TreeSpec("tuple" if named else kind.__name__, names, tuple(parts), named)
 
 
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
     """Whether a class is a container that holds its parts and nothing else."""
     return kind in (dict, list, tuple) or _is_named_tuple(kind)
 
@@ -148,7 +139,7 @@ def obstacle(example: Any, name: str = "") -> str | None:
     kind = type(example)
     if flatten(example) is not None:
         return None
-    for key, part in children(example) if _is_plain(kind) else ():
+    for key, part in children(example) if is_plain(kind) else ():
         inner = obstacle(part, f"{name}[{key!r}]")
         if inner is not None:
             return inner
@@ -204,9 +195,9 @@ class Columns:
 
 
 def _same_nesting(form: TreeSpec, other: TreeSpec) -> bool:
-    if len(form.parts) != len(other.parts) or form.names != other.names:
-        return False
-    if (form.kind in _CONTAINERS or other.kind in _CONTAINERS) and form.kind != other.kind:
+    kinds = {form.kind, other.kind}
+    alike = len(kinds) == 1 or kinds.isdisjoint(_CONTAINERS)
+    if not alike or form.names != other.names or len(form.parts) != len(other.parts):
         return False
     return all(map(_same_nesting, form.parts, other.parts))
 
@@ -221,13 +212,11 @@ def _rows(form: TreeSpec, arrays: Iterator[NDArray[Any]], number: int) -> list[A
 
 
 def _wrap(kind: str, leaf: Any) -> Any:
-    if kind == "tensor":
-        return torch.from_numpy(np.asarray(leaf))
     if kind == "number":
         return leaf.item()
     if kind == "scalar":
         return leaf[()]
-    return np.asarray(leaf)
+    return torch.from_numpy(np.asarray(leaf)) if kind == "tensor" else np.asarray(leaf)
 
 
 def stack(examples: Sequence[Any]) -> Columns | None:
@@ -240,31 +229,29 @@ def stack(examples: Sequence[Any]) -> Columns | None:
 
 
 def _stack(form: TreeSpec, values: Sequence[Any], columns: list[NDArray[Any]]) -> bool:
-    """Append a column for each leaf of the first value's form; False where another value doesn't fit it."""
+    """Append a column [n, ...] for each leaf of the first value's form; False where another is unlike."""
     kinds = set(map(type, values))
     if form.kind not in _CONTAINERS:
         # Arrays, and NumPy's scalars of one class, are leaves as they are; to convert each takes longer than
         # to copy it.
-        leaves: Any = values
+        arrays: Any = values
         if not (kinds.issubset(_ARRAYS) if form is _ARRAY else form is _SCALAR and len(kinds) == 1):
-            leaves = []
-            if any(_flatten(value, leaves) is not form for value in values):
+            arrays = []
+            if any(_flatten(value, arrays) is not form for value in values):
                 return False
-        if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
+        if len({(array.shape, array.dtype) for array in arrays}) > 1:
             return False
         # Half of np.stack's time; that keeps another order in memory, e.g. of channels, as torch does.
-        columns.append(np.array(leaves) if leaves[0].flags.c_contiguous else np.stack(leaves))
+        columns.append(np.array(arrays) if arrays[0].flags.c_contiguous else np.stack(arrays))
         return True
-    if len(kinds) > 1:
+    keys = form.names if form.kind == "dict" else range(len(form.parts))
+    alike = (
+        tuple(value) == keys if form.kind == "dict" else len(value) == len(keys)
+        for value in values
+    )  # fmt: skip
+    if len(kinds) > 1 or not all(alike):
         return False
-    if form.kind == "dict":
-        if any(tuple(value) != form.names for value in values):
-            return False
-        fields: Any = ([value[name] for value in values] for name in form.names)
-    else:
-        if any(len(value) != len(form.parts) for value in values):
-            return False
-        fields = zip(*values, strict=True)
+    fields = ([value[key] for value in values] for key in keys)
     return all(_stack(part, field, columns) for part, field in zip(form.parts, fields, strict=True))
 
 
@@ -276,49 +263,39 @@ def same_layout(columns: Columns, other: Columns) -> bool:
     )
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """What an example or a batch is made of: whatever has no parts."""
+    parts = children(value)
+    if not parts:
+        yield value
+    for _, part in parts:
+        yield from leaves(part)
+
+
 def num_bytes(value: Any) -> int:
     """Host memory of the arrays, tensors and byte strings in an example; the rest hardly counts."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type != "cpu":
-            return 0
-        parts = [value._indices(), value._values()] if value.is_sparse else [value]
-        return sum(int(part.nbytes) for part in parts)
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, bytes | bytearray | str):
-        return len(value)
-    return sum(num_bytes(part) for _, part in children(value))
+    return sum(map(_leaf_bytes, leaves(value)))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if isinstance(leaf, torch.Tensor):
+        parts = [leaf._indices(), leaf._values()] if leaf.is_sparse else [leaf]
+        return sum(int(part.nbytes) for part in parts) if leaf.device.type == "cpu" else 0
+    if isinstance(leaf, np.ndarray):
+        return int(leaf.nbytes)
+    return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
+
+
+def addresses(value: Any) -> set[int]:
+    """Where the arrays and tensors of a batch lie in memory."""
+    arrays = {leaf.ctypes.data for leaf in leaves(value) if isinstance(leaf, np.ndarray) and leaf.size}
+    tensors = (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    return arrays | {one.data_ptr() for one in tensors if one.layout is torch.strided and one.numel()}
 
 
 def duplicate(value: Any) -> Any:
     """A deep copy of an example or a batch that shares no memory that can be written to; devices stay."""
-    kind = type(value)
-    if kind is torch.Tensor:
-        # Each call of torch gives the interpreter's lock away and has to get it back.
-        return value.detach().clone() if value.requires_grad else value.clone()
-    if kind in _ARRAYS and value.dtype != object:
-        return np.array(value)
-    if kind in _UNCHANGEABLE:
-        return value
-    if kind in (dict, list, tuple):
-        return with_children(value, [duplicate(part) for _, part in children(value)])
-    if _is_picture(kind):  # a tenth of the time that a deep copy takes
-        copied = value.copy()
-        copied.format = value.format
-        return copied
-    try:
-        return copy.deepcopy(value)
-    except RuntimeError:
-        if not isinstance(value, torch.Tensor):
-            raise
-        return _tensor_of_a_subclass(value)
-
-
-def _tensor_of_a_subclass(value: torch.Tensor) -> torch.Tensor:
-    """A copy where torch makes no deep one: of a subclass that defines nothing, of what has a gradient."""
-    copied = value.detach().as_subclass(torch.Tensor).clone().as_subclass(type(value))
-    copied.__dict__.update(copy.deepcopy(value.__dict__))
-    return copied
+    return _copied(value, True, True)
 
 
 def isolated(value: Any, *, pictures: bool = True) -> Any:
@@ -328,65 +305,53 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
         value: an example as its source gave it.
         pictures: whether PIL's images are copied, too, which decodes them; not before ``decode``.
     """
+    return _copied(value, False, pictures)
+
+
+def _copied(value: Any, deep: bool, pictures: bool) -> Any:
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
-    if kind is dict:  # both first: an example of a tar shard is a dict of byte strings
-        if _UNCHANGEABLE.issuperset(map(type, value.values())):
-            return value.copy()
-        return {key: isolated(part, pictures=pictures) for key, part in value.items()}
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return duplicate(value)
+    if kind in _ARRAYS and value.dtype != object:
+        return np.array(value)
+    if kind is torch.Tensor:
+        # Each call of torch gives the interpreter's lock away and has to get it back.
+        return value.detach().clone() if value.requires_grad else value.clone()
+    if kind is dict:
+        return {key: _copied(part, deep, pictures) for key, part in value.items()}
     if isinstance(value, np.generic):
         return value
-    if _is_plain(kind) or isinstance(value, dict | list):
-        return with_children(value, [isolated(part, pictures=pictures) for _, part in children(value)])
-    if isinstance(value, bytearray) or (pictures and _is_picture(kind)):
-        return duplicate(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    if kind in (list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
+        parts = [_copied(part, deep, pictures) for _, part in children(value)]
+        return with_children(value, parts)
+    if _is_picture(kind):
+        return _copied_picture(value) if pictures else value
+    if not deep and is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
-        for part in fields(value):
-            if hasattr(value, part.name):
-                object.__setattr__(copied, part.name, isolated(getattr(value, part.name), pictures=pictures))
+        for field in fields(value):
+            if hasattr(value, field.name):
+                part = _copied(getattr(value, field.name), False, pictures)
+                object.__setattr__(copied, field.name, part)
         return copied
-    return value
+    return _deep(value) if deep or isinstance(value, torch.Tensor | np.ndarray | bytearray) else value
 
 
-def duplicate_many(batches: Sequence[Any]) -> list[Any]:
-    """``duplicate`` of each of several batches of one form; tensors that fit together in one copy."""
-    first = batches[0]
-    alike = all(type(batch) is type(first) for batch in batches)
-    if alike and type(first) is dict and first and all(list(batch) == list(first) for batch in batches):
-        columns = [duplicate_many([batch[key] for batch in batches]) for key in first]
-        return [dict(zip(first, row, strict=True)) for row in zip(*columns, strict=True)]
-    if alike and type(first) in (list, tuple) and first and len({len(batch) for batch in batches}) == 1:
-        columns = [duplicate_many(column) for column in zip(*batches, strict=True)]
-        return [type(first)(row) for row in zip(*columns, strict=True)]
-    if all(_can_join(batch, first) for batch in batches):
-        return list(torch.split(_joined(batches), [len(batch) for batch in batches]))
-    return [duplicate(batch) for batch in batches]
+def _copied_picture(picture: Any) -> Any:
+    copied = picture.copy()  # a tenth of the time that a deep copy takes
+    copied.format = picture.format
+    return copied
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors one after another, in recycled memory where a plain array can hold them."""
-    first = tensors[0]
-    shape = (sum(map(len, tensors)), *first.shape[1:])
-    num_bytes = math.prod(shape) * first.itemsize
-    plain = first.device.type == "cpu" and not first.is_quantized and num_bytes > 0
-    if not plain or not all(tensor.is_contiguous() for tensor in tensors):  # the result has their format
-        return torch.cat(list(tensors))
-    memory = torch.from_numpy(recycle.empty((num_bytes,), np.uint8))
-    return torch.cat(list(tensors), out=memory.view(first.dtype).view(shape))
-
-
-def _can_join(batch: Any, first: Any) -> bool:
-    return (
-        type(batch) is torch.Tensor
-        and batch.layout == torch.strided
-        and not batch.requires_grad
-        and batch.dim() > 0
-        and (batch.dtype, batch.device, batch.shape[1:]) == (first.dtype, first.device, first.shape[1:])
-    )
+def _deep(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RuntimeError:
+        if not isinstance(value, torch.Tensor):
+            raise
+        # torch makes no deep copy of a subclass that defines nothing, nor of what has a gradient.
+        copied = value.detach().as_subclass(torch.Tensor).clone().as_subclass(type(value))
+        copied.__dict__.update(copy.deepcopy(value.__dict__))
+        return copied
 
 
 def collate(examples: list[Any]) -> Any:
@@ -435,17 +400,13 @@ def _same_kind(first: Mapping[Any, Any] | Sequence[Any], parts: list[Any]) -> An
 
 def remedy(value: Any) -> str:
     """How to make something that can't be stacked into what can, e.g. in a message after ``obstacle``."""
-    if _holds_picture(value):
+    if any(_is_picture(type(leaf)) for leaf in leaves(value)):
         return (
             "convert it in decode=, e.g. numpy.asarray(image), or in augment=; a Hugging Face dataset gives "
             "arrays with dataset.with_format('numpy'), or encoded bytes for decode= with "
             "dataset.cast_column(NAME, datasets.Image(decode=False))"
         )
     return "make decode= or augment= give arrays, tensors or numbers"
-
-
-def _holds_picture(value: Any) -> bool:
-    return _is_picture(type(value)) or any(_holds_picture(part) for _, part in children(value))
 
 
 def _is_picture(kind: type) -> bool:

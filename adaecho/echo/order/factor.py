@@ -25,7 +25,7 @@ def repeats(seed: int, numbers: NDArray[np.int64], factor: float) -> NDArray[np.
     whole = math.floor(factor)
     counts = np.full(len(numbers), whole, dtype=np.int64)  # [n]
     if factor > whole:
-        drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)
+        drawn = keyed.uniform(keyed.item_keys(seed, numbers << keyed.ECHO_BITS), REPEATS)  # [n]
         counts += drawn < factor - whole
     return counts
 
@@ -78,7 +78,7 @@ class Factor:
         most = math.ceil(items / math.floor(self.value))
         if self.value == math.floor(self.value):
             return most
-        numbers = next_index + np.arange(most, dtype=np.int64)
+        numbers = next_index + np.arange(most, dtype=np.int64)  # [most]
         return int(np.searchsorted(np.cumsum(self.counts(numbers)), items)) + 1
 
     def change(self, value: float) -> None:

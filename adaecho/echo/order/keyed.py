@@ -34,7 +34,7 @@ _PURPOSE = np.uint64(0xD1342543DE82EF95)
 
 def _hash(values: Keys) -> Keys:
     """Hash keys in place."""
-    shifted = values >> np.uint64(30)
+    shifted = values >> np.uint64(30)  # [n], as values
     values ^= shifted
     values *= _MIX_1
     np.right_shift(values, np.uint64(27), out=shifted)
@@ -85,8 +85,8 @@ def item_keys(seed: int, items: Items) -> Keys:
         seed: any integer; its lowest 64 bits count.
         items: packed (serial, echo index) pairs, shape [n].
     """
-    base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
-    keys: Keys = items.astype(np.uint64)
+    base = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)  # [1]
+    keys: Keys = items.astype(np.uint64)  # [n], a copy
     keys *= _GOLDEN
     keys += base
     keys = _hash(keys)
@@ -101,7 +101,7 @@ def bits(keys: Keys, purpose: int) -> Keys:
         keys: shape [n].
         purpose: number of the draw within one augmentation, 0 <= purpose < 2**32.
     """
-    offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE
+    offset = np.array([purpose + 1], dtype=np.uint64) * _PURPOSE  # [1]
     return _hash(keys + offset)
 
 
@@ -122,7 +122,7 @@ def _scaled(keys: Keys, purpose: int, size: int) -> NDArray[np.float64]:
     """One number in [0, size) per key. To multiply by a power of two is exact: one rounding, not two."""
     drawn = bits(keys, purpose)  # [n]
     drawn >>= np.uint64(11)
-    scaled: NDArray[np.float64] = drawn.astype(np.float64)
+    scaled: NDArray[np.float64] = drawn.astype(np.float64)  # [n]
     scaled *= size * 2.0**-53
     return scaled
 

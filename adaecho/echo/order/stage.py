@@ -1,16 +1,14 @@
 """The stream while it goes on: the next outputs from the ones before, with the row of each in a pool."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.fresh import Fresh
-from adaecho.echo.order.shuffle_buffer import Rows, ShuffleBuffer
-from adaecho.echo.order.stream import Contents, Place, Stream
+from adaecho.echo.order.stream import Contents, Place, Rows, ShuffleBuffer, Stream
 
 ABSENT = -1  # the row of what a resume finds in the buffer: it is read again when it leaves
 
@@ -21,6 +19,49 @@ def absent(items: keyed.Items) -> Rows:
 
 
 RowsOf = Callable[[keyed.Items], Rows]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What could not be read or decoded.
+
+    Attributes:
+        index: its local number.
+        origin: what to call it in a message.
+        error: why.
+        row: which example of the source it is, the same in every pass; None where that can't be told.
+        where: the text of its traceback, where the error itself has none any more.
+    """
+
+    index: int
+    origin: str
+    error: Exception
+    row: int | None
+    where: str = ""
+
+    def told(self, note: str) -> Exception:
+        """The error to be raised, with a note, and where it was."""
+        self.error.add_note(note)
+        if self.where:
+            self.error.add_note(f"in a thread of the loader:\n{self.where}")
+        return self.error
+
+
+@dataclass
+class Fresh:
+    """A run of fresh examples (or batches), good ones only, and how far the upstream position has moved.
+
+    Attributes:
+        serials: global serial numbers, rising, int64 [n].
+        examples: what the pool takes: a stack or list of n, or row numbers of a resident source.
+        next_index: local number of the first fresh example after these.
+        bad: the bad ones among them.
+    """
+
+    serials: NDArray[np.int64]
+    examples: Any
+    next_index: int
+    bad: list[Bad] = field(default_factory=list)
 
 
 class Pool(Protocol):
@@ -83,8 +124,8 @@ class Stage:
     Everything is decided on identities (``order.keyed``); the examples or batches themselves lie in a pool.
 
     Args:
-        upstream: gives fresh examples in serial order, up to so many positions further (fewer examples where
-            some were bad); None at the end of a pass. Whatever it raises, the stage can be asked again.
+        upstream: gives fresh examples in serial order, so many positions further or as many as it has at hand
+            (fewer examples where some were bad); None at the end of a pass.
         pool: where they lie.
         stream: which it follows.
         rows: that the pool may have, 0 for no more than memory holds examples.
@@ -138,17 +179,16 @@ class Stage:
                 break
             buffer.fill(items, rows)
             self.place = Place(self.place.entered + len(items), int(items[-1]))
-        oldest = self._note_oldest()
-        before, entering = self.place, keyed.NO_ITEMS
-        items, rows = keyed.NO_ITEMS, keyed.NO_ITEMS
+        oldest, before = self._note_oldest(), self.place
+        items = rows = entering = keyed.NO_ITEMS
         if not buffer.draining:
-            entering, entering_rows, slots = self._draw(count)
-            items, rows = buffer.swap(entering, entering_rows, slots)
+            entering, entering_rows, slots = self._draw(count)  # [m] each, m < count at the end of a pass
+            items, rows = buffer.swap(entering, entering_rows, slots)  # [m] each
             if len(items) < count:
                 buffer.begin_drain()
         if len(items) < count:
             drained, their_rows = buffer.drain(count - len(items))
-            items, rows = np.concatenate([items, drained]), np.concatenate([rows, their_rows])
+            items, rows = np.concatenate([items, drained]), np.concatenate([rows, their_rows])  # [count]
         outputs = Outputs(items, rows, before, entering, self.next_index, self.stream.world, oldest)
         if len(items):
             self.place = outputs.place(len(items))
@@ -177,7 +217,7 @@ class Stage:
         if not len(fresh.serials):
             return self._passed_on()
         first, entered = int(fresh.serials[0]) << keyed.ECHO_BITS, self.place.entered
-        counts = self.stream.factor.counts(fresh.serials // self.stream.world)
+        counts = self.stream.factor.counts(fresh.serials // self.stream.world)  # [1]
         row, repeats = int(self._pool.insert(fresh.examples, counts)[0]), int(counts[0])
         self.place = Place(entered + repeats, first + repeats - 1)
         self.oldest = first
@@ -194,7 +234,7 @@ class Stage:
         """The next ``count`` items of the echoed stream; fewer at its end, none after it."""
         self._gather(count)
         items, rows, slots = self._items, self._rows, self._slots
-        self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]
+        self._items, self._rows, self._slots = items[count:], rows[count:], slots[count:]  # views, not copies
         return items[:count], rows[:count], slots[:count]
 
     def _gather(self, count: int) -> None:
@@ -211,17 +251,18 @@ class Stage:
                 break
             self.next_index = fresh.next_index
             if len(fresh.serials):
-                counts = factor.counts(fresh.serials // self.stream.world)
-                rows = self._pool.insert(fresh.examples, counts)
+                counts = factor.counts(fresh.serials // self.stream.world)  # [n]
+                rows = self._pool.insert(fresh.examples, counts)  # [n]
                 if factor.value == 1:
                     self._wait(fresh.serials << keyed.ECHO_BITS, rows)
                 else:
+                    # [sum of counts] each: all repeats of an example follow one another
                     self._wait(keyed.uses(fresh.serials, counts), np.repeat(rows, counts))
 
     def _wait(self, items: keyed.Items, rows: Rows) -> None:
         """Let items wait to enter, behind those that do."""
-        slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)
-        if len(self._items):
+        slots = ShuffleBuffer.slots(self.stream.seed, self.stream.size, items)  # [items]
+        if len(self._items):  # [those that wait, then these] of each
             items, rows = np.concatenate([self._items, items]), np.concatenate([self._rows, rows])
             slots = np.concatenate([self._slots, slots])
         self._items, self._rows, self._slots = items, rows, slots

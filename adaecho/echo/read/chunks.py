@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, isolated, num_bytes, stack
+from adaecho.echo.memory.tree import Columns, Rows, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
-from adaecho.echo.order.fresh import Bad, Fresh
-from adaecho.echo.read.failures import NONE_SKIPPED, is_of_machine, without_frames
+from adaecho.echo.order.stage import Bad, Fresh
+from adaecho.echo.read.failures import BadExamples, is_of_machine, without_frames
 from adaecho.echo.read.witness import Witnesses
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread
-
-# So many bad examples, one after another and all met before: there is no good one, or nearly none.
-_HOPELESS = 1000
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
@@ -76,9 +73,7 @@ class Preparation:
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
         if isinstance(examples, Columns) or not self.stacked or not examples:
             return examples
-        if num_bytes(examples[0]) > _LARGE_BYTES:
-            return examples
-        return stack(examples) or examples
+        return examples if num_bytes(examples[0]) > _LARGE_BYTES else stack(examples) or examples
 
     def fresh(
         self,
@@ -87,7 +82,7 @@ class Preparation:
         fetch: Callable[[int], Any],
         origin: Callable[[int], str],
         world: int,
-        rows: Sequence[int] | None = None,
+        rows: Sequence[int] | Rows | None = None,
     ) -> Fresh:
         """Read and decode examples, and ``finish`` the good ones; the bad ones apart.
 
@@ -123,15 +118,16 @@ class Preparation:
                 good.append(example)
         if bad:
             serials = serials[positions]
-        return Fresh(serials, self.finish(serials, good), end, bad, world)
+        return Fresh(serials, self.finish(serials, good), end, bad)
 
 
-def all_of(reread: Fresh, needed: Serials) -> Any:
+def all_of(reread: Fresh, needed: Serials) -> Examples:
     """What a resume found in a buffer, read again; raises the exception of what can't be read this time."""
     if len(reread.serials) != len(needed):
         bad = reread.bad[0]
         raise bad.told(f"while reading {bad.origin} again, as the buffer held it; it could be read before")
-    return reread.examples
+    examples: Examples = reread.examples
+    return examples
 
 
 class Reader(Protocol):
@@ -139,11 +135,13 @@ class Reader(Protocol):
 
     Attributes:
         reads_again: whether ``reread`` reads from the source, rather than ``resume``.
+        witnesses: of what it has read.
     """
 
     reads_again: bool
+    witnesses: Witnesses
 
-    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None) -> int:
+    def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
         """Go to where an iteration of so many passes begins (None: endless); its first local number.
 
         ``abandoned_at`` is the local number at which the one before was given up, None if it ended.
@@ -167,66 +165,20 @@ class Reader(Protocol):
 
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
         """What ``resume`` needs to go to a local number, reading again from a serial on: plain numbers."""
-
-    witnesses: Witnesses  # of what it has read
+        del oldest_serial, index
+        return []
 
     def release(self) -> None:
         """Close what can be opened again where it was; nothing, and without waiting, during a read."""
+        return
 
     def close(self) -> None:
         """Let go of whatever is open."""
-
-
-class BadExamples:
-    """Examples that could not be read or decoded: listed, and an error beyond the budget.
-
-    A row of the source that is bad in every pass is listed once, where it was first met.
-
-    Attributes:
-        found: these.
-        numbers: the local numbers of all, rising: what the stream has to know. Only appended to.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._budget, self._in_a_row = budget, 0
-        self.found: list[dict[str, Any]] = []
-        self.numbers: list[int] = []
-
-    def add(self, bad: Bad) -> None:
-        """List one; raises its own exception once there are more than the budget allows, or no good ones."""
-        self._in_a_row += 1
-        self.numbers.append(bad.index)
-        if bad.row is not None and any(known.get("row") == bad.row for known in self.found):
-            # Two passes hold each known row twice: a good one would have come between.
-            if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
-                raise bad.told(
-                    f"while reading {bad.origin}; the last {self._in_a_row} examples read were all bad, and "
-                    "had been before: the source seems to hold no good one"
-                )
-            return
-        reason = f"{type(bad.error).__name__}: {bad.error}"
-        self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
-        if len(self.found) > self._budget:
-            raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
-
-    def met_good(self) -> None:
-        """Note that a good example came: the bad ones are no longer in a row."""
-        self._in_a_row = 0
-
-    def go_back(self, index: int) -> None:
-        """Strike off those from a local number on: they were read ahead."""
-        self.found = [bad for bad in self.found if bad["index"] < index]
-        self.numbers = [number for number in self.numbers if number < index]
-
-    def _explanation(self) -> str:
-        if not self._budget:
-            return NONE_SKIPPED
-        others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
-        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
+        return
 
 
 class FreshQueue:
-    """Fresh examples in any number at a time from a reader that works ahead in chunks.
+    """Fresh examples from a reader, which may work ahead in chunks.
 
     Args:
         claim, work: of the reader; inline it reads exactly what is asked for.
@@ -241,10 +193,9 @@ class FreshQueue:
     def __init__(
         self, claim: Callable[[int], Any | None], work: Callable[[Any], Fresh], bad: BadExamples, index: int
     ) -> None:
-        self.claim, self._bad, self._wanted = claim, bad, 1
+        self._bad, self._wanted = bad, 1
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
-        self._chunk: Fresh | None = None
         self.index, self.examples = index, 0
 
     def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
@@ -252,21 +203,11 @@ class FreshQueue:
         self.map = chunks
 
     def take(self, count: int) -> Fresh | None:
-        """Up to ``count`` local numbers further, without the bad ones; None at the end of the iteration."""
-        if self._chunk is None:
-            self._wanted = count
-            self._chunk = self.map.get()
-            if self._chunk is None:
-                return None
-        chunk = self._chunk
-        end = min(self.index + count, chunk.next_index)
-        self._chunk = None
-        if end < chunk.next_index:
-            chunk, self._chunk = chunk.split(end)
-        self.examples += end - self.index
-        self.index = end
-        for bad in chunk.bad:
-            self._bad.add(bad)
-        if len(chunk.serials):
-            self._bad.met_good()
+        """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
+        self._wanted = count
+        chunk = self.map.get()
+        if chunk is not None:
+            self.examples += chunk.next_index - self.index
+            self.index = chunk.next_index
+            self._bad.add(chunk)
         return chunk

@@ -1,4 +1,4 @@
-"""Errors of reading: which say nothing about the example at hand, how one is kept; where a warning points."""
+"""Errors of reading: which are the example's and are counted, which the machine's; where a warning points."""
 
 import errno
 import http.client
@@ -6,7 +6,9 @@ import sys
 import traceback
 import urllib.error
 import warnings
+from typing import Any
 
+from adaecho.echo.order.stage import Fresh
 from adaecho.echo.threads.seeded_process import ProcessDiedError
 
 _NEVER_THE_EXAMPLE = (
@@ -19,7 +21,8 @@ _NETWORK_CLIENTS = (
     "aiohttp.", "azure.core.", "botocore.", "gcsfs.", "google.api_core.", "google.auth.", "grpc.",
     "httpcore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.",
 )  # fmt: skip
-
+# So many bad examples, one after another and all met before: there is no good one, or nearly none.
+_HOPELESS = 1000
 
 NONE_SKIPPED = (
     "max_bad_examples=0 (data.max_bad_examples of a run) skips none; a larger budget skips and lists them in "
@@ -40,6 +43,53 @@ def is_of_machine(error: Exception) -> bool:
         return True
     of_client = any(f"{kind.__module__}.".startswith(_NETWORK_CLIENTS) for kind in type(error).__mro__)
     return of_client and not isinstance(error, ValueError)
+
+
+class BadExamples:
+    """Examples that could not be read or decoded: listed, and an error beyond the budget.
+
+    A row of the source that is bad in every pass is listed once, where it was first met.
+
+    Attributes:
+        found: these.
+        numbers: the local numbers of all, rising: what the stream has to know. Only appended to.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._in_a_row = budget, 0
+        self.found: list[dict[str, Any]] = []
+        self.numbers: list[int] = []
+
+    def add(self, chunk: Fresh) -> None:
+        """List those of a chunk; raises the error of one beyond the budget, or where there is no good one."""
+        for bad in chunk.bad:
+            self._in_a_row += 1
+            self.numbers.append(bad.index)
+            if bad.row is not None and any(known["row"] == bad.row for known in self.found):
+                # Two passes hold each known row twice: a good one would have come between.
+                if self._in_a_row > max(_HOPELESS, 2 * len(self.found)):
+                    raise bad.told(
+                        f"while reading {bad.origin}; the last {self._in_a_row} examples read were all bad, "
+                        "and had been before: the source seems to hold no good one"
+                    )
+                continue
+            reason = f"{type(bad.error).__name__}: {bad.error}"
+            self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
+            if len(self.found) > self._budget:
+                raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
+        if len(chunk.serials):
+            self._in_a_row = 0
+
+    def go_back(self, index: int) -> None:
+        """Strike off those from a local number on: they were read ahead."""
+        self.found = [bad for bad in self.found if bad["index"] < index]
+        self.numbers = [number for number in self.numbers if number < index]
+
+    def _explanation(self) -> str:
+        if not self._budget:
+            return NONE_SKIPPED
+        others = ", ".join(bad["origin"] for bad in self.found[-6:-1])
+        return f"more bad examples than max_bad_examples={self._budget} allows; the last before it: {others}"
 
 
 def without_frames(error: Exception) -> str:

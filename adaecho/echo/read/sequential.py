@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import duplicate
-from adaecho.echo.order.fresh import Fresh
+from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.around.iterable import IterableSource, OwnMemory
-from adaecho.echo.read.chunks import Preparation, Serials, all_of
+from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
+from adaecho.echo.read.chunks import Preparation, Reader, Serials, all_of
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.marks import Mark, Marks, Position
 from adaecho.echo.read.witness import Witnesses, tells_content
 
 _WITNESSED = 16  # of so many examples one is; of batches each
-
 _ENDED = object()
 
-# Serials, examples, and the place of each in its pass.
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
+"""Serials [n], examples, and the place of each in its pass."""
 
 
-class SequentialReader:
+class SequentialReader(Reader):
     """Reads a source that can only be iterated.
 
     Every rank passes over the examples of the others, unless the source gives each rank its own
     (``set_share``). A source that can begin in the middle of a pass is not read from the beginning again.
+    What is iterated over is *counted*; each example of this rank has a count, a local number and a serial.
 
     Args:
         source: gives an iterator for each pass.
@@ -53,11 +53,10 @@ class SequentialReader:
         check_length: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._source, self._preparation = source, preparation
-        self._check_length, self._checked = check_length, source.length is not None
+        self._check_length: Callable[[int], None] | None = None if source.length is not None else check_length
         self._rank, self._world = rank, world
-        self._shared = source.set_share(rank, world)
         # Of the examples iterated over, every so many is this rank's, from this one on.
-        self._kept, self._every = (0, 1) if self._shared else (rank, world)
+        self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own
         self._reading = threading.Lock()  # held while the iterator is used
         self._taking = threading.Lock()  # held while an example that was read again is taken
@@ -65,15 +64,31 @@ class SequentialReader:
         self._iterator: Iterator[Any] | None = None
         self._released: Position | None = None  # where the iterator was when it was let go
         self._count = 0
-        self._marks, self.witnesses = Marks(), Witnesses(_WITNESSED if preparation.stacked else 1, world)
+        self._marks: list[Mark] = []  # never changed: another takes its place
+        self.witnesses = Witnesses(_WITNESSED if preparation.stacked else 1, world)
         self._pass = 0, 0  # its number, and the count at which it began
         self._taken_up = False  # from a position within it
         self._last_pass: int | None = None
         self._following: Mark | None = None  # of a restored state: where the iteration after it begins
 
+    # Counts, local numbers, serials
+
+    def _serial(self, count: int) -> int:
+        return count * (self._world // self._every) + self._rank - self._kept
+
+    def _counts(self, serials: Serials) -> list[int]:
+        counts: list[int] = (serials // self._world * self._every + self._kept).tolist()
+        return counts
+
+    def _after(self, index: int) -> int:
+        """The count just after the last example before a local number."""
+        return (index - 1) * self._every + self._kept + 1 if index else 0
+
+    # Passes
+
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:
         with self._reading:
-            self._marks.clear()
+            self._marks = []
             self.witnesses.clear()
             if abandoned_at is not None:
                 # A multiple of the number of ranks: all agree on whose the examples of the next pass are.
@@ -81,28 +96,27 @@ class SequentialReader:
             self._last_pass = None if passes is None else iteration * passes
             number = 0 if passes is None else (iteration - 1) * passes
             following, self._following = self._following, None
-            if following is not None and following.number == number:
-                self._open(number, position=following.position)
-            else:
-                self._open(number)
+            begins = following is not None and following.number == number
+            self._open(number, position=following.position if following and begins else ())
         return max(0, math.ceil((self._count - self._kept) / self._every))
-
-    def _serial(self, count: int) -> int:
-        return count * self._world + self._rank if self._shared else count
 
     def _open(self, number: int, first: int | None = None, position: Position = ()) -> None:
         """Open a pass, unless the iteration ends before it."""
-        if self._last_pass is not None and number >= self._last_pass and not position:
+        over = self._last_pass is not None and number >= self._last_pass
+        if over and not position:
             position = self._source.position_after_pass()
         self._let_go()
         self._pass, self._taken_up = (number, self._count if first is None else first), bool(position)
         if self._preparation.length is not None:
             self._own = OwnMemory()
-        if self._last_pass is None or number < self._last_pass:
+        if not over:
             self._iterator = self._source.open(number, position)
             if not position and not self._source.seekable:
                 position = self._source.position(self._iterator)
-        self._marks.add(Mark(*self._pass, self._count, position))
+        self._mark(position)
+
+    def _mark(self, position: Position) -> None:
+        self._marks = thinned([*self._marks, Mark(*self._pass, self._count, position)])
 
     def _next(self) -> tuple[int, Any] | None:
         """The next example of any rank with its count; None at the end of the iteration."""
@@ -112,17 +126,11 @@ class SequentialReader:
             except Exception as error:
                 error.add_note(f"while reading {self._source.origin(self._serial(self._count))}")
                 raise
-            if example is _ENDED:
-                self._end_pass()
-                continue
-            self._count += 1
-            return self._count - 1, example
+            if example is not _ENDED:
+                self._count += 1
+                return self._count - 1, example
+            self._end_pass()
         return None
-
-    def _rows(self) -> int:
-        """A digest of the rows given so far in this pass, where they are known."""
-        assert self._iterator is not None
-        return self._source.rows(self._iterator)
 
     def _end_pass(self) -> None:
         """Go on to the next pass."""
@@ -137,60 +145,73 @@ class SequentialReader:
                 f"source: pass {number} of {self._source.name} gave no examples; a source that can be "
                 "iterated once only needs epochs=1, or a function that returns a new iterator"
             )
-        if not self._checked:
+        if self._check_length is not None:
             self._check_length(length * self._world // self._every)
-            self._checked = True
+            self._check_length = None
         self._open(number + 1)
         self._source.within = self._iterator is not None
 
+    # Reading
+
     def claim(self, count: int) -> SequentialClaim | None:
-        claimed: list[tuple[int, int, Any]] = []
+        claimed: list[tuple[int, Any, int]] = []
         with self._reading:
+            source, marked = self._source, False
             if self._released is not None:
-                self._iterator = self._source.open(self._pass[0], self._released)
-                self._released = None
-            self._source.within = True
-            apart, marked = self._source.marks_apart, False
-            if apart and self._iterator is not None and self._count - self._marks.latest.count >= apart:
-                self._marks.add(Mark(*self._pass, self._count, self._source.position(self._iterator)))
+                self._iterator, self._released = source.open(self._pass[0], self._released), None
+            source.within = True
+            apart = source.marks_apart
+            if apart and self._iterator is not None and self._count - self._marks[-1].count >= apart:
+                self._mark(source.position(self._iterator))
                 marked = True
-            while len(claimed) < count:
-                following = self._next()
-                if following is None:
-                    break
+            while len(claimed) < count and (following := self._next()) is not None:
                 number, example = following
                 if number % self._every == self._kept:
-                    index_in_pass = number - self._pass[1]
+                    serial, index_in_pass = self._serial(number), number - self._pass[1]
                     # The first after a mark always: it may be the only one that is read again.
                     first = marked and not claimed
-                    rows = self._rows() if self._source.knows_rows else 0
-                    self.witnesses.add(self._serial(number), index_in_pass, example, rows, always=first)
+                    self.witnesses.add(
+                        serial, index_in_pass, example, source.rows(self._iterator), always=first
+                    )
                     # Before the source goes on, which may put its next example into the same memory.
-                    own = self._own(example)
-                    claimed.append((self._serial(number), index_in_pass, own))
+                    claimed.append((serial, self._own(example), index_in_pass))
         if not claimed:
             return None
-        serials, indices_in_pass, examples = zip(*claimed, strict=True)
+        serials, examples, indices_in_pass = zip(*claimed, strict=True)
         return np.array(serials, dtype=np.int64), list(examples), indices_in_pass
 
     def work(self, claim: SequentialClaim) -> Fresh:
         serials, raw, indices_in_pass = claim
+        # Passes that may differ in their order don't tell which example it is.
+        rows = None if self._source.reordered else indices_in_pass
         return self._preparation.fresh(
-            serials,
-            int(serials[-1]) // self._world + 1,
-            raw.__getitem__,
-            lambda position: self._source.origin(int(serials[position])),
-            self._world,
-            # Passes that may differ in their order don't tell which example it is.
-            None if self._source.reordered else indices_in_pass,
-        )
+            serials, int(serials[-1]) // self._world + 1, raw.__getitem__,
+            lambda position: self._source.origin(int(serials[position])), self._world, rows,
+        )  # fmt: skip
+
+    # Where it stands
+
+    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
+        """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
+        source, witnesses = self._source, self.witnesses.before(index * self._world)
+        if witnesses and not (source.seekable or source.marks_apart or tells_content(witnesses)):
+            warn_caller(
+                "state_dict: nothing in what the source gives can be compared (tensors on another device, or "
+                "objects that show no arrays): a resume wouldn't notice if it gave another order then; let "
+                "its order follow from a seed, or from what set_epoch(pass) told it"
+            )
+        # Within a pass the last example is read again, to see that it comes again; but what `iterate_from`
+        # begins has to be as it was.
+        after = self._after(index) - (source.knows_rows or not source.seekable)
+        (oldest,) = self._counts(np.array([oldest_serial]))
+        marks = needed_marks(self._marks, oldest, index * self._every + self._kept, after)
+        return [mark.plain() for mark in marks]
 
     def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
         """Iterate again from the last mark before the oldest needed example up to the position."""
-        opened = [Mark.of(plain) for plain in progress]
+        opened = [Mark(*plain) for plain in progress]
         with self._reading:
-            self._marks.clear()
-            self._again = {}
+            self._marks, self._again = [], {}
             if not opened:  # nothing has been read yet
                 self._let_go()
                 self._count = 0
@@ -210,6 +231,15 @@ class SequentialReader:
             self._following = opened[-1] if self._iterator is None else None
         return reread
 
+    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
+        mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
+        if mark is None:
+            raise ValueError(
+                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
+                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
+            )
+        return mark
+
     def _read_again(self, end: int, wanted: dict[int, int]) -> int:
         """Iterate up to a count, keeping what is wanted; how many examples that was."""
         reread = 0
@@ -222,7 +252,7 @@ class SequentialReader:
                 )
             number, example = following
             serial = self._serial(number)
-            if not self.witnesses.is_as_before(serial, example, self._rows()):
+            if not self.witnesses.is_as_before(serial, example, self._source.rows(self._iterator)):
                 self._source.check_other(serial, same_rows=self.witnesses.rows_are_same)
             reread += self._preparation.examples_in(example)
             if number in wanted:
@@ -237,41 +267,7 @@ class SequentialReader:
                 if left > used:
                     self._again[count] = duplicate(example), left - used
             raw.append(example)
-        examples: Examples = all_of(self.work((serials, raw, counts)), serials)
-        return examples
-
-    def _last_before(self, count: int, opened: list[Mark]) -> Mark:
-        mark = next((mark for mark in reversed(opened) if mark.count <= count), None)
-        if mark is None:
-            raise ValueError(
-                f"load_state_dict: example {count} of {self._source.name} lay in the buffer, but the state "
-                f"can only begin at example {opened[0].count}; restore an earlier state, or begin anew"
-            )
-        return mark
-
-    def _after(self, index: int) -> int:
-        """The count just after the last example before a local number."""
-        return (index - 1) * self._every + self._kept + 1 if index else 0
-
-    def _counts(self, serials: Serials) -> list[int]:
-        counts: list[int] = (serials // self._world if self._shared else serials).tolist()
-        return counts
-
-    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
-        """The last mark before ``oldest_serial``, and the passes opened from there to the next example."""
-        oldest = self._counts(np.array([oldest_serial]))[0]
-        witnesses = self.witnesses.before(index * self._world)
-        if witnesses and not (self._source.seekable or self._source.marks_apart or tells_content(witnesses)):
-            warn_caller(
-                "state_dict: nothing in what the source gives can be compared (tensors on another device, or "
-                "objects that show no arrays): a resume wouldn't notice if it gave another order then; let "
-                "its order follow from a seed, or from what set_epoch(pass) told it"
-            )
-        # Within a pass the last example is read again, to see that it comes again; but what `iterate_from`
-        # begins has to be as it was.
-        after = self._after(index) - (self._source.knows_rows or not self._source.seekable)
-        marks = self._marks.since(oldest, index * self._every + self._kept, after)
-        return [mark.plain() for mark in marks]
+        return all_of(self.work((serials, raw, counts)), serials)
 
     def release(self) -> None:
         if not self._source.seekable or self._source.kept_open or self._reading.locked():

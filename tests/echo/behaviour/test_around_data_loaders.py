@@ -1,7 +1,6 @@
 """Around a DataLoader: whatever draws its order or contents, a resume continues the undisturbed stream."""
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -18,7 +17,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -127,21 +125,6 @@ def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None
         assert torch.equal(data_loader.generator.get_state(), own)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LOADERS if "workers" not in kind])
-def test_each_pass_uses_every_example_twice_and_in_an_order_of_its_own(kind: str) -> None:
-    with wrapped(LOADERS[kind](), PASSES) as loader:
-        uses = [row for batch in loader for row in contents(batch)[0]]
-    assert len(uses) == PASSES * 2 * ROWS
-    if kind != "weighted":
-        assert Counter(Counter(uses).values()) == {2 * PASSES: ROWS}
-    with wrapped(LOADERS[kind]()) as loader:
-        passes = [tuple(row for batch in loader for row in contents(batch)[0]) for _ in range(PASSES)]
-    assert len(set(passes)) == PASSES
-    for rows in passes:
-        if kind != "weighted":
-            assert Counter(Counter(rows).values()) == {2: ROWS}
-
-
 @pytest.mark.parametrize("sampler", [RandomSampler(range(ROWS)), WeightedRandomSampler(WEIGHTS, ROWS)])
 def test_a_sampler_gives_the_same_rows_inside_a_data_loader_and_without(sampler: Any) -> None:
     inside = EchoLoader(DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
@@ -173,26 +156,6 @@ def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
         assert len(list(loader)) == 10
     assert [contents(batch) for batch in data_loader] == undisturbed
     assert data_loader.sampler is sampler
-
-
-def test_only_what_may_draw_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawing(rows: list[int]) -> list[float]:
-        return [row + random.random() for row in rows]
-
-    seeded: list[int] = []
-    monkeypatch.setattr(data_loader_module, "_seed_global", seeded.append)
-    for draws, data_loader in (
-        (False, DataLoader(TensorDataset(torch.arange(ROWS)), 8, shuffle=True)),
-        (False, DataLoader(range(ROWS), 8, sampler=DistributedSampler(range(ROWS), 1, 0))),  # type: ignore[arg-type]
-        (True, DataLoader(range(ROWS), 8, collate_fn=drawing)),  # type: ignore[arg-type]
-        (True, DataLoader(range(ROWS), 8, sampler=Lawless())),  # type: ignore[arg-type]
-        (True, DataLoader(range(ROWS), batch_sampler=BatchSampler(Lawless(), 8, False))),  # type: ignore[arg-type]
-        (True, DataLoader(Drawn(), 8)),
-    ):
-        seeded.clear()
-        with EchoLoader(data_loader, None, epochs=1) as loader:
-            assert len(list(loader)) == 5
-        assert bool(seeded) == draws
 
 
 class Lawless:

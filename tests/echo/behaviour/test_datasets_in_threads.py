@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read import map_source
+from adaecho.echo.read import rows
 from tests.echo.sources import IDS, VARIANTS
 
 RECORD = 64
@@ -149,9 +149,9 @@ def test_which_datasets_are_shared() -> None:
         tensors,
         ConcatDataset([safe, tensors]),
     ):
-        assert map_source.may_be_shared(dataset)
+        assert rows.may_be_shared(dataset)
     for other in (plain, Subset(plain, [0]), ConcatDataset([safe, plain]), StackDataset(a=safe, b=plain)):
-        assert not map_source.may_be_shared(other)
+        assert not rows.may_be_shared(other)
 
 
 def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
@@ -159,12 +159,10 @@ def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
 ) -> None:
     np.save(tmp_path / "x.npy", np.arange(1 << 20))
     mapped = Holding(np.load(tmp_path / "x.npy", mmap_mode="r"))
-    monkeypatch.setattr(map_source, "_LARGEST_COPY_BYTES", 1 << 16)
-    copies = map_source.ThreadCopies(mapped)
-    copies.begin(2)
-    with copies.here() as own:
-        assert own is not mapped
-        assert own.array is mapped.array
+    monkeypatch.setattr(rows, "_LARGEST_COPY_BYTES", 1 << 16)
+    own = rows._copier(mapped)()
+    assert own is not mapped
+    assert own.array is mapped.array
     with pytest.warns(UserWarning, match="it takes more than 0 MiB"):
         EchoLoader(Holding(np.arange(1 << 20)), 8, num_workers=2).close()
 
@@ -233,10 +231,14 @@ def test_the_global_generators_are_given_back() -> None:
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
 
 
-def test_the_warning_says_what_echoing_becomes() -> None:
+def test_warnings_say_what_echoing_becomes_and_point_at_the_line_that_made_the_loader() -> None:
     source = Subset(Transformed(Noisy()), range(40))
-    with pytest.warns(UserWarning, match=r"same draw, which is echoing after augmentation; .*augment="):
+    message = r"same draw, which is echoing after augmentation; .*augment="
+    with pytest.warns(UserWarning, match=message) as caught:
         EchoLoader(source, 4, echo="example_before_augmentation", factor=2)
+    with pytest.warns(UserWarning, match="can't be copied") as in_turns:
+        EchoLoader(Locked(), 4, num_workers=2).close()
+    assert {caught[0].filename, in_turns[0].filename} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         EchoLoader(Transformed(np.array), 4)
@@ -289,36 +291,14 @@ def test_a_process_that_died_is_no_bad_example() -> None:
         list(loader)
 
 
-class Deterministic:
-    """Its first example is damaged; nothing is random."""
-
-    def __call__(self, row: int) -> Any:
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_bad_first_example_tells_nothing_of_draws(draws: bool) -> None:
+    def read(row: int) -> Any:
         if row == 0:
             raise ValueError("row 0 is damaged")
-        return np.array([row])
+        return random.random() if draws else row
 
-
-def test_a_bad_first_example_is_not_taken_for_a_draw() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(Transformed(Deterministic()), 4)
-
-
-def test_a_draw_is_seen_behind_a_bad_first_example() -> None:
-    with pytest.warns(UserWarning, match="draws random numbers as it reads"):
-        EchoLoader(BadThenNoisy(), 4)
-
-
-class BadThenNoisy(InHand):
-    def __getitem__(self, row: int) -> Any:
-        if row == 0:
-            raise ValueError("row 0 is damaged")
-        return random.random()
-
-
-def test_warnings_point_at_the_line_that_made_the_loader() -> None:
-    with pytest.warns(UserWarning, match="draws random numbers") as caught:
-        EchoLoader(Transformed(Noisy()), 4)
-    with pytest.warns(UserWarning, match="can't be copied") as in_turns:
-        EchoLoader(Locked(), 4, num_workers=2).close()
-    assert {caught[0].filename, in_turns[0].filename} == {__file__}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        EchoLoader(Transformed(read), 4)
+    assert ["draws random numbers as it reads" in str(one.message) for one in caught] == [True] * draws

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read import map_source
+from adaecho.echo.read import rows
 from adaecho.echo.variants import VARIANTS
 from tests.echo.sources import freed_soon
 
@@ -129,7 +129,7 @@ def test_a_loader_that_is_not_closed_is_freed(
     for echo, source in itertools.product(VARIANTS, SOURCES):
         with monkeypatch.context() as patch:
             if source == "too large to copy":
-                patch.setattr(map_source, "_LARGEST_COPY_BYTES", 1 << 10)
+                patch.setattr(rows, "_LARGEST_COPY_BYTES", 1 << 10)
             kept[echo, source] = make(echo, source)
     assert freed_soon(itertools.chain(*kept.values()))
     assert [error() for error in raised if error() is not None] == []

@@ -1,14 +1,12 @@
 """Datasets of torchvision and Hugging Face: transforms inside them, wrappers and formats."""
 
 import json
-import random
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from adaecho import EchoLoader
 
@@ -64,50 +62,3 @@ def test_wrapped_detection_datasets(where: str, tmp_path: Path) -> None:
             found.append(flips(islice(loader, 12)))
     assert found[0] == found[1]
     assert 8 < sum(found[0]) < 40
-
-
-def test_a_transform_in_a_torchvision_dataset_is_told(tmp_path: Path) -> None:
-    v2 = pytest.importorskip("torchvision.transforms.v2")
-    dataset = coco(tmp_path, transforms=v2.RandomHorizontalFlip(0.5))
-    with pytest.warns(
-        UserWarning, match=r"CocoDetection draws random numbers as it reads .*EchoLoader\(augment"
-    ):
-        EchoLoader(dataset, 4, collate=list, echo="example_before_augmentation", factor=2)
-    EchoLoader(coco(tmp_path, transforms=v2.Identity()), 4, collate=list)  # draws nothing: no warning
-
-
-def noisy(rows: dict[str, list[Any]]) -> dict[str, Any]:
-    return {**rows, "x": [[value + random.random() for value in x] for x in rows["x"]]}
-
-
-@pytest.mark.filterwarnings("ignore:source. Dataset draws random numbers as it reads")
-@pytest.mark.parametrize("kind", ["torch", "numpy", "plain", "set_transform"])
-def test_hugging_face_datasets(kind: str) -> None:
-    datasets = pytest.importorskip("datasets")
-    dataset = datasets.Dataset.from_dict(
-        {"x": [[float(row), 1.0] for row in range(24)], "label": list(range(24))}
-    )
-    if kind in ("torch", "numpy"):
-        dataset = dataset.with_format(kind)
-    elif kind == "set_transform":
-        dataset = dataset.with_transform(noisy)
-    found = []
-    for num_workers in (0, 1 if kind == "set_transform" else 2):
-        with EchoLoader(
-            dataset,
-            4,
-            echo="example_before_augmentation",
-            factor=2,
-            shuffle_buffer=6,
-            num_workers=num_workers,
-        ) as loader:
-            batches = list(islice(loader, 16))
-        labels = torch.cat([batch["label"] for batch in batches])
-        x = batches[0]["x"]
-        assert isinstance(x, torch.Tensor) == (kind in ("torch", "numpy"))  # lists stay lists, as in torch
-        first = [
-            batch["x"][:, 0] if isinstance(batch["x"], torch.Tensor) else batch["x"][0] for batch in batches
-        ]
-        assert torch.cat(first).int().tolist() == labels.tolist()
-        found.append(torch.cat(first).tolist())
-    assert found[0] == found[1]

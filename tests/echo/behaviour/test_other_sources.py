@@ -1,12 +1,11 @@
-"""Sources as people have them: Hugging Face, torch, WebDataset-style pipelines, generator factories."""
+"""Datasets and streams of Hugging Face in their formats."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset
 
 from adaecho import EchoLoader
 from tests.echo.sources import example
@@ -16,26 +15,10 @@ datasets = pytest.importorskip("datasets")
 LENGTH = 23
 
 
-def columns() -> dict[str, list[Any]]:
-    examples = [example(row) for row in range(LENGTH)]
-    return {"x": [one["x"].tolist() for one in examples], "label": [one["label"] for one in examples]}
-
-
-class TorchDataset(Dataset[dict[str, Any]]):
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"x": torch.from_numpy(example(row)["x"]), "label": row}
-
-
-class TorchStream(IterableDataset[dict[str, Any]]):
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(example, range(LENGTH))
-
-
 def hf() -> Any:
-    return datasets.Dataset.from_dict(columns())
+    examples = [example(row) for row in range(LENGTH)]
+    columns = {"x": [one["x"].tolist() for one in examples], "label": [one["label"] for one in examples]}
+    return datasets.Dataset.from_dict(columns)
 
 
 def hf_stream() -> Any:
@@ -48,10 +31,6 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "hf of torch": lambda: hf().with_format("torch"),
     "hf stream": hf_stream,
     "hf stream of torch": lambda: hf_stream().with_format("torch"),
-    "torch": TorchDataset,
-    "torch subset": lambda: Subset(TorchDataset(), range(LENGTH)),
-    "torch stream": TorchStream,
-    "factory": lambda: lambda: map(example, range(LENGTH)),
 }
 
 
@@ -98,7 +77,7 @@ def test_a_hugging_face_stream_is_shuffled_anew_for_each_pass() -> None:
     assert expected[0] != expected[1]
 
 
-@pytest.mark.parametrize("kind", ["hf", "hf stream", "torch stream"])
+@pytest.mark.parametrize("kind", ["hf", "hf stream"])
 def test_ranks_are_disjoint(kind: str) -> None:
     seen: list[int] = []
     for rank in range(3):
@@ -106,33 +85,3 @@ def test_ranks_are_disjoint(kind: str) -> None:
         own = len(range(rank, LENGTH, 3))
         seen += [label for batch in islice(loader, own) for label in batch["label"].tolist()]
     assert sorted(seen) == list(range(LENGTH))
-
-
-class Many(TorchDataset):
-    """Gives many rows at once, and counts the calls."""
-
-    def __init__(self, *bad: int) -> None:
-        self.calls: list[list[int]] = []
-        self.bad = bad
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if row in self.bad:
-            raise ValueError(f"row {row}")
-        return super().__getitem__(row)
-
-    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
-        self.calls.append(rows)
-        return [self[row] for row in rows]
-
-
-def test_many_rows_are_asked_for_at_once() -> None:
-    source = Many()
-    batch = next(iter(EchoLoader(source, 6, order="stored")))
-    assert batch["label"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert source.calls == [[0, 1, 2, 3, 4, 5]]
-
-
-def test_a_bad_row_among_many_is_found() -> None:
-    loader = EchoLoader(Many(2, 3), 6, order="stored", max_bad_examples=2)
-    assert next(iter(loader))["label"].tolist() == [0, 1, 4, 5, 6, 7]
-    assert [bad["origin"] for bad in loader.bad_examples] == ["example 2 of Many", "example 3 of Many"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
 from tests.echo.sources import held_serials
@@ -92,23 +92,6 @@ class OfTellingIterators:
         return iterator
 
 
-def stateful() -> Any:
-    loading = pytest.importorskip("torchdata.stateful_dataloader")
-    return loading.StatefulDataLoader(torch.arange(LENGTH)[:, None], batch_size=None, shuffle=True)
-
-
-def nodes() -> Any:
-    given = pytest.importorskip("torchdata.nodes")
-    sampler = DistributedSampler(range(LENGTH), num_replicas=1, rank=0)  # type: ignore[arg-type]
-    return given.Loader(given.Mapper(given.SamplerWrapper(sampler), lambda row: torch.tensor([row])))
-
-
-def grain() -> Any:
-    given = pytest.importorskip("grain.python")
-    dataset = given.MapDataset.range(LENGTH).shuffle(seed=5).map(lambda row: np.array([row]))
-    return dataset.to_iter_dataset()
-
-
 def inner() -> Any:
     return EchoLoader(np.arange(LENGTH), 1, epochs=1, shuffle_buffer=20)
 
@@ -116,14 +99,10 @@ def inner() -> Any:
 SOURCES: dict[str, Callable[[], Any]] = {
     "source": LoaderOfItsOwn,
     "iterators": OfTellingIterators,
-    "StatefulDataLoader": stateful,
-    "nodes": nodes,
-    "Grain": grain,
     "EchoLoader": inner,
 }
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
 @pytest.mark.parametrize("name", SOURCES)
@@ -267,25 +246,3 @@ def test_a_position_is_of_no_use_to_what_takes_none() -> None:
     list(islice(loader, 2))
     with pytest.raises(ValueError, match="told its own position when the state was saved"):
         EchoLoader(OfTellingIterators(), None).load_state_dict(loader.state_dict())
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("ended", [1, 2])
-def test_a_state_after_a_pass_begins_the_next_as_the_source_itself_does(ended: int) -> None:
-    loading = pytest.importorskip("torchdata.stateful_dataloader")
-
-    def make() -> EchoLoader:
-        source = loading.StatefulDataLoader(torch.arange(40), batch_size=4, shuffle=True)
-        return EchoLoader(source, batch_size=None, epochs=1, echo="batch", factor=2)
-
-    torch.manual_seed(0)
-    passes, states = [], []
-    loader = make()
-    for _ in range(4):
-        passes.append([batch.tolist() for batch in loader])
-        states.append(through_torch_save(loader.state_dict()))
-    torch.manual_seed(77)
-    resumed = make()
-    resumed.load_state_dict(states[ended - 1])
-    assert [batch.tolist() for batch in resumed] == passes[ended]
-    assert passes[ended] != passes[ended - 1]

@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from adaecho import EchoLoader, TarShards
+from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream
 from tests.helpers import through_torch_save
-from tests.shards.archives import write_shards
 
 
 def spoil(example: Any, rng: Any) -> Any:  # noqa: ARG001 (the loader gives it)
@@ -125,41 +123,6 @@ def test_a_dataset_may_give_the_same_object_each_time(
 class Numbers(IterableDataset[Any]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.arange(10))
-
-
-def tar_shards(folder: Path) -> TarShards:
-    return TarShards(write_shards(folder, 2, 5), order="stored")
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["iterable", "tar", "loader", "batches", "map", "arrays"])
-def test_a_state_from_before_the_first_iteration(kind: str, num_workers: int, tmp_path: Path) -> None:
-    source: Any = {
-        "iterable": lambda: Stream(10),
-        "tar": lambda: tar_shards(tmp_path),
-        "loader": lambda: DataLoader(Numbers(), batch_size=None),
-        "batches": lambda: DataLoader(Numbers(), batch_size=2),
-        "map": lambda: Dataset(10),
-        "arrays": lambda: np.arange(10),
-    }[kind]()
-    batch_size, echo = (None, "batch") if kind == "batches" else (2, "none")
-    common: dict[str, Any] = {
-        "echo": echo, "factor": 2 if kind == "batches" else 1, "epochs": 2, "num_workers": num_workers,
-        "shuffle_buffer": 0 if kind == "batches" else 3,
-        "collate": None if kind == "batches" else list,
-    }  # fmt: skip
-    with EchoLoader(source, batch_size, **common) as loader:
-        state = through_torch_save(loader.state_dict())
-        expected = [repr(batch) for _ in range(2) for batch in loader]
-        loader.load_state_dict(state)
-        assert loader.state_dict()["progress"] == state["progress"]
-        assert [repr(batch) for batch in loader] == expected[: len(expected) // 2]
-    with EchoLoader(source, batch_size, **common) as loader:
-        loader.load_state_dict(state)
-        again = through_torch_save(loader.state_dict())
-    with EchoLoader(source, batch_size, **common) as loader:
-        loader.load_state_dict(again)
-        assert [repr(batch) for _ in range(2) for batch in loader] == expected
 
 
 def bad_thirds(row: dict[str, Any]) -> Any:
@@ -296,9 +259,10 @@ class Together(Dataset):
 
     def __init__(self, how: str) -> None:
         super().__init__(12)
-        self.how = how
+        self.how, self.asked = how, list[list[int]]()
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
+        self.asked.append(rows)
         if self.how == "raises":
             raise IndexError("out of range of a cache")
         if self.how == "raises for a bad one":
@@ -329,4 +293,5 @@ def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> N
             next(iter(loader))
     with EchoLoader(Together("raises for a bad one"), 4, max_bad_examples=1, **common) as loader:
         assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
+        assert num_workers or loader.dataset.asked == [[0, 1, 2, 3], [4]]
         assert [bad["row"] for bad in loader.bad_examples] == [1]

@@ -78,19 +78,6 @@ def test_a_flip_turns_pictures_masks_and_boxes_alike(
     assert 32 < check_flips(examples) < 96
 
 
-def test_a_composition_of_one_argument_in_processes_is_the_same() -> None:
-    rows = []
-    for num_workers in (0, 1):  # each thread has a process of its own, which takes seconds to start
-        with EchoLoader(
-            Dataset(64, ragged_detection), 4, augment=v2.RandomHorizontalFlip(0.5), collate=list,
-            echo="example_before_augmentation", factor=2, shuffle_buffer=8, num_workers=num_workers,
-        ) as loader:  # fmt: skip
-            examples = [example for batch in islice(loader, 16) for example in batch]
-        assert 12 < check_flips(examples) < 52
-        rows.append([(example["row"], int(example["image"][0, 0, 0])) for example in examples])
-    assert rows[0] == rows[1]
-
-
 class Pair(NamedTuple):
     x: Any
     y: Any

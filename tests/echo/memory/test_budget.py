@@ -9,11 +9,10 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo.memory import budget
-from adaecho.echo.memory.pool import ExamplePool, ListPool, ResidentPool
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.memory.tree import Columns, TreeSpec
 from adaecho.echo.order.factor import Factor
-from adaecho.echo.order.fresh import Fresh
-from adaecho.echo.order.stage import Stage
+from adaecho.echo.order.stage import Fresh, Stage
 from adaecho.echo.order.stream import Stream
 from tests.echo import sources
 from tests.echo.sources import Dataset, arrays
@@ -65,11 +64,9 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
     for _ in range(50):
         next(iterator)
     assert loader._pipeline.run is not None
-    pools = loader._pipeline.run._batches._pool
-    assert isinstance(pools, ExamplePool)
-    pool = pools._pool
-    assert isinstance(pool, ListPool)
-    held = [example for example in pool._examples if example is not None]
+    pool = loader._pipeline.run._batches._pool
+    assert isinstance(pool, ExamplePool)
+    held = [example for example in pool._singles if example is not None]
     assert len(held) >= 300
     assert all(example.base is None for example in held)
 

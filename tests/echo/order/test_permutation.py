@@ -179,24 +179,6 @@ def batches(of: EchoLoader, count: int) -> list[list[int]]:
     return [batch["row"].tolist() for batch in itertools.islice(of, count)]
 
 
-@pytest.mark.parametrize("epochs", [None, 1])
-def test_five_thousand_million_rows_begin_at_once_and_resume_exactly(epochs: int | None) -> None:
-    whole = loader(LONG, epochs=epochs)
-    expected = batches(whole, 30)
-    distinct = {row for batch in expected for row in batch}
-    assert len(distinct) > 100
-    assert max(distinct) > LONG / 2
-    first = loader(LONG, epochs=epochs, num_workers=2)
-    assert batches(first, 11) == expected[:11]
-    state = first.state_dict()
-    assert state["permutation"] == "computed"
-    second = loader(LONG, epochs=epochs)
-    second.load_state_dict(state)
-    assert batches(second, 19) == expected[11:]
-    for one in (whole, first, second):
-        one.close()
-
-
 def test_shards_of_five_thousand_million_rows() -> None:
     source = Numbers(LONG, np.full(5000, 1_000_000))
     with EchoLoader(source, 8, order="shards") as shards:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.read.marks import Mark, Marks
+from adaecho.echo.read.around.position import Mark, needed_marks, thinned
 from tests.echo.behaviour.test_restore import through_torch_save
 from tests.echo.sources import held_serials
 
@@ -68,11 +68,12 @@ def test_a_large_buffer_is_restored_after_a_long_run(
 
 
 def test_marks_stay_few_and_near() -> None:
-    marks, now = Marks(), 100_000
+    now = 100_000
+    marks: list[Mark] = []
     for count in range(now):
-        marks.add(Mark(0, 0, count, (count,)))
+        marks = thinned([*marks, Mark(0, 0, count, (count,))])
     for oldest in (0, 1, 1000, now // 2, now - 5000, now - 100, now - 1):  # each forgets what came before
-        found = marks.since(oldest, now, now)
+        found = needed_marks(marks, oldest, now, now)
         assert len(found) == 1
         assert oldest - max(2, (now - oldest) // 8) <= found[0].count <= oldest
 
@@ -82,7 +83,7 @@ def test_a_state_that_can_not_reach_its_oldest_example_says_so() -> None:
     for _ in range(20):
         next(iter(loader))
     state = loader.state_dict()
-    state["progress"] = [[0, 0, state["next_index"], state["next_index"]]]
+    state["progress"] = [[0, 0, state["next_index"], [state["next_index"]]]]
     with pytest.raises(ValueError, match=r"of Seekable lay in the buffer, but the state can only begin at"):
         EchoLoader(Seekable(1000), 2, shuffle_buffer=8).load_state_dict(state)
 

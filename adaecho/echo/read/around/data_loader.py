@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, default_convert
 
-from adaecho.echo.order.sampled import seeds_of_pass
+from adaecho.echo.order.permutation import seeds_of_pass
 from adaecho.echo.read.around.iterable import IterableSource, tell_pass
+from adaecho.echo.read.around.position import Position
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.map_source import may_be_shared
-from adaecho.echo.read.marks import OwnState, Position
+from adaecho.echo.read.rows import may_be_shared
 from adaecho.echo.threads.seeded_process import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
@@ -47,15 +47,22 @@ class DataLoaderSource(IterableSource):
         self._loader, self._seed = loader, seed
         self.seekable = self.knows_rows = not isinstance(loader.dataset, IterableDataset)
         self.reordered = True
-        self._generator = torch.Generator()
-        self._upcoming = _Upcoming()
-        self._sampler: Any = None  # one copy for all passes: it may count them
-        self._copied: DataLoader[Any] | None = None
-        self.draws = _may_draw(loader)  # from global generators
+        self._of_batches = loader.batch_sampler is not None
+        self._samplers: dict[int, Any] = {}  # copies of it and of those within it, which may count passes
+        self._sampler = _copied(loader.batch_sampler if self._of_batches else loader.sampler, self._samplers)
+        self._generator, self._upcoming = torch.Generator(), _Upcoming()
+        self._own: DataLoader[Any] | None = None  # a copy
+        self.draws = self._may_draw()  # from global generators
         self.sends = loader.num_workers > 0  # indices, to worker processes
         # Workers are told of a pass as they begin; but Hugging Face's streams share its number with them.
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
+
+    def _may_draw(self) -> bool:
+        """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
+        of_torch = all(type(sampler).__module__.startswith("torch.") for sampler in self._samplers.values())
+        collates = self._loader.collate_fn not in (default_collate, default_convert)
+        return collates or not of_torch or not may_be_shared(self._loader.dataset)
 
     def open(self, number: int, position: Position = ()) -> "Pass":
         """A pass, from a position on: batches given, and a digest of what they were made of.
@@ -63,15 +70,17 @@ class DataLoaderSource(IterableSource):
         Raises:
             ValueError: the batches up to there would be others this time.
         """
-        if isinstance(position, OwnState) or (position and not self.seekable):
+        if isinstance(position, dict) or (position and not self.seekable):
             raise self._takes_no_position()
         tell_pass(self._loader.dataset, number)
         order_seed, seed = seeds_of_pass(self._seed, number)
         generator = torch.Generator()
         generator.manual_seed(order_seed)
-        if self._sampler is None:
-            self._sampler = _copied(_indices_of(self._loader), {})
-        _prepare(self._sampler, generator, number)
+        for sampler in reversed(self._samplers.values()):  # the innermost first
+            if isinstance(getattr(sampler, "generator", 0), torch.Generator | None):  # not another library's
+                sampler.generator = generator
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(number)
         opened = Pass(self, iter(self._sampler), seed)
         if position:
             opened.skip_to(position)
@@ -94,24 +103,23 @@ class DataLoaderSource(IterableSource):
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
         """The batches of these indices. Persistent workers stay from one pass to the next."""
-        if self._copied is None or self._told_once:
-            copied = copy.copy(self._loader)
-            of_samples = self._loader.batch_sampler is None
+        if self._own is None or self._told_once:
+            own = copy.copy(self._loader)
             # Not assigned as attributes, which a DataLoader refuses for some of them.
-            vars(copied).update(
-                {"sampler" if of_samples else "batch_sampler": self._upcoming},
+            vars(own).update(
+                {"batch_sampler" if self._of_batches else "sampler": self._upcoming},
                 generator=self._generator,
                 in_order=True,  # what comes as it happens to be ready can't come again
                 _iterator=None,
             )
-            self._copied = copied  # once it is whole: an interrupt may fall before
+            self._own = own  # once it is whole: an interrupt may fall before
         self._upcoming.indices = indices
         self._generator.manual_seed(seed)
-        return iter(self._copied)
+        return iter(self._own)
 
     def close(self) -> None:
         """Let go of persistent workers."""
-        self._copied = None
+        self._own = None
 
 
 _REMEDY = (
@@ -216,47 +224,14 @@ def _seed_global(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _may_draw(loader: DataLoader[Any]) -> bool:
-    """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
-    of_torch = all(type(sampler).__module__.startswith("torch.") for sampler in _nested(_indices_of(loader)))
-    collates = loader.collate_fn not in (default_collate, default_convert)
-    return collates or not of_torch or not may_be_shared(loader.dataset)
-
-
-def _indices_of(loader: DataLoader[Any]) -> Any:
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
-def _samplers_in(sampler: Any) -> list[tuple[str, Any]]:
-    """The attributes of a sampler that are samplers themselves, which it may draw from."""
-    return [
-        (name, value)
-        for name, value in getattr(sampler, "__dict__", {}).items()
-        if isinstance(value, Sampler) or (name in ("sampler", "batch_sampler") and value is not None)
-    ]
-
-
-def _nested(sampler: Any) -> list[Any]:
-    """A sampler, and those within it."""
-    return [sampler, *(inner for _, within in _samplers_in(sampler) for inner in _nested(within))]
-
-
 def _copied(sampler: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a sampler, and of the samplers in its attributes, each once."""
+    """A copy of a sampler, and of those in its attributes, which it may draw from; each once."""
     if id(sampler) not in copies:
         try:
             copied = copies[id(sampler)] = copy.copy(sampler)
         except TypeError:  # an iterator, which can be used once
-            return sampler
-        for name, value in _samplers_in(copied):
-            setattr(copied, name, _copied(value, copies))
+            copied = copies[id(sampler)] = sampler
+        for name, value in list(getattr(copied, "__dict__", {}).items()):
+            if isinstance(value, Sampler) or (name in ("sampler", "batch_sampler") and value is not None):
+                setattr(copied, name, _copied(value, copies))
     return copies[id(sampler)]
-
-
-def _prepare(sampler: Any, generator: torch.Generator, number: int) -> None:
-    """Let a copied sampler, and those within it, draw with a generator, and tell them the pass."""
-    for part in reversed(_nested(sampler)):
-        if isinstance(getattr(part, "generator", 0), torch.Generator | None):  # not another library's
-            part.generator = generator
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(number)

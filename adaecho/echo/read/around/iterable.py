@@ -2,15 +2,11 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-import torch
-
-from adaecho.echo.memory.tree import children, isolated
-from adaecho.echo.read.around.own_position import APART, Teller, teller_of
-from adaecho.echo.read.marks import OwnState, Position
+from adaecho.echo.memory.tree import addresses, isolated
+from adaecho.echo.read.around.position import APART, Position, Teller, teller_of
 
 
 class IterableSource:
@@ -22,34 +18,35 @@ class IterableSource:
             ``set_share(rank, world_size)``, after which it gives that rank's examples alone; and
             ``iterate_from(position)``, which begins at what the ``position`` of an earlier iterator was, a
             sequence of whole numbers: for a state, and after an iterator was closed before its end. What
-            tells and takes its own position is asked for it (``own_position``).
+            tells and takes its own position is asked for it (``position.teller_of``).
 
     Attributes:
         name: of the source, for messages.
         seekable: it begins anywhere, by ``iterate_from``.
         reordered: passes may differ in their order.
         works_ahead: with workers of its own, as ``num_workers`` tells.
+        within: it has been read from, and has not come to its end; the reader tells.
     """
 
     kept_open = False  # also while nobody reads
     knows_rows = False  # but not what they hold
 
-    def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, source: Any) -> None:
         self._source = source
         self.name = getattr(source, "__name__", type(source).__name__)
         self.seekable = hasattr(source, "iterate_from")
-        self.reordered = hears_of_passes(source)
+        self.reordered = any(hasattr(part, "set_epoch") for part in parts_of(source))
         workers = getattr(source, "num_workers", 0)
         self.works_ahead = isinstance(workers, int) and workers > 0
         self._opened: Any = None  # what is its own iterator, and was opened last
-        self.within = False  # it has been read from, and has not come to its end; the reader tells
+        self.within = False
         self._teller: Teller | None = None  # of the iterator opened last
 
     @property
     def length(self) -> int | None:
         """Examples (or whole batches) of a pass, where the source tells."""
         try:
-            return len(self._source)  # type: ignore[arg-type]
+            return len(self._source)
         except (TypeError, RuntimeError):  # the latter of one that knows it once it is iterated
             return None
 
@@ -63,12 +60,12 @@ class IterableSource:
     def open(self, number: int, position: Position = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
-        if position and not isinstance(position, OwnState):
+        teller = teller_of(self._source)
+        if position and not isinstance(position, dict):
             if not self.seekable:
                 raise self._takes_no_position()
-            return self._source.iterate_from(position)  # type: ignore[union-attr,no-any-return]
-        teller = teller_of(self._source)
-        if isinstance(position, OwnState) and teller is not None:
+            return self._source.iterate_from(position)  # type: ignore[no-any-return]
+        if position and teller is not None:
             teller.take(position)
         given = self._source if isinstance(self._source, Iterable) else self._source()
         if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
@@ -81,7 +78,7 @@ class IterableSource:
         self._opened, self.within = given, False
         iterator = iter(given)
         self._teller = teller or teller_of(iterator)
-        if isinstance(position, OwnState) and teller is None:
+        if position and teller is None:
             if self._teller is None:
                 raise self._takes_no_position()
             self._teller.take(position)
@@ -90,14 +87,12 @@ class IterableSource:
     @property
     def marks_apart(self) -> int:
         """Examples (or whole batches) between two positions asked for, at least; 0 where none is told."""
-        if self.seekable:
-            return 1
-        return 0 if self._teller is None else APART
+        return 1 if self.seekable else APART if self._teller is not None else 0
 
-    def position(self, iterator: Iterator[Any]) -> Position:
+    def position(self, iterator: Any) -> Position:
         """Where the iterator that was opened last is; () where that can't be told."""
         if self.seekable:
-            return tuple(operator.index(part) for part in iterator.position)  # type: ignore[attr-defined]
+            return tuple(operator.index(part) for part in iterator.position)
         return () if self._teller is None else self._teller.tell()
 
     def position_after_pass(self) -> Position:
@@ -105,14 +100,15 @@ class IterableSource:
         teller = teller_of(self._source)
         return () if teller is None or self._teller is None else teller.tell()
 
-    def rows(self, iterator: Iterator[Any]) -> int:  # noqa: ARG002 (of an adapter that knows them)
+    def rows(self, iterator: Any) -> int:  # noqa: ARG002 (of an adapter that knows them)
         """A digest of which rows the iterator has given so far; 0 where that isn't known."""
         return 0
 
     def let_go(self, iterator: Any) -> None:
         """Close an iterator of a pass; what is its own iterator may begin again, and stays open."""
-        # An unread generator could not be read any more.
-        if iterator is not self._source and hasattr(iterator, "close") and not is_unread(iterator):
+        # A generator of which nothing has been asked could not be read any more.
+        unread = inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
+        if iterator is not self._source and hasattr(iterator, "close") and not unread:
             iterator.close()
 
     def close(self) -> None:
@@ -172,22 +168,12 @@ class IterableSource:
         return f"example {serial} (counted from 0 over all passes) of {self.name}"
 
 
-def is_unread(iterator: Any) -> bool:
-    """Whether it is a generator of which nothing has been asked yet."""
-    return inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
-
-
 def parts_of(source: Any) -> list[Any]:
     """A source, its dataset and its samplers, each once: what may have ``set_epoch``, or share out."""
     batch_sampler = getattr(source, "batch_sampler", None)
     named = [getattr(source, name, None) for name in ("dataset", "sampler")]
     parts = [source, *named, batch_sampler, getattr(batch_sampler, "sampler", None)]
     return list({id(part): part for part in parts}.values())
-
-
-def hears_of_passes(source: Any) -> bool:
-    """Whether a source, or a part of it, has ``set_epoch``."""
-    return any(hasattr(part, "set_epoch") for part in parts_of(source))
 
 
 def tell_pass(source: Any, number: int) -> None:
@@ -213,13 +199,3 @@ class OwnMemory:
         self._reused = self._reused or not addresses(batch).isdisjoint(addresses(before))
         self._before = batch
         return isolated(batch) if first or self._reused else batch
-
-
-def addresses(value: Any) -> set[int]:
-    """Where the arrays and tensors of a batch lie in memory."""
-    if isinstance(value, np.ndarray):
-        return {value.ctypes.data} if value.size else set()
-    if isinstance(value, torch.Tensor):
-        plain = value.layout is torch.strided and value.numel()
-        return {value.data_ptr()} if plain else set()
-    return {address for _, part in children(value) for address in addresses(part)}
