@@ -33,13 +33,6 @@ def test_wraps_a_data_loader(num_workers: int) -> None:
     assert counts == [4, 4, 8, 8, 12, 12, 16, 16, 18, 18, 22, 22]
 
 
-def test_wraps_any_batches_in_epochs() -> None:
-    batches = [{"text": ["a", "b"]}, {"text": ["c"]}]
-    loader = EchoLoader(batches.__iter__, batch_size=None, echo="batch", factor=3, epochs=2)
-    assert [batch["text"] for batch in loader] == [*[["a", "b"]] * 3, *[["c"]] * 3] * 2
-    assert loader.fresh_examples == 6
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_read_ahead_of_an_abandoned_pass_count_nothing(num_workers: int) -> None:
     common: dict[str, Any] = {"batch_size": None, "epochs": 1, "num_workers": num_workers}
