@@ -140,7 +140,6 @@ class Pipeline:
         """Drop the run, and what it was ahead of a position; what the reader told of that."""
         if self.noted is None:  # before the reader moves
             self.noted = position, self.told(position)
-        self.run = None
         self._drop()
         self.streams.log.go_back(position)
         return self.noted[1]
@@ -200,7 +199,7 @@ class Pipeline:
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
-        self._read_before, self._newest = self.examples_read, None
+        self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float | None = None) -> None:
         """End all threads and let go of the source.

@@ -156,6 +156,15 @@ class Settings:
                 "batch; give shuffle_buffer=, many times batch_size, to spread them"
             )
 
+    @property
+    def to_fill(self) -> dict[str, float]:
+        """About how many fresh examples (or whole batches) of this rank fill each buffer."""
+        of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
+        return {
+            "shuffle_buffer": self.shuffle_buffer / of_examples,
+            "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
+        }
+
     def check_filling(self, length: int | None) -> None:
         """Warn where more than a pass is read before the first batch, or raise ValueError where many are.
 
@@ -165,11 +174,7 @@ class Settings:
         if not length:
             return
         own = length if self.batch_size is None else length / self.world_size
-        of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
-        for name, examples in (  # about how many fresh ones (or whole batches) of this rank fill each buffer
-            ("shuffle_buffer", self.shuffle_buffer / of_examples),
-            ("batch_shuffle_buffer", self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor),
-        ):
+        for name, examples in self.to_fill.items():
             passes = min(examples / own, self.epochs or math.inf)
             if passes <= 1:
                 continue
