@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adaecho.echo import settings as given
 from adaecho.echo import state as saved
 from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
@@ -19,19 +20,7 @@ from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
-from adaecho.echo.settings import (
-    NO_SOURCE,
-    Settings,
-    check_iterable,
-    check_sampler,
-    check_still_alone,
-    check_workers,
-    is_distributed,
-    share,
-    source_of,
-    translated,
-    whole,
-)  # fmt: skip
+from adaecho.echo.settings import NO_SOURCE, Settings
 from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
 from adaecho.echo.threads.workers import GivenUp, Stopped
@@ -153,17 +142,19 @@ class EchoLoader(Gauges):
         state_of_all_ranks: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
-        source = source_of(source, arguments_of_data_loader)
-        order, collate, prefetch = translated(
+        source = given.source_of(source, arguments_of_data_loader)
+        order, collate, prefetch = given.translated(
             arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
             num_workers=num_workers, shuffle_buffer=shuffle_buffer,
         )  # fmt: skip
         # Neither given a part nor told one by torch.distributed.
-        self._made_alone = (rank, world_size) == (None, None) and not is_distributed()
-        rank, world_size = share(rank, world_size)
+        self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
+        rank, world_size = given.share(rank, world_size)
         shuffle = arguments_of_data_loader.get("shuffle")
-        check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
-        self._dataset, self._sampler, self._num_workers = source, sampler, check_workers(num_workers)
+        given.check_sampler(
+            sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size
+        )
+        self._dataset, self._sampler, self._num_workers = source, sampler, given.check_workers(num_workers)
         self._state_of_all_ranks = state_of_all_ranks
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
@@ -173,7 +164,7 @@ class EchoLoader(Gauges):
         functions = Functions(decode, augment, collate, batch_length, self.settings, place)
         self._device = ToDevice(device)
         readable = as_source(source, seed=self.settings.seed, batch_size=batch_size, world_size=world_size)
-        check_iterable(readable, shuffle=shuffle, sampler=sampler)
+        given.check_iterable(readable, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(
             readable, self.settings, functions, sampler, self._device, num_workers=self._num_workers,
             prefetch=prefetch,
@@ -351,10 +342,10 @@ class EchoLoader(Gauges):
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
-            check_still_alone()
-        elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
-            self._made_alone = False
-            warn_if_unshared(self._dataset, share(None, None)[1])
+            given.check_still_alone()
+        elif self._made_alone and given.is_distributed():
+            self._made_alone = False  # whole batches, which their maker is to share out
+            warn_if_unshared(self._dataset, given.share(None, None)[1])
 
     def _check_process(self) -> None:
         self._check_alone()
@@ -400,7 +391,7 @@ class EchoLoader(Gauges):
         the epoch changes nothing, nor in an iteration that was restored from a state. Without ``epochs=``
         passes follow one another, and this does nothing.
         """
-        self._next_iteration = whole("epoch", epoch, 0) + 1
+        self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
             self._resumed = False
 

@@ -26,7 +26,7 @@ from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import RowsOf, Stage, absent
 from adaecho.echo.read import Source
-from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from adaecho.echo.read import Source
-from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from adaecho.config.schema import Config, to_plain
 from adaecho.echo.memory.tree import children
 from adaecho.echo.read import as_source
-from adaecho.echo.read.around.iterable import IterableSource
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.rows import ArraySource
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks

@@ -90,10 +90,11 @@ def test_restoring_an_index_asks_for_the_buffer_alone(proxy: Proxy) -> None:
     restored = loader()
     restored.load_state_dict(first.state_dict())
     assert proxy.ranges == []  # what the buffer held is read when it leaves
-    assert labels(islice(restored, 3)) == labels(islice(first, 3))
+    again = labels(islice(restored, 3))
     assert 1 <= restored.reread_examples <= 6
     assert 1 <= len(proxy.ranges) <= 12  # those, and as many that entered
     assert all("-" in asked and not asked.endswith("-") for asked in proxy.ranges)
+    assert again == labels(islice(first, 3))
 
 
 @needs_nginx

@@ -45,10 +45,9 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 def _machine(root: Path) -> int | None:
     try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
+        told = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        return int(told["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):
         pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

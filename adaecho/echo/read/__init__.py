@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, flatten
+from adaecho.echo.read.around import IterableSource, parts_of
 from adaecho.echo.read.around.data_loader import DataLoaderSource, is_keyed
-from adaecho.echo.read.around.iterable import IterableSource, parts_of
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource
 

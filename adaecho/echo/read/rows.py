@@ -162,9 +162,8 @@ class MapSource:
 
     def peek(self, row: int) -> Any:
         """One example before any iteration, of a copy where there can be one: a file opened stays closed."""
-        if self._shared:
-            return self._dataset[row]
-        self._copy(num_workers=1)
+        if not self._shared:
+            self._copy(num_workers=1)
         with global_generators_kept(), self._here() as dataset:
             return isolated(dataset[row], pictures=False)
 

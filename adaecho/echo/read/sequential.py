@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import duplicate
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.around.iterable import IterableSource, OwnMemory
+from adaecho.echo.read.around import IterableSource, OwnMemory
 from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
 from adaecho.echo.read.chunks import Preparation, Reader, Serials, all_of
 from adaecho.echo.read.failures import warn_caller

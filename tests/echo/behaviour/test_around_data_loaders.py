@@ -158,6 +158,10 @@ def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
     assert data_loader.sampler is sampler
 
 
+class Opaque:
+    """Shows nothing that could be compared."""
+
+
 class Lawless:
     """A sampler that draws from a global generator."""
 
@@ -170,25 +174,25 @@ class Lawless:
         return iter(rows)
 
 
-def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume() -> None:
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (4, r"the first \d batches of this DataLoader would be others.*`generator`"),
+        # The oldest batch that is needed is the first of its pass.
+        (1, r"is another one than .*sampler draws from something that no seed"),
+    ],
+)
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume(
+    shows: bool, batches: int, message: str
+) -> None:
     def make() -> EchoLoader:
-        return wrapped(DataLoader(range(ROWS), 8, sampler=Lawless()))  # type: ignore[arg-type]
+        rows = torch.arange(ROWS) if shows else [Opaque()] * ROWS
+        return wrapped(DataLoader(rows, 8, sampler=Lawless(), collate_fn=list), batch_length=len)  # type: ignore[arg-type]
 
     loader = make()
-    taken(loader, 4)
-    with pytest.raises(
-        ValueError, match=r"the first \d batches of this DataLoader would be others.*`generator`"
-    ):
-        make().load_state_dict(loader.state_dict())
-
-
-def test_a_sampler_that_no_seed_governs_is_refused_where_its_pass_began() -> None:
-    def make() -> EchoLoader:
-        return wrapped(DataLoader(torch.arange(ROWS), 8, sampler=Lawless()))  # type: ignore[arg-type]
-
-    loader = make()
-    taken(loader, 1)  # the oldest batch that is needed is the first of its pass
-    with pytest.raises(ValueError, match=r"is another one than .*sampler draws from something that no seed"):
+    list(islice(loader, batches))
+    with pytest.raises(ValueError, match=message):
         make().load_state_dict(loader.state_dict())
 
 

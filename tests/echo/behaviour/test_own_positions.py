@@ -215,13 +215,6 @@ def test_the_rest_of_a_pass_that_had_ended_is_passed_over(epochs: int | None) ->
     assert [batch.tolist() for batch in islice(resumed, 4)] == expected != first
 
 
-def test_what_tells_no_position_and_is_read_once_is_refused() -> None:
-    loader = EchoLoader(map(np.array, range(40)), 4, shuffle_buffer=8)
-    next(iter(loader))
-    with pytest.raises(ValueError, match=r"map is an iterator, .*tells no position"):
-        loader.load_state_dict(loader.state_dict())
-
-
 def test_an_iterator_that_tells_its_position_goes_back_although_it_is_read_once() -> None:
     def make() -> EchoLoader:
         iterator = TellingIterator()
