@@ -149,8 +149,9 @@ class Pipeline:
         if self.noted is not None:
             return self.noted[1]
         index, streams = position.next_index, self.streams
-        progress = self.reader.progress(streams.oldest_serial(position), index)
-        return progress, self.reader.witnesses.before(index * streams.world)
+        # Only what is iterated needs to know, and to look for the oldest takes a while.
+        oldest = streams.oldest_serial(position) if isinstance(self.source, IterableSource) else 0
+        return self.reader.progress(oldest, index), self.reader.witnesses.before(index * streams.world)
 
     def state(self, position: Position) -> dict[str, Any]:
         """What a loader of the same settings and source needs to go on from a position: plain values."""

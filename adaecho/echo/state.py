@@ -18,6 +18,7 @@ from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, share
 
 VERSION = 4  # raised whenever a state of before would continue differently, or can't be read
+_SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
 
 Told = tuple[list[Any], list[Any]]
 """What a reader tells of a position: its progress, and witnesses of what it has read."""
@@ -57,7 +58,7 @@ class Position(NamedTuple):
         return self._replace(
             iteration=iteration, in_pass=True, skipped=self.skipped + index - self.next_index,
             next_index=index, first_index=index, first_number=self.next_number, examples=Place(),
-            batches=Place(), oldest=index << keyed.ECHO_BITS, held_examples=0,
+            batches=Place(), oldest=0, held_examples=0,
         )  # fmt: skip
 
     def ended(self, index: int, *, whole: bool) -> "Position":
@@ -216,15 +217,24 @@ class Streams:
 
     def oldest_serial(self, position: Position) -> int:
         """The serial from which on examples are needed to go on from a position, or an earlier one."""
+        stream = self.examples(position)
         if not position.in_pass:
             return position.next_index * self.world
-        return position.oldest >> keyed.ECHO_BITS
+        if stream.size > _SMALL:
+            return position.oldest >> keyed.ECHO_BITS
+        oldest = stream.oldest(position.examples)
+        numbers = self._held_numbers(position)
+        if numbers:
+            first = (numbers[0] - position.first_number) * self.batch_size
+            oldest = min(oldest, stream.oldest(stream.earlier(position.examples, first)))
+        return oldest >> keyed.ECHO_BITS
 
     def state(self, position: Position) -> dict[str, Any]:
         """A position and the log there: plain numbers, strings and lists."""
         oldest = self.oldest_serial(position)
         return {
             **position._asdict(),
+            "oldest": oldest << keyed.ECHO_BITS,
             "examples": list(position.examples),
             "batches": list(position.batches),
             **self.log.plain(position, oldest // self.world),

@@ -241,6 +241,11 @@ class Stream:
             buffer = buffer[ShuffleBuffer.drain_order(self.seed, buffer)][place.drained :]
         return buffer
 
+    def oldest(self, place: Place) -> int:
+        """The oldest item that is held, or where none is, the next to enter."""
+        following = self.item_of(self._after_last(place))
+        return int(np.append(self.contents(place).items, following).min())
+
     def leaving(self, place: Place, first: int, stop: int) -> keyed.Items:
         """The outputs from number ``first`` to before ``stop``, all of which had left at a place."""
         start = self.earlier(place, first)
