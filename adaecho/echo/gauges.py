@@ -1,10 +1,11 @@
-"""What an EchoLoader tells about itself: counts and clocks."""
+"""What an EchoLoader tells about itself: counts, clocks, and what it was made with, as a DataLoader does."""
 
 from typing import Any
 
 from adaecho.echo.order.factor import History
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.place import Position
+from adaecho.echo.settings import Settings
+from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
 
 
@@ -14,6 +15,10 @@ class Gauges:
     _position: Position
     _pipeline: Pipeline
     _clocks: Timers
+    _dataset: Any
+    _sampler: Any
+    _num_workers: int
+    settings: Settings
 
     @property
     def fresh_examples(self) -> int:
@@ -38,7 +43,9 @@ class Gauges:
     @property
     def bad_examples(self) -> list[dict[str, Any]]:
         """Skipped examples: ``index`` (local number), ``origin``, ``error``."""
-        return [bad for bad in self._pipeline.log.bad.found if bad["index"] < self._position.next_index]
+        return [
+            bad for bad in self._pipeline.streams.log.bad.found if bad["index"] < self._position.next_index
+        ]
 
     @property
     def factor(self) -> float:
@@ -65,10 +72,8 @@ class Gauges:
     def upstream_s_per_batch(self) -> float:
         """Time per fresh batch of upstream's slowest part, over as many workers as can work on it at once.
 
-        A source that is iterated is read by one at a time. Of one that works ahead by itself and tells its
-        ``num_workers``, as a ``DataLoader`` does, it is the time from one delivery to the next while they
-        are waited for, else at most the time that the steps leave it. Of one that doesn't tell it is the
-        time spent waiting: too short with ``num_workers=0``.
+        A source that is iterated is read by one at a time. Of one that works ahead by itself, as a
+        ``DataLoader`` with workers, it is the time spent waiting: too short with ``num_workers=0``.
         """
         return self._clocks.upstream_s_per_batch
 
@@ -81,3 +86,32 @@ class Gauges:
     def R(self) -> float | None:  # noqa: N802 (the paper's name)
         """t_upstream / t_downstream (paper, section 2), smoothed over some 50 steps; None until known."""
         return self._clocks.ratio
+
+    def __repr__(self) -> str:
+        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
+
+    @property
+    def dataset(self) -> Any:
+        """The source as it was given."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples per batch; None where the source gives whole batches."""
+        return self.settings.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a short batch at the end of an iteration is left out."""
+        return self.settings.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Threads that read and decode, and as many that augment and collate."""
+        return self._num_workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "EchoLoader: its threads and its source can't be shared or sent, so no copy or pickle; make "
+            "another with the same arguments (in each process its own), and give it state_dict()"
+        )

@@ -6,29 +6,22 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from adaecho.echo import settings as given
 from adaecho.echo import state as saved
+from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
-from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.data_loader import (
-    NO_SOURCE,
-    check_iterable,
-    check_sampler,
-    source_of,
-    translated,
-)
-from adaecho.echo.functions import Functions
+from adaecho.echo.batch.whole import ToDevice
 from adaecho.echo.gauges import Gauges
 from adaecho.echo.lookahead import holds_last_batch
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
-from adaecho.echo.place import Position
 from adaecho.echo.read import as_source, warn_if_unshared
-from adaecho.echo.read.around import IterableSource
-from adaecho.echo.settings import Settings, check_still_alone, check_workers, is_distributed, share, whole
+from adaecho.echo.settings import NO_SOURCE, Settings
+from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
 from adaecho.echo.threads.workers import GivenUp, Stopped
 
@@ -85,8 +78,8 @@ class EchoLoader(Gauges):
         drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
             can't be shared out evenly.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
-            What is iterated is read by one of them at a time. Around something that works ahead in a way
-            that can't be seen (no ``num_workers`` of its own above 0), R needs 1 thread to be right.
+            What is iterated is read by one of them at a time. Around something that works ahead by itself,
+            as a DataLoader with workers, R needs 1 thread to be right.
         prefetch: batches read ahead of the echo stage.
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
@@ -95,7 +88,7 @@ class EchoLoader(Gauges):
             network are always raised.
         max_factor: bound of ``factor="auto"``.
         device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
-        batch_length: examples in a whole batch, where its form (see ``batch.batch_length``) doesn't tell.
+        batch_length: examples in a whole batch, where its form (see ``batch.whole``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
         arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
@@ -110,6 +103,15 @@ class EchoLoader(Gauges):
         ValueError: an argument can't be; the message names it, its value and the remedy.
         TypeError: neither this nor a DataLoader has such an argument.
     """
+
+    _position = Position()
+    _ahead: Batch | None = None  # the next batch, made and not taken
+    _before: tuple[Position, int] | None = None  # where the last batch was taken, and its id
+    _resumed = False  # from a state; the next iter() goes on with the iteration in progress
+    _failed: Exception | None = None
+    _closed = _iterating = False
+    _iterators_made = 0
+    _next_iteration: int | None = None  # that set_epoch asked for
 
     def __init__(
         self,
@@ -140,116 +142,76 @@ class EchoLoader(Gauges):
         state_of_all_ranks: bool = False,
         **arguments_of_data_loader: Any,
     ) -> None:
-        source = source_of(source, arguments_of_data_loader)
-        self._state_of_all_ranks = state_of_all_ranks
-        # Neither given a part nor told one by torch.distributed.
-        self._made_alone = (rank, world_size) == (None, None) and not is_distributed()
-        rank, world_size = share(rank, world_size)
-        self._num_workers = num_workers = check_workers(num_workers)
-        self._dataset, self._sampler = source, sampler
-        shuffle = arguments_of_data_loader.get("shuffle")
-        check_sampler(sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size)
-        order, collate, prefetch = translated(
-            arguments_of_data_loader, order=order, collate=collate, prefetch=whole("prefetch", prefetch, 0),
+        source = given.source_of(source, arguments_of_data_loader)
+        order, collate, prefetch = given.translated(
+            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
             num_workers=num_workers, shuffle_buffer=shuffle_buffer,
         )  # fmt: skip
-        prefetch = whole("prefetch", prefetch, 0)
+        # Neither given a part nor told one by torch.distributed.
+        self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
+        rank, world_size = given.share(rank, world_size)
+        shuffle = arguments_of_data_loader.get("shuffle")
+        given.check_sampler(
+            sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size
+        )
+        self._dataset, self._sampler, self._num_workers = source, sampler, given.check_workers(num_workers)
+        self._state_of_all_ranks = state_of_all_ranks
         self.settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
             world_size, max_factor, max_bad_examples, drop_last,
             None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
         )  # fmt: skip
-        self.settings.warn_of_idle_echo()
         functions = Functions(decode, augment, collate, batch_length, self.settings, place)
         self._device = ToDevice(device)
         readable = as_source(source, seed=self.settings.seed, batch_size=batch_size, world_size=world_size)
-        self.settings.check_filling(readable.length)
-        if isinstance(readable, IterableSource):
-            check_iterable(readable.name, shuffle=shuffle, sampler=sampler)
+        given.check_iterable(readable, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(
-            readable, self.settings, functions, sampler, self._device, num_workers=num_workers,
+            readable, self.settings, functions, sampler, self._device, num_workers=self._num_workers,
             prefetch=prefetch,
         )  # fmt: skip
-        self._position = Position()
-        # One rule for interruptions: whatever ends the making of a batch, the run is given up, and begun anew
-        # at the position. It is alive from when it has been made until it is asked for a batch, and again
-        # once that batch is at hand.
-        self._alive = False
-        self._ahead: Batch | None = None
-        self._state: dict[str, Any] | None = None  # of the position, where the source may be elsewhere
-        self._before: tuple[Position, int] | None = None  # the last batch taken, and its id
-        self._taking: dict[str, int] = {}  # the thread that takes a batch
-        self._resumed = False  # from a state; the next iter() goes on with the iteration in progress
-        self._clocks = Timers(self._pipeline.counters, self._pipeline.deliveries)
+        self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
         self.agree_on_R: Callable[[float | None], float | None] = lambda mine: mine
-        self._failed: Exception | None = None
-        self._closed, self._iterating, self._iterators_made = False, False, 0
-        self._next_iteration: int | None = None  # that set_epoch asked for
+        self._taking: dict[str, int] = {}  # the thread that takes a batch
         self._finalizer = weakref.finalize(self, self._pipeline.forgotten)
         self._finalizer.atexit = False  # the pipelines see to that themselves
         if epochs is None:
-            self._position, self._state, self._alive = self._begun(), None, True
+            self._position, self._pipeline.run = self._pipeline.begin(self._position, 1)
+            self._pipeline.noted = None
 
-    # Iteration
+    # Iteration. One rule for interruptions: a run is taken out while it makes a batch. Whatever ends that, an
+    # error or Ctrl-C, the run is gone with all its threads and caches, and another begins at the position.
 
     def __iter__(self) -> "EchoIterator":
         self._check_process()
-        iterator = EchoIterator(self, self._iterators_made + 1)
-        begun = self._position, self._state, self._alive
-        if self.settings.epochs is not None and not (self._resumed and self._position.in_pass):
-            begun = self._begun(), None, True
+        pipeline, iterator = self._pipeline, EchoIterator(self, self._iterators_made + 1)
+        position, run, noted = self._position, pipeline.run, pipeline.noted
+        if self.settings.epochs is not None and not (self._resumed and position.in_pass):
+            self._ahead = None
+            self._clocks.pause()
+            (position, run), noted = pipeline.begin(position, self._upcoming), None
         # In one statement: the iteration has begun, or not.
         (
-            (self._position, self._state, self._alive), self._before, self._failed, self._taking,
+            self._position, pipeline.run, pipeline.noted, self._before, self._failed, self._taking,
             self._resumed, self._next_iteration, self._iterating, self._iterators_made,
-        ) = begun, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
+        ) = position, run, noted, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
         return iterator
-
-    def _begun(self) -> Position:
-        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
-        self._give_up()
-        return self._pipeline.begin(self._position, self._upcoming)
-
-    def _give_up(self) -> None:
-        """Let go of the run, and note what the source tells of the position before it is moved."""
-        self._state = self._own_state()
-        self._alive, self._ahead = False, None
-        self._clocks.pause()
-
-    def _go_on(self) -> None:
-        """Begin the run anew, where it was given up."""
-        if self._alive:
-            return
-        self._give_up()
-        assert self._state is not None
-        # What the log has of the run that was given up is more than what the position has seen.
-        position = saved.position_in(self._state, self.settings, self._pipeline)
-        self._position = self._pipeline.resume(
-            position, self._state["progress"], self._state.get("witnesses", [])
-        )
 
     def _abandoned(self) -> None:
         """The newest iterator is gone."""
         self._iterating = False
         self.stop()
 
-    def _next(self) -> tuple[Batch, Position]:
-        """The next batch and the position after it. It is taken once that is the loader's."""
+    def _next(self) -> Batch:
+        """The next batch. It is taken once its position is the loader's."""
         batch = self._look_ahead()
         if batch is None:
             raise StopIteration
-        before = self._position
-        position = Position(
-            batch.fresh_examples, before.reread_examples + batch.reread_examples, batch.next_index,
-            before.skipped, batch.next_number, before.first_number, before.first_index, before.iteration,
-            before.in_pass, batch.place, batch.batch_place, batch.oldest, batch.held_examples,
-        )  # fmt: skip
         self._clocks.step()
         if self._auto is not None and self._auto.due():
             self._auto.follow(self.agree_on_R(self._clocks.ratio), self._pipeline.streams.factor)
         self._device.received(batch.content)
-        return batch, position
+        return batch
 
     def _look_ahead(self) -> Batch | None:
         """The next batch, made if it isn't at hand; None at the end of the iteration."""
@@ -268,18 +230,21 @@ class EchoLoader(Gauges):
             self._taking.clear()
 
     def _made(self) -> Batch | None:
+        pipeline = self._pipeline
         while True:
             start = time.perf_counter()
             try:
                 if not self._position.in_pass:
                     return None
-                self._go_on()
-                self._alive = False
-                batch = self._pipeline.next()
+                if pipeline.run is None:
+                    self._resume()
+                run, pipeline.run = pipeline.run, None
+                assert run is not None
+                batch = run.next()
             except GivenUp:
                 continue
             except Stopped:
-                self._alive = True  # nothing has changed
+                pipeline.run = run  # which has changed nothing
                 does = "closed it" if self._closed else "called stop(): asking again goes on"
                 raise RuntimeError(
                     f"while this EchoLoader made its next batch, another thread {does}"
@@ -287,15 +252,21 @@ class EchoLoader(Gauges):
             except BaseException as error:
                 if isinstance(error, Exception):
                     self._failed = error
-                self._pipeline.stop()
+                pipeline.stop()
                 raise
             self._clocks.waited(start)
+            position = self._position
             if batch is None:
-                position = self._position.ended(self._pipeline.next_index, whole=self._pipeline.streams.whole)
-                self._position, self._state, self._alive = position, None, True
-            else:
-                self._ahead, self._state, self._alive = batch, None, True
+                position = position.ended(run.queue.index, whole=pipeline.streams.whole)
+            self._position, self._ahead, pipeline.run = position, batch, run
             return batch
+
+    def _resume(self) -> None:
+        """Have a run at the position, where the one before was given up."""
+        self._ahead = None
+        self._clocks.pause()
+        pipeline = self._pipeline
+        (self._position, pipeline.run), pipeline.noted = pipeline.resume(self._position), None
 
     def _check_can_go_on(self) -> None:
         if self._closed:
@@ -335,7 +306,7 @@ class EchoLoader(Gauges):
     def next_fresh_examples(self) -> int:
         """What ``fresh_examples`` will be once the next batch has been taken; waits for that batch."""
         batch = self._look_ahead()
-        return self.fresh_examples if batch is None else batch.fresh_examples
+        return self.fresh_examples if batch is None else batch.position.fresh_examples
 
     def peek(self) -> Any:
         """The next batch, which stays the next one; waits for it.
@@ -360,22 +331,21 @@ class EchoLoader(Gauges):
         """
         self._check_process()
         last = self._before
-        state = self._own_state(last[0] if last is not None and holds_last_batch(last[1]) else None)
+        state = self._state(last[0] if last is not None and holds_last_batch(last[1]) else self._position)
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
-    def _own_state(self, position: Position | None = None) -> dict[str, Any]:
-        """The state at the position, or at that of a batch before."""
-        state = self._state
-        if state is not None:
-            return state
-        return saved.save(self.settings, self._pipeline, position or self._position, self._clocks)
+    def _state(self, position: Position) -> dict[str, Any]:
+        """The state at a position; while the source is elsewhere, at that which was noted before."""
+        noted = self._pipeline.noted
+        state = self._pipeline.state(position if noted is None else noted[0])
+        return {**state, "clocks": self._clocks.state_dict()}
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:
-            check_still_alone()
-        elif self._made_alone and is_distributed():  # whole batches, which their maker is to share out
-            self._made_alone = False
-            warn_if_unshared(self._dataset, share(None, None)[1])
+            given.check_still_alone()
+        elif self._made_alone and given.is_distributed():
+            self._made_alone = False  # whole batches, which their maker is to share out
+            warn_if_unshared(self._dataset, given.share(None, None)[1])
 
     def _check_process(self) -> None:
         self._check_alone()
@@ -393,54 +363,26 @@ class EchoLoader(Gauges):
                 goes on as if it had not been given.
         """
         self._check_process()
-        state = saved.of_this_rank(state)
-        saved.check(state, self.settings, self._pipeline)
-        self._give_up()
-        before = self._state, self._position, self._resumed, self._failed
+        state, pipeline = saved.of_this_rank(state), self._pipeline
+        saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
+        before = self._state(self._position), self._resumed, self._failed
         try:
-            self._take_up(state)
+            self._position, self._failed = pipeline.restore(state), None
+            self._resume()
+            self._clocks.load_state_dict(state["clocks"])
+            self._resumed = True
             if self.settings.epochs is not None and self._position.in_pass:
                 # A position after the last batch of an iteration: the next iter() begins a new one. What lies
                 # behind that batch has not been met yet.
                 fresh_examples = self._position.fresh_examples
                 if self._look_ahead() is None:
                     self._position = self._position._replace(fresh_examples=fresh_examples)
-        except Exception:
-            self._state, self._position, self._resumed, self._failed = before
-            self._alive, self._ahead = False, None
+        except BaseException:
+            state, self._resumed, self._failed = before
+            self._position, self._ahead = pipeline.restore(state), None
+            self._clocks.load_state_dict(state["clocks"])
             raise
         self._before = None
-
-    def _take_up(self, state: dict[str, Any]) -> None:
-        self._state, self._alive, self._ahead, self._failed = state, False, None, None
-        self._go_on()
-        self._clocks.load_state_dict(state["clocks"])
-        self._state, self._alive, self._resumed = None, True, True
-
-    # As of a DataLoader
-
-    def __repr__(self) -> str:
-        return f"EchoLoader({type(self._dataset).__name__}, {self.settings})"
-
-    @property
-    def dataset(self) -> Any:
-        """The source as it was given."""
-        return self._dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Examples per batch; None where the source gives whole batches."""
-        return self.settings.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a short batch at the end of an iteration is left out."""
-        return self.settings.drop_last
-
-    @property
-    def num_workers(self) -> int:
-        """Threads that read and decode, and as many that augment and collate."""
-        return self._num_workers
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
@@ -449,16 +391,16 @@ class EchoLoader(Gauges):
         the epoch changes nothing, nor in an iteration that was restored from a state. Without ``epochs=``
         passes follow one another, and this does nothing.
         """
-        self._next_iteration = whole("epoch", epoch, 0) + 1
+        self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
             self._resumed = False
 
-    if not TYPE_CHECKING:  # for type checkers there are no other attributes
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "sampler" and self.__dict__.get("_sampler") is not None:
-                return self._sampler
-            raise AttributeError(f"'EchoLoader' object has no attribute {name!r}")
+    @property
+    def sampler(self) -> Any:
+        """What was given as one; there is no such attribute otherwise, which is what trainers look for."""
+        if self._sampler is None:
+            raise AttributeError("'EchoLoader' object has no attribute 'sampler'")
+        return self._sampler
 
     # Lifetime
 
@@ -469,7 +411,7 @@ class EchoLoader(Gauges):
         The step it falls into is not clocked. A batch that the pausing thread takes inside ends the pause.
         """
         pool = self._pipeline.pool
-        already = pool is None or pool.paused
+        already = pool is None or pool.paused_by is not None
         if pool is not None:
             pool.pause()
         try:
@@ -498,12 +440,6 @@ class EchoLoader(Gauges):
         self._ahead = None
         if self._finalizer.detach() is not None:
             self._pipeline.close(wait_s)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "EchoLoader: its threads and its source can't be shared or sent, so no copy or pickle; make "
-            "another with the same arguments (in each process its own), and give it state_dict()"
-        )
 
     def __enter__(self) -> "EchoLoader":
         return self
@@ -536,10 +472,10 @@ class EchoIterator:
                 stacklevel=2,
             )
         loader = self._loader
-        batch, position = loader._next()
+        batch = loader._next()
         before = loader._position, id(batch.content)
         # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
-        loader._before, loader._position, loader._ahead = before, position, None
+        loader._before, loader._position, loader._ahead = before, batch.position, None
         return batch.content
 
     def __del__(self) -> None:

@@ -1,36 +1,44 @@
-"""What a loader keeps as long as it lives, and its run from the present position on."""
+"""What a loader keeps as long as it lives, and its run: all caches and threads from a position on.
+
+The stages of each variant in the paper's order, in one thread or several, as a stream of batches. With worker
+threads the queue that reads ahead lies before the echo: a bottleneck upstream must never wait for a burst of
+repeats downstream.
+"""
 
 import _thread
 import atexit
+import math
 import os
 import threading
 import warnings
+from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from adaecho.echo.batch.augment import Origin
-from adaecho.echo.batch.batch_length import batch_length
-from adaecho.echo.batch.batches import Batch, Making
-from adaecho.echo.batch.device import ToDevice
-from adaecho.echo.functions import Functions
+from adaecho.echo.batch.augment import Functions, Origin
+from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
+from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
-from adaecho.echo.order.factor import Factor
+from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.order.permutation import Permutation, SampledOrder
-from adaecho.echo.order.stage import absent
-from adaecho.echo.place import Held, Log, Position, Streams
+from adaecho.echo.order.stage import RowsOf, Stage, absent
 from adaecho.echo.read import Source
 from adaecho.echo.read.around import IterableSource
-from adaecho.echo.read.chunks import Preparation, Reader
-from adaecho.echo.read.failures import BadExamples
+from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
+from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.run import Parts, Run
 from adaecho.echo.settings import Settings
-from adaecho.echo.threads.timers import Counters, Deliveries
-from adaecho.echo.threads.workers import ThreadPool
+from adaecho.echo.state import VERSION, Held, Position, Streams, Told
+from adaecho.echo.threads.timers import Counters
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
+DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
+_LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
+_FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 _OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
@@ -47,10 +55,11 @@ class Pipeline:
         num_workers, prefetch: threads, and batches read ahead of the echo.
 
     Attributes:
-        log, streams: of the loader.
-        deliveries: of a source that works ahead by itself, timed.
-        run: the newest; None before the first.
+        streams: of the loader.
         source_length: of what is not only iterated.
+        permutation: how that is permuted (``Permutation.method``).
+        run: that stands at the consumer's position; None where it has been given up.
+        noted: the consumer's position and what the reader told of it, while that may be elsewhere.
     """
 
     def __init__(
@@ -64,134 +73,134 @@ class Pipeline:
         num_workers: int,
         prefetch: int,
     ) -> None:
-        self._source, self._settings = source, settings
-        _check(source, settings, functions)
-        self.iterated = isinstance(source, IterableSource)
-        self.source_length = None if isinstance(source, IterableSource) else source.length
+        self.source, self.settings, self.streams = source, settings, Streams(settings)
+        self.num_workers, self.prefetch = num_workers, prefetch
+        _check(source, settings, functions, num_workers)
         order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
-        first = settings.first_factor if settings.variant.repeats == "batches" else 1.0
-        self.log = Log(
-            BadExamples(settings.max_bad_examples), Factor(settings.seed, settings.example_factor),
-            Factor(settings.seed + 1, first),
-        )  # fmt: skip
-        self.streams = Streams(settings, self.log)
+        self.source_length = None if isinstance(source, IterableSource) else source.length
+        self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
         place = functions.choose_place((lambda: source.peek(0)) if isinstance(source, MapSource) else None)
         before, after = functions.around_the_buffer(place, origin, threads=bool(num_workers))
         length = (functions.batch_length or batch_length) if self.streams.whole else None
-        making = Making(
+        self.making = Making(
             self.streams.batch_size, after, functions.collate, device.move, origin, length,
             kept=isinstance(source, MapSource),
         )  # fmt: skip
-        resident = None
-        if isinstance(source, ArraySource) and source.resident and before == Preparation():
-            resident = source.arrays
-        as_stored = before.decode is None and place == "decoded"
+        self.resident, self.group = None, 1  # the source's rows, where they need not be copied into a pool
+        if isinstance(source, ArraySource):
+            self.resident = source.arrays if source.resident and before == Preparation() else None
+            if before.decode is None and place == "decoded":
+                self.group = _batches_at_once(source, self.streams.batch_size)
         if length is not None:
             before = replace(before, stacked=False, length=length)
-        self.reader = self._reader(order, before, num_workers, resident=resident is not None)
-        self.deliveries = Deliveries(self.reader.claim) if source.works_ahead else None
-        self._parts = Parts(
-            settings, self.streams, self.reader, making, (self.deliveries or self.reader).claim, resident,
-            self.reader.rows if isinstance(self.reader, RandomReader) else absent,
-            _batches_at_once(source, settings.batch_size) if as_stored else 1, num_workers, prefetch,
-        )  # fmt: skip
+        self.reader = self._reader(order, before)
         self.run: Run | None = None
+        self.noted: tuple[Position, Told] | None = None
+        self._newest: Run | None = None
         self._read_before = 0  # examples, by runs that were dropped
         self._closing, self._closed = threading.Lock(), False
         _OPEN[self] = os.getpid()
 
-    def _reader(
-        self, order: Permutation | None, preparation: Preparation, num_workers: int, *, resident: bool
-    ) -> Reader:
+    def _reader(self, order: Permutation | None, preparation: Preparation) -> Reader:
         """The first stage: read > decode [> augment]."""
-        settings, rank, world = self._settings, self.streams.rank, self.streams.world
-        if isinstance(self._source, IterableSource):
+        settings, rank, world = self.settings, self.streams.rank, self.streams.world
+        if isinstance(self.source, IterableSource):
             return SequentialReader(
-                self._source, preparation, rank=rank, world=world, check_length=settings.check_filling
+                self.source, preparation, rank=rank, world=world, check_length=settings.check_filling
             )
         assert order is not None
         return RandomReader(
-            self._source, order, preparation, rank=rank, world=world, resident=resident,
-            seed=settings.seed, num_workers=num_workers,
+            self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
+            seed=settings.seed, num_workers=self.num_workers,
         )  # fmt: skip
 
-    def begin(self, position: Position, iteration: int) -> Position:
-        """Begin an iteration, giving up the one before if it hasn't ended; where that is."""
-        self._drop()
-        self.log.go_back(position)
+    def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:
+        """Begin an iteration, giving up the one before if it hasn't ended: where it is, and its run."""
+        self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
-        index = self.reader.begin(iteration, self._settings.epochs, abandoned_at)
+        index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
         position = position.begun(iteration, index)
-        self.run = Run(self._parts, position, Held())
-        return position
+        self._newest = Run(self, position, Held())
+        return position, self._newest
 
-    def resume(self, position: Position, progress: list[Any], witnesses: list[Any]) -> Position:
-        """Take up a position; where that is, with what has been read again.
-
-        Args:
-            position: where.
-            progress, witnesses: what the reader told of it.
-        """
-        self._drop()
-        self.log.go_back(position)
+    def resume(self, position: Position) -> tuple[Position, "Run"]:
+        """Take up a position: where it is with what has been read again, and a run from there on."""
+        progress, witnesses = self._leave(position)
         held = self.streams.held(position)
         self.reader.witnesses.expect(witnesses)
         reread = self.reader.resume(
-            position.next_index, position.iteration, self._settings.epochs, held.serials, progress
+            position.next_index, position.iteration, self.settings.epochs, held.serials, progress
         )
         position = position._replace(reread_examples=position.reread_examples + reread)
-        self.run = Run(self._parts, position, held)
-        return position
+        self._newest = Run(self, position, held)
+        return position, self._newest
 
-    def told(self, position: Position) -> tuple[list[Any], list[Any]]:
-        """What the reader tells of a position: progress and witnesses."""
-        index = position.next_index
-        progress = self.reader.progress(self.streams.oldest_serial(position) if self.iterated else 0, index)
-        return progress, self.reader.witnesses.before(index * self.streams.world)
+    def _leave(self, position: Position) -> Told:
+        """Drop the run, and what it was ahead of a position; what the reader told of that."""
+        if self.noted is None:  # before the reader moves
+            self.noted = position, self.told(position)
+        self._drop()
+        self.streams.log.go_back(position)
+        return self.noted[1]
+
+    def told(self, position: Position) -> Told:
+        """What the reader tells of a position."""
+        if self.noted is not None:
+            return self.noted[1]
+        index, streams = position.next_index, self.streams
+        # Only what is iterated needs to know, and to look for the oldest takes a while.
+        oldest = streams.oldest_serial(position) if isinstance(self.source, IterableSource) else 0
+        return self.reader.progress(oldest, index), self.reader.witnesses.before(index * streams.world)
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """What a loader of the same settings and source needs to go on from a position: plain values."""
+        progress, witnesses = self.told(position)
+        return {
+            "version": VERSION,
+            "settings": self.settings.plain(),
+            "source_length": self.source_length,
+            "permutation": self.permutation,
+            **self.streams.state(position),
+            "progress": progress,
+            "witnesses": witnesses,
+        }
+
+    def restore(self, state: dict[str, Any]) -> Position:
+        """The position of a state, which has been checked; the log is as it was there, the run given up."""
+        position, log = self.streams.restored(state)
+        self.run = None
+        # At once, for threads that ask for the state meanwhile.
+        self.streams.log, self.noted = log, (position, (state["progress"], state["witnesses"]))
+        return position
 
     @property
     def examples_read(self) -> int:
         """Examples that have gone into the pipeline."""
-        return self._read_before + (0 if self.run is None else self.run.queue.examples)
+        return self._read_before + (0 if self._newest is None else self._newest.queue.examples)
 
     @property
     def pool(self) -> ThreadPool | None:
         """The threads, if there are any."""
-        return None if self.run is None else self.run.pool
-
-    @property
-    def next_index(self) -> int:
-        """Local number of the first example that the run has not taken."""
-        assert self.run is not None
-        return self.run.queue.index
-
-    def next(self) -> Batch | None:
-        """The next batch; None at the end of the pass."""
-        assert self.run is not None
-        return self.run.next()
+        return None if self._newest is None else self._newest.pool
 
     def counters(self) -> Counters:
         """What has been done so far."""
-        delivered_s = 0.0 if self.deliveries is None else self.deliveries.busy_s
-        counters = (
-            Counters((0.0, 0.0, 0.0, 0.0), (0.0, 0.0), 0.0) if self.run is None else self.run.counters()
-        )
-        return replace(counters, upstream_s=(delivered_s, *counters.upstream_s))
+        return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
 
     def stop(self) -> None:
         """Let the threads end after the work in their hands, and let go of what can be opened again."""
-        if self.run is not None:
-            self.run.stop()
+        if self.pool is not None:
+            self.pool.stop()
+        elif self._newest is not None:
+            self.reader.release()
 
     def _drop(self) -> None:
         """End all threads, and forget what they were ahead."""
-        if self.run is None:
-            return
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
-        self._read_before, self.run = self.examples_read, None
+        self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float | None = None) -> None:
         """End all threads and let go of the source.
@@ -241,26 +250,20 @@ class Pipeline:
         Raises:
             TypeError: it isn't known.
         """
-        settings, streams = self._settings, self.streams
+        settings, streams, source = self.settings, self.streams, self.source
         if settings.epochs is None:
             raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
         if settings.factor == "auto":
             raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
         if isinstance(self.reader, RandomReader):
             first_index, end = self.reader.span(iteration)
-        else:
-            end = first_index + self._iterated() * settings.epochs
-        items = self.log.examples.total(first_index, end - first_index)
-        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
-        return self.log.batches.total(first_number, batches)
-
-    def _iterated(self) -> int:
-        """Examples (or whole batches) of a pass of what is iterated."""
-        source = self._source
-        assert isinstance(source, IterableSource)
-        if source.length is None:
+        elif source.length is None:
             raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
-        return source.length
+        else:
+            end = first_index + source.length * settings.epochs
+        items = streams.log.examples.total(first_index, end - first_index)
+        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
+        return streams.log.batches.total(first_number, batches)
 
 
 @atexit.register
@@ -271,17 +274,144 @@ def _close_all() -> None:
             pipeline.close(_EXIT_WAIT_S)
 
 
-def _check(source: Source, settings: Settings, functions: Functions) -> None:
+class Run:
+    """Batches from a position on.
+
+    Args:
+        parts: of the loader.
+        position: where it begins, at which the reader stands.
+        held: what the buffers hold there.
+
+    Attributes:
+        pool: the threads; None inline.
+        queue: of fresh examples.
+    """
+
+    def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
+        self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
+        streams, reader = parts.streams, parts.reader
+        self.queue = FreshQueue(reader.claim, reader.work, streams.log.bad, position.next_index)
+        self.pool = ThreadPool(reader.release) if parts.num_workers else None
+        # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
+        self._batches = self._made(position, held)
+        self._map = self._connected()
+        self._following: deque[Batch] = deque()  # made at once with the one before
+        self._echo: EchoedBatches | None = None
+        if streams.echoes_batches:
+            self._echo = EchoedBatches(
+                self._next_made, streams.batches(position), position,
+                lambda number: self._batches.remade(held.batches.pop(number)),
+            )  # fmt: skip
+
+    def _made(self, position: Position, held: Held) -> Batches:
+        """The middle stages: [echo >] shuffle > [augment >] batch."""
+        parts, settings = self._parts, self._parts.settings
+        block = max(settings.batch_size or 1, _LEAST_BLOCK)
+        pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
+        rows, lookahead, away = 0, 1, len(held.examples.items)
+        rows_of: RowsOf = absent
+        if parts.resident is not None and isinstance(parts.reader, RandomReader):
+            pool, rows_of = ResidentPool(parts.resident), parts.reader.rows
+            rows, lookahead, away = len(parts.resident), _FREE_LOOKAHEAD, 0
+        stream = parts.streams.examples(position)
+        stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
+        stage.resume(position.examples, position.next_index, held.examples, rows_of)
+        return Batches(
+            stage, pool, parts.making, parts.reader, position, group=parts.group,
+            drop_last=settings.drop_last, absent=away,
+        )  # fmt: skip
+
+    def _connected(self) -> InlineMap[Any, Any]:
+        """Let threads read, and make batches; gives the latter's map."""
+        parts, batches = self._parts, self._batches
+        batch_map: InlineMap[Any, Any]
+        if self.pool is None:
+            batch_map = InlineMap(batches.claim, batches.work)
+        else:
+            workers, size = parts.num_workers, parts.making.batch_size
+            if parts.resident is None and not parts.streams.whole:
+                chunk = parts.group * size if parts.group > 1 else math.ceil(size / (2 * workers))
+                window = math.ceil(parts.prefetch * size / chunk) + workers
+                claim = partial(parts.reader.claim, chunk)
+                reading = OrderedMap(
+                    self.pool, claim, parts.reader.work, threads=workers, window=window, name="read"
+                )
+                self.queue.read_ahead(reading)
+            ahead = parts.prefetch if parts.settings.variant.batches_upstream else DOWNSTREAM_QUEUE
+            threads = 1 if parts.streams.whole else workers
+            batch_map = OrderedMap(
+                self.pool, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,
+                name="batch",
+            )  # fmt: skip
+        batch_map.upstream = self.queue.map
+        return batch_map
+
+    def _next_made(self) -> Batch | None:
+        """The next batch before an echo of batches; None after the last."""
+        if not self._following:
+            self._following.extend(self._map.get() or ())
+        if not self._following:
+            return None
+        batch = self._following.popleft()
+        if self._parts.streams.whole:  # whose lengths are not known before they come
+            self._in_whole += batch.length
+            batch.position = batch.position._replace(fresh_examples=self._in_whole)
+        return batch
+
+    def next(self) -> Batch | None:
+        """The next batch; None at the end of the pass. Starts the threads it needs."""
+        if self.pool is not None:
+            self.pool.go()
+        try:
+            batch = self._next_made() if self._echo is None else self._echo.next()
+        except StopIteration as error:
+            raise RuntimeError(
+                "__getitem__, decode, augment or collate raised StopIteration (see above), which would end "
+                "the loop as if there were no more batches"
+            ) from error
+        if batch is not None:
+            self._reread += batch.reread
+            if self._reread != batch.position.reread_examples:
+                batch.position = batch.position._replace(reread_examples=self._reread)
+        return batch
+
+    def counters(self) -> Counters:
+        """What has been done so far."""
+        read, batches = self.queue.map, self._map
+        fresh_batches = self.queue.examples / self._parts.making.batch_size
+        # Inline reading is a part of claiming a batch.
+        ahead = isinstance(read, OrderedMap)
+        inline_s = 0.0 if ahead else read.claim_s + read.work_s
+        read_s = _bounds(read) if ahead else (inline_s, 0.0)
+        if self._parts.settings.variant.batches_upstream:
+            echoed_s = 0.0 if self._echo is None else self._echo.busy_s
+            return Counters((*read_s, *_bounds(batches, inline_s)), (echoed_s, 0.0), fresh_batches)
+        return Counters((*read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
+
+
+def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
+    """A stage takes as long as claiming does, in one thread at a time, or all its work over its threads.
+
+    Args:
+        stage: with its times.
+        inline_s: of another stage, spent within its claims.
+    """
+    claim_s = stage.claim_s + inline_s
+    return claim_s, (claim_s + stage.work_s) / stage.wanted
+
+
+def _check(source: Source, settings: Settings, functions: Functions, num_workers: int) -> None:
     """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
-    if isinstance(source, IterableSource) and settings.order == "shards" and not source.reordered:
-        raise ValueError(
-            "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
-            "let the source shuffle its shards"
+    settings.check_filling(source.length)
+    if isinstance(source, IterableSource):
+        settings.check_can_iterate(source.name, reordered=source.reordered)
+    if source.works_ahead and settings.factor == "auto" and not num_workers:
+        warn_caller(
+            f"factor='auto' around a {source.name} that works ahead, with num_workers=0: R would be too "
+            "small, as it works during the steps too; give num_workers=1"
         )
     if settings.batch_size is None and isinstance(source, ArraySource):
         raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
-    if isinstance(source, IterableSource):
-        settings.check_ranks_can_iterate(source.name)
     # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
     copied = isinstance(source, ArraySource) and not source.resident and functions.decode is None
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
@@ -289,10 +419,8 @@ def _check(source: Source, settings: Settings, functions: Functions) -> None:
     check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
 
 
-def _batches_at_once(source: Source, batch_size: int | None) -> int:
+def _batches_at_once(source: ArraySource, batch_size: int) -> int:
     """Arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
-    if batch_size is None or not isinstance(source, ArraySource):
-        return 1
     examples = min(_GROUP, _GROUP_BYTES // max(source.arrays.example_bytes, 1))
     return max(1, examples // batch_size)
 
@@ -302,20 +430,14 @@ def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) ->
     if settings.order == "shards" and shard_lengths is None:
         raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
     whole = settings.batch_size is None
-    world = 1 if whole else settings.world_size
+    passes: dict[str, Any] = {
+        "passes": settings.epochs, "world": 1 if whole else settings.world_size,
+        "drop_last": settings.drop_last,
+    }  # fmt: skip
     if sampler is not None:
-        return SampledOrder(
-            sampler,
-            source.length,
-            settings.seed,
-            passes=settings.epochs,
-            world=world,
-            drop_last=settings.drop_last,
-        )
-    return Permutation(
-        source.length, "stored" if whole else settings.order, settings.seed, shard_lengths,
-        passes=settings.epochs, world=world, drop_last=settings.drop_last,
-    )  # fmt: skip
+        return SampledOrder(sampler, source.length, settings.seed, **passes)
+    order = "stored" if whole else settings.order
+    return Permutation(source.length, order, settings.seed, shard_lengths, **passes)
 
 
 def _origin_of(source: Source, order: Permutation | None) -> Origin:

@@ -1,24 +1,36 @@
-"""The arguments of an EchoLoader, checked."""
+"""The arguments of an EchoLoader, checked, and what it answers to those that a DataLoader has."""
 
 import math
 import operator
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DistributedSampler
 
+from adaecho.echo.read import Source
+from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
+Collate = Callable[[list[Any]], Any]
+
+_MOST_PASSES = 8  # of the data in a buffer
+_MOST_WORKERS = 1024  # far beyond any gain of threads, below what a process may have
+
+# What of the settings may differ from a state's: the first for what has not been read yet, the others where
+# nothing is held.
+_MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")
+_OF_WHAT_IS_HELD = (
+    "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
+)  # fmt: skip
 # Settings that are whole numbers, with the least that each may be.
 _WHOLE = {
     "batch_size": 1, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "epochs": 1, "seed": None, "rank": 0,
     "world_size": 1, "max_bad_examples": 0,
 }  # fmt: skip
-_MOST_PASSES = 8  # of the data in a buffer
-_MOST_WORKERS = 1024  # far beyond any gain of threads, below what a process may have
-_OPTIONAL = ("batch_size", "epochs")
 
 
 @dataclass(frozen=True)
@@ -30,17 +42,17 @@ class Settings:
     """
 
     batch_size: int | None
-    echo: str
-    factor: float | str
-    shuffle_buffer: int
-    batch_shuffle_buffer: int
-    order: str
-    epochs: int | None
-    seed: int
-    rank: int
-    world_size: int
-    max_factor: float
-    max_bad_examples: int
+    echo: str = "none"
+    factor: float | str = 1.0
+    shuffle_buffer: int = 0
+    batch_shuffle_buffer: int = 0
+    order: str = "permutation"
+    epochs: int | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    max_factor: float = 16
+    max_bad_examples: int = 0
     drop_last: bool = False
     sampler: str | None = None  # its kind and length
 
@@ -48,66 +60,68 @@ class Settings:
         one_of("echo", self.echo, tuple(VARIANTS))
         one_of("order", self.order, ORDERS)
         for name, least in _WHOLE.items():
-            if getattr(self, name) is not None or name not in _OPTIONAL:
+            if getattr(self, name) is not None or name not in ("batch_size", "epochs"):
                 self._set(name, whole(name, getattr(self, name), least))
         if self.batch_size is None:
             self._check_whole_batches()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
-        for name in ("factor", "max_factor"):
-            self._set(name, _plain_number(getattr(self, name)))
-        self._check_drop_last()
-        self._check_even_ranks()
+        refuse(
+            not isinstance(self.drop_last, bool | np.bool_),
+            f"drop_last={self.drop_last!r}: must be True or False",
+        )
+        for name in ("factor", "max_factor", "drop_last"):  # a state can't hold a scalar of NumPy's
+            value = getattr(self, name)
+            self._set(name, value.item() if isinstance(value, np.generic) else value)
+        if self.epochs is not None and self.world_size > 1:
+            self._check_even_ranks()
+        self._warn_of_idle_echo()
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def _check_whole_batches(self) -> None:
-        if not self.variant.batches_upstream:
-            raise ValueError(
-                f"echo={self.echo!r} with batch_size=None: the source's batches are whole; choose "
-                "echo='batch', or give a source of examples and a batch_size"
-            )
-        if self.shuffle_buffer:
-            raise ValueError(
-                f"shuffle_buffer={self.shuffle_buffer} with batch_size=None: examples of whole batches can't "
-                "be shuffled; batch_shuffle_buffer shuffles batches"
-            )
-        if self.order == "shards":
-            raise ValueError("order='shards' with batch_size=None: whole batches come in the source's order")
-
-    def _check_drop_last(self) -> None:
-        if not isinstance(self.drop_last, bool | np.bool_):
-            raise ValueError(f"drop_last={self.drop_last!r}: must be True or False")
-        self._set("drop_last", bool(self.drop_last))
-        if self.drop_last and self.batch_size is None:
-            raise ValueError("drop_last=True with batch_size=None: give it to the maker of the whole batches")
+        given = "with batch_size=None"
+        refuse(
+            not self.variant.batches_upstream,
+            f"echo={self.echo!r} {given}: the source's batches are whole; choose echo='batch', or give a "
+            "source of examples and a batch_size",
+        )
+        refuse(
+            self.shuffle_buffer,
+            f"shuffle_buffer={self.shuffle_buffer} {given}: examples of whole batches can't be shuffled; "
+            "batch_shuffle_buffer shuffles batches",
+        )
+        refuse(self.order == "shards", f"order='shards' {given}: whole batches come in the source's order")
+        refuse(self.drop_last is True, f"drop_last=True {given}: give it to the maker of the whole batches")
 
     def _check_even_ranks(self) -> None:
         """Raises ValueError where passes of unequal length would leave ranks waiting for gradients."""
-        if self.epochs is None or self.world_size == 1:
-            return
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
-        if self.factor == "auto":
-            raise ValueError(
-                f"factor='auto' with {passes}: each rank follows its own R, and would make another number of "
-                "batches; give a number, or leave out epochs= and count steps: islice(loader, num_steps)"
-            )
-        if self.max_bad_examples:
-            raise ValueError(
-                f"max_bad_examples={self.max_bad_examples} with {passes}: a rank that skips one would make "
-                "fewer batches than the others; let decode give a stand-in for a bad example, or leave out "
-                "epochs= and count steps: islice(loader, num_steps)"
-            )
+        count = "leave out epochs= and count steps: islice(loader, num_steps)"
+        refuse(
+            self.factor == "auto",
+            f"factor='auto' with {passes}: each rank follows its own R, and would make another number of "
+            f"batches; give a number, or {count}",
+        )
+        refuse(
+            self.max_bad_examples,
+            f"max_bad_examples={self.max_bad_examples} with {passes}: a rank that skips one would make fewer "
+            f"batches than the others; let decode give a stand-in for a bad example, or {count}",
+        )
 
-    def check_ranks_can_iterate(self, name: str) -> None:
-        """Raises ValueError where ranks would make unequal numbers of batches of an iterable."""
-        if self.epochs is None or self.world_size == 1 or self.batch_size is None:
-            return
-        raise ValueError(
+    def check_can_iterate(self, name: str, *, reordered: bool) -> None:
+        """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
+        refuse(
+            self.order == "shards" and not reordered,
+            "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
+            "let the source shuffle its shards",
+        )
+        refuse(
+            self.epochs is not None and self.world_size > 1 and self.batch_size is not None,
             f"epochs={self.epochs} with world_size={self.world_size}: {name} can only be iterated, how many "
             "examples of it a rank gets is not known, and ranks with unequal numbers of batches wait for "
             "each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give a "
-            "source with a length, or share it out yourself, with rank=0, world_size=1"
+            "source with a length, or share it out yourself, with rank=0, world_size=1",
         )
 
     @property
@@ -120,23 +134,16 @@ class Settings:
         """The factor before anything has been measured."""
         return 1.0 if self.factor == "auto" else float(self.factor)
 
-    @property
-    def example_factor(self) -> float:
-        """How often each example enters the shuffle buffer, before anything has been measured."""
-        return self.first_factor if self.variant.repeats == "examples" else 1.0
-
     def plain(self) -> dict[str, Any]:
         """The settings as numbers and strings."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        """The settings that tell loaders apart: what has a default is left out where it has that."""
-        told = [
-            field for field in fields(self) if getattr(self, field.name) != _USUAL.get(field.name, MISSING)
-        ]
+        """The settings that tell loaders apart: those that have their default are left out."""
+        told = [field for field in fields(self) if getattr(self, field.name) != field.default]
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in told)
 
-    def warn_of_idle_echo(self) -> None:
+    def _warn_of_idle_echo(self) -> None:
         """Warn of an echo that repeats nothing, or whose repeats of an example follow one another."""
         echo, repeats = f"echo={self.echo!r}", self.variant.repeats
         if not repeats:
@@ -152,8 +159,9 @@ class Settings:
     @property
     def to_fill(self) -> dict[str, float]:
         """About how many fresh examples (or whole batches) of this rank fill each buffer."""
+        of_examples = self.first_factor if self.variant.repeats == "examples" else 1.0
         return {
-            "shuffle_buffer": self.shuffle_buffer / self.example_factor,
+            "shuffle_buffer": self.shuffle_buffer / of_examples,
             "batch_shuffle_buffer": self.batch_shuffle_buffer * (self.batch_size or 1) / self.first_factor,
         }
 
@@ -172,14 +180,14 @@ class Settings:
                 continue
             told = (
                 f"{name}={getattr(self, name)}: to fill it takes {passes:,.1f} passes of the source's "
-                f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first batch"
+                f"{length:,} {'batches' if self.batch_size is None else 'examples'} before the first batch; "
+                "a buffer as large as the data shuffles as well"
             )
-            if passes > _MOST_PASSES:
-                raise ValueError(
-                    f"{told}; a buffer as large as the data shuffles as well: make it smaller (more than "
-                    f"{_MOST_PASSES} passes need as many epochs=)"
-                )
-            warn_caller(f"{told}; a buffer as large as the data shuffles as well")
+            refuse(
+                passes > _MOST_PASSES,
+                f"{told}: make it smaller (more than {_MOST_PASSES} passes need as many epochs=)",
+            )
+            warn_caller(told)
 
     def check_same(self, saved: dict[str, Any], *, held: bool) -> None:
         """Raises ValueError, naming the argument, where a state was saved under others that matter.
@@ -189,7 +197,7 @@ class Settings:
             held: its buffers hold something, which was made under them.
         """
         for name, value in self.plain().items():
-            if saved.get(name) == value or name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
+            if name in _MAY_CHANGE or (not held and name in _OF_WHAT_IS_HELD):
                 continue
             remedy = "give the loader the arguments it was saved with"
             if name in ("rank", "world_size"):
@@ -198,31 +206,24 @@ class Settings:
                     "save one for each, or give state_of_all_ranks=True where one checkpoint is written for "
                     "all"
                 )
-            raise ValueError(
-                f"load_state_dict: {name} was {saved.get(name)!r} and is {value!r} now; {remedy}"
-            )
+            was = saved.get(name)
+            refuse(was != value, f"load_state_dict: {name} was {was!r} and is {value!r} now; {remedy}")
 
 
-_MAY_CHANGE = ("factor", "max_factor", "max_bad_examples")  # for what has not been read yet
-_OF_WHAT_IS_HELD = (
-    "batch_size", "echo", "shuffle_buffer", "batch_shuffle_buffer", "rank", "world_size", "drop_last",
-)  # fmt: skip
-# Of settings that most loaders leave as they are.
-_USUAL = {
-    "echo": "none", "factor": 1.0, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "order": "permutation",
-    "epochs": None, "seed": 0, "rank": 0, "world_size": 1, "max_factor": 16, "max_bad_examples": 0,
-    "drop_last": False, "sampler": None,
-}  # fmt: skip
+def refuse(wrong: Any, message: str) -> None:
+    """Raises ValueError with a message where something is wrong."""
+    if wrong:
+        raise ValueError(message)
 
 
 def check_workers(num_workers: Any) -> int:
     """How many threads; raises ValueError where there can't be as many."""
     number = whole("num_workers", num_workers, 0)
-    if number > _MOST_WORKERS:
-        raise ValueError(
-            f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, or some "
-            "more for a store that answers slowly, is enough"
-        )
+    refuse(
+        number > _MOST_WORKERS,
+        f"num_workers={number}: each is a thread, at most {_MOST_WORKERS}; one for each core, or some more "
+        "for a store that answers slowly, is enough",
+    )
     return number
 
 
@@ -236,8 +237,7 @@ def share(rank: int | None, world_size: int | None) -> tuple[int, int]:
         world_size = torch.distributed.get_world_size() if is_distributed() else 1
     if rank is None:
         rank = torch.distributed.get_rank() if is_distributed() else 0
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank}: must lie in [0, world_size={world_size})")
+    refuse(not 0 <= rank < world_size, f"rank={rank}: must lie in [0, world_size={world_size})")
     return rank, world_size
 
 
@@ -259,8 +259,7 @@ def check_still_alone() -> None:
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises ValueError where a value is not among those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+    refuse(value not in allowed, f"{name}={value!r}: must be one of {', '.join(allowed)}")
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
@@ -275,6 +274,112 @@ def whole(name: str, value: Any, least: int | None) -> int:
     return number
 
 
-def _plain_number(value: Any) -> Any:
-    """A NumPy scalar, which a state can't hold, as Python's number."""
-    return value.item() if isinstance(value, np.generic) else value
+# Arguments of a DataLoader, beyond those that are EchoLoader's own: what to do instead of those that have no
+# meaning here, unless they ask for nothing; None for those that are taken.
+_REMEDIES = {
+    "shuffle": None,
+    "collate_fn": None,
+    "prefetch_factor": None,
+    "persistent_workers": None,  # threads that end or persist are the same
+    "batch_sampler": "batches are made after the echo; give batch_size=, drop_last= and sampler=, or keep "
+    "the DataLoader that has it: EchoLoader(data_loader, batch_size=None, echo='batch')",
+    "generator": "all randomness follows seed=; give seed=generator.initial_seed()",
+    "in_order": "batches always come in order, which makes a resume exact; leave it out",
+    "multiprocessing_context": "workers are threads; leave it out",
+    "pin_memory": "device='cuda' pins batches and copies them beside the step; leave this out",
+    "pin_memory_device": "device= says where batches are copied to; leave this out",
+    "timeout": "a thread can't be cut off; give the source its time limit (TarShards: retries=)",
+    "worker_init_fn": "workers are threads, and randomness is keyed by example: open files in the dataset, "
+    "draw with augment(example, rng)",
+}
+NO_SOURCE = object()
+
+
+def source_of(source: Any, given: dict[str, Any]) -> Any:
+    """The source, which may have been given under a DataLoader's name for it; takes that out of ``given``.
+
+    Raises:
+        TypeError: there is none, or there are two.
+    """
+    both = [one for one in (source, given.pop("dataset", NO_SOURCE)) if one is not NO_SOURCE]
+    if len(both) > 1:
+        raise TypeError("dataset= with source: they are the same argument; give one")
+    if not both:
+        raise TypeError("EchoLoader needs a source of examples: EchoLoader(dataset, batch_size)")
+    return both[0]
+
+
+def translated(
+    given: dict[str, Any],
+    *,
+    order: str,
+    collate: Collate | None,
+    prefetch: int,
+    num_workers: int,
+    shuffle_buffer: int,
+) -> tuple[str, Collate | None, int]:
+    """``order``, ``collate`` and ``prefetch`` where a DataLoader's arguments may ask for others.
+
+    Args:
+        given: arguments beyond EchoLoader's own.
+        order, collate, prefetch, num_workers, shuffle_buffer: of the EchoLoader.
+
+    Raises:
+        ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
+        TypeError: neither has such an argument.
+    """
+    for name, value in given.items():
+        if name not in _REMEDIES:
+            raise TypeError(f"EchoLoader has no argument {name!r}, nor has a DataLoader")
+        asks = _REMEDIES[name] is not None and bool(value) != (name == "in_order")
+        told = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
+        refuse(asks, f"{name}={told}: {_REMEDIES[name]}")
+    collate_fn, factor, shuffle = map(given.get, ("collate_fn", "prefetch_factor", "shuffle"))
+    refuse(
+        collate_fn is not None and collate is not None,
+        "collate_fn with collate: they are the same argument; give one",
+    )
+    prefetch = whole("prefetch", prefetch, 0)
+    if factor is not None:
+        refuse(not num_workers, f"prefetch_factor={factor}: with num_workers=0 nothing is read ahead")
+        prefetch = whole("prefetch", factor * num_workers, 0)
+    if shuffle is not None:
+        refuse(
+            bool(shuffle) != (order != "stored") and order != "permutation",
+            f"shuffle={shuffle} with order={order!r}: they contradict each other; give one",
+        )
+        refuse(
+            not shuffle and shuffle_buffer,
+            f"shuffle=False with shuffle_buffer={shuffle_buffer}: a shuffle buffer shuffles; leave one out "
+            "(order='stored' says that the source's own order goes into the buffer)",
+        )
+        order = order if shuffle else "stored"
+    return order, collate or collate_fn, prefetch
+
+
+def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | None, world_size: int) -> None:
+    """Raises ValueError where a sampler can't decide the order."""
+    if sampler is None:
+        return
+    kind, other = f"sampler={type(sampler).__name__}", f"shuffle={shuffle}" if shuffle else f"order={order!r}"
+    refuse(batch_size is None, f"{kind} with batch_size=None: give it to the maker of the whole batches")
+    refuse(shuffle or order != "permutation", f"{kind} with {other}: both decide the order; leave one out")
+    refuse(
+        not hasattr(sampler, "__len__"),
+        f"{kind}: it has no length, and passes need one; give it a __len__",
+    )
+    refuse(
+        isinstance(sampler, DistributedSampler) and world_size > 1,
+        f"{kind} with world_size={world_size}: EchoLoader shares out the examples among the ranks itself; "
+        "leave the sampler out (or give rank=0, world_size=1 to share by it alone)",
+    )
+
+
+def check_iterable(source: Source, *, shuffle: Any, sampler: Any) -> None:
+    """Raises ValueError where an order was given for what can only be iterated."""
+    given = "shuffle=True" if shuffle else f"sampler={type(sampler).__name__}"
+    refuse(
+        isinstance(source, IterableSource) and (shuffle or sampler is not None),
+        f"{given}: {source.name} can only be iterated, in an order of its own; shuffle_buffer= shuffles "
+        "examples",
+    )

@@ -5,7 +5,6 @@ Beside them the other choices by name, which a config has too.
 Imports nothing of ours.
 """
 
-import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +66,10 @@ def check_factor(variant: Variant, factor: Any, max_factor: float, batch_shuffle
         raise ValueError(f"batch_shuffle_buffer={batch_shuffle_buffer}: only echo=batch repeats batches")
     if factor != "auto":
         real = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
-        if not real or not math.isfinite(factor):
-            raise ValueError(f"factor={factor!r}: must be a number, at least 1, or auto")
-        if factor < 1:
-            raise ValueError(f"factor={factor}: must be at least 1; 1 repeats nothing")
-        if factor >= MAX_FACTOR:
-            raise ValueError(f"factor={factor}: must be less than {MAX_FACTOR}")
+        if not real or not 1 <= factor < MAX_FACTOR:
+            raise ValueError(
+                f"factor={factor!r}: must be a number, at least 1 and less than {MAX_FACTOR}, or auto"
+            )
     if not variant.repeats and factor != 1:
         raise ValueError(
             f"factor={factor}: echo={variant.name} repeats nothing; choose a variant, or factor 1"

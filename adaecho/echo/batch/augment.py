@@ -1,17 +1,25 @@
-"""Augmentation keyed to (seed, fresh serial, echo index), one example at a time or vectorised."""
+"""What a user gives to be called, checked, and on which side of the buffer it works.
+
+Augmentation is keyed to (seed, fresh serial, echo index), one example at a time or vectorised.
+"""
 
 import inspect
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from adaecho.echo.memory.budget import free_bytes
 from adaecho.echo.memory.pool import Examples
-from adaecho.echo.memory.tree import Columns, obstacle, remedy, stack
+from adaecho.echo.memory.tree import Columns, num_bytes, obstacle, remedy, stack
 from adaecho.echo.order import keyed
+from adaecho.echo.read.chunks import Preparation, Tried
 from adaecho.echo.read.failures import NONE_SKIPPED
+from adaecho.echo.settings import Settings, one_of, refuse
 from adaecho.echo.threads.seeded_process import SeededProcess, global_generators_kept, one_by_one, seeded
 from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.variants import PLACES
 
 Origin = Callable[[int], str]
 Augment = Callable[[keyed.Items, Examples], Examples]
@@ -66,7 +74,7 @@ class Augmentation:
         thread = threading.current_thread()
         if isinstance(thread, PoolThread):
             if self not in thread.helpers:
-                augmenting = SeededProcess(self._pickled(), "augment", "augment(example, rng)")
+                augmenting = SeededProcess(self.pickled(), "augment", "augment(example, rng)")
                 thread.helpers[self] = augmenting
             augmented: list[Any] = thread.helpers[self](singles, drawn.tolist(), failed)
             return augmented
@@ -76,12 +84,8 @@ class Augmentation:
     def _with_generator(self, example: Any, key: Any) -> Any:
         return self._augment(example, keyed.generator(key))
 
-    def check_threads(self) -> None:
-        """Raises ValueError where it can't be run by worker threads."""
-        if self.uses_global_generators:
-            self._pickled()
-
-    def _pickled(self) -> bytes:
+    def pickled(self) -> bytes:
+        """For a worker process; raises ValueError where it can't be run by worker threads."""
         try:
             return pickle.dumps(self._augment)
         except Exception as error:
@@ -123,8 +127,9 @@ def augmentations(augment: Any, seed: int, origin: Origin, *, threads: bool) -> 
         both = [Augmentation(once, seed ^ _ONCE, origin), Augmentation(each_time, seed, origin)]
     else:
         both = [] if augment is None else [Augmentation(augment, seed, origin)]
-    for augmentation in both if threads else []:
-        augmentation.check_threads()
+    for augmentation in both:
+        if threads and augmentation.uses_global_generators:
+            augmentation.pickled()
     return both
 
 
@@ -139,36 +144,21 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
     return augmented if augments else None
 
 
-class DecodeThenAugment:
-    """What comes after the buffer where it holds examples as they are stored.
+def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
+    """What decodes after the buffer, where that holds examples as they are stored, one by one."""
 
-    Args:
-        decode: one example, deterministic.
-        augment: decoded examples, if at all.
-        origin: what to call the example of a serial in a message.
-    """
-
-    def __init__(
-        self,
-        decode: Callable[[Any], Any],
-        augment: Augment | None,
-        origin: Origin,
-    ) -> None:
-        self._decode, self._augment, self._origin = decode, augment, origin
-
-    def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
-        """The decoded and augmented examples of these items."""
+    def decoded(items: keyed.Items, examples: Examples) -> Examples:
         singles = examples.examples() if isinstance(examples, Columns) else examples
-        decoded = [self._decoded(int(item), single) for item, single in zip(items, singles, strict=True)]
-        return decoded if self._augment is None else self._augment(items, decoded)
+        made = []
+        for item, single in zip(items.tolist(), singles, strict=True):
+            try:
+                made.append(decode(single))
+            except Exception as error:
+                error.add_note(f"while decoding {origin(item >> keyed.ECHO_BITS)}; {NONE_SKIPPED}")
+                raise
+        return made
 
-    def _decoded(self, item: int, example: Any) -> Any:
-        try:
-            return self._decode(example)
-        except Exception as error:
-            origin = self._origin(item >> keyed.ECHO_BITS)
-            error.add_note(f"while decoding {origin}; {NONE_SKIPPED}")
-            raise
+    return decoded
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
@@ -191,3 +181,118 @@ def _num_arguments(augment: Callable[..., Any]) -> int:
         raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
     return 2 if len(required) == 2 or named_rng else 1
+
+
+Peek = Callable[[], Any]
+"""The first example of the source as it is stored; None of what can only be iterated."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What a user gives to be called.
+
+    Attributes:
+        decode, augment, collate, batch_length: as EchoLoader's arguments.
+        settings: of the loader.
+        place: "decoded", "encoded" or "auto": how the buffer holds examples.
+
+    Raises:
+        ValueError: one can't be called, or never would be, or the buffer can't hold examples in that form.
+    """
+
+    decode: Callable[[Any], Any] | None
+    augment: Any
+    collate: Callable[[list[Any]], Any] | None
+    batch_length: Callable[[Any], int] | None
+    settings: Settings
+    place: str
+
+    def __post_init__(self) -> None:
+        for name in ("decode", "collate", "batch_length"):
+            given = getattr(self, name)
+            refuse(
+                given is not None and not callable(given),
+                f"{name}={given!r:.80}: must be a function; a {type(given).__name__} is none",
+            )
+        one_of("place", self.place, PLACES)
+        size, whole = self.settings.batch_size, self.settings.batch_size is None
+        for name in ("augment", "collate"):
+            refuse(
+                whole and getattr(self, name) is not None,
+                f"{name} with batch_size=None: it is for examples, and the source's batches are whole; leave "
+                "it to their maker, or give a source of examples and a batch_size",
+            )
+        refuse(
+            self.batch_length is not None and not whole,
+            f"batch_length with batch_size={size}: only whole batches of the source are measured; leave it "
+            "out, or give batch_size=None",
+        )
+        if self.place == "encoded":
+            self._check_encoded()
+
+    def _check_encoded(self) -> None:
+        settings, encoded = self.settings, "place='encoded'"
+        refuse(
+            self.decode is None,
+            f"{encoded}: without decode= examples are buffered as they come; leave it out",
+        )
+        refuse(
+            settings.batch_size is None,
+            f"{encoded} with batch_size=None: whole batches are not decoded here",
+        )
+        pair, otherwise = "", "echo='example_before_augmentation'"
+        if not settings.variant.augments_before:
+            pair, otherwise = " and augment=(once, each_time)", "one augment that does both"
+        refuse(
+            self._augments_before_buffer,
+            f"{encoded} with echo={settings.echo!r}{pair}: what is echoed there is decoded; choose "
+            f"place='decoded' or {otherwise}",
+        )
+
+    @property
+    def _augments_before_buffer(self) -> bool:
+        """Whether what enters the shuffle buffer has been augmented, or is a pair's first part."""
+        variant = self.settings.variant
+        return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
+
+    def choose_place(self, peek: Peek | None) -> str:
+        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+        settings = self.settings
+        if self.place != "auto":
+            return self.place
+        if self.decode is None or settings.batch_size is None or self._augments_before_buffer:
+            return "decoded"
+        if settings.variant.batches_upstream and not settings.max_bad_examples:
+            return "encoded"
+        return "decoded" if self._fits_decoded(peek) else "encoded"
+
+    def _fits_decoded(self, peek: Peek | None) -> bool:
+        """Whether so many like the first would leave half of the free memory; unknown of a stream."""
+        free = free_bytes()
+        if free is None or peek is None:
+            return True
+        assert self.decode is not None
+        try:
+            first = self.decode(peek())
+        except Exception:  # a bad one, or a broken transfer: reading will tell
+            return True
+        return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
+
+    def around_the_buffer(
+        self, place: str, origin: Origin, *, threads: bool
+    ) -> tuple[Preparation, Augment | None]:
+        """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""
+        settings = self.settings
+        parts = augmentations(self.augment, settings.seed, origin, threads=threads)
+        # Of (once, each_time) the first is done with before repeats of examples are made.
+        cut = len(parts) if settings.variant.augments_before else len(parts) - 1
+        cut = max(cut, 0) if settings.variant.repeats == "examples" else 0
+        before, after = in_turn(parts[:cut]), in_turn(parts[cut:])
+        if self.decode is None or place == "decoded":
+            return Preparation(self.decode, before), after
+        # What is found bad after the buffer can't be skipped any more.
+        tried = Tried(self.decode) if settings.max_bad_examples else None
+        for_augment = getattr(self.decode, "for_augment", None)
+        first = self.augment[0] if isinstance(self.augment, tuple) else self.augment
+        decode = self.decode if for_augment is None else for_augment(first)
+        return Preparation(tried, before), in_turn([decoding_first(decode, origin), *parts[cut:]])

@@ -1,53 +1,43 @@
-"""From fresh examples to batches: shuffle > [augment >] batch.
+"""From fresh examples to batches: shuffle > [augment >] batch [> echo > shuffle batches].
 
 Whole batches are examples of a batch size of one.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.augment import Origin, span
+from adaecho.echo.memory.budget import check_memory
 from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved
-from adaecho.echo.memory.tree import Columns, collate, duplicate
+from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import ABSENT, Outputs, Stage
-from adaecho.echo.order.stream import BEGINNING, Place
+from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, Stage, absent
+from adaecho.echo.order.stream import Stream
 from adaecho.echo.read.chunks import Reader
-
-Serials = NDArray[np.int64]
+from adaecho.echo.state import Position
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch and where the streams stood when it was complete.
+    """A batch and where the consumer is once it has been taken.
 
     Attributes:
         content: what the consumer gets.
-        place: of the examples up to it.
-        next_index: upstream position there.
-        fresh_examples: examples read up to there, since the loader began.
-        oldest: an item no later than any that is held there.
-        reread_examples: read again for it, since a resume found them in a buffer.
-        next_number: of the first batch not yet echoed, under batch echoing.
-        batch_place: of the batches up to it, likewise.
-        held_examples: in whole batches of which a repeat is to leave; before the echo, in this one.
-        copies: of the content, made ahead for its repeats.
+        position: just after it.
+        length: examples in it, where it came whole.
+        reread: examples read again for it, since a resume found them in a buffer.
     """
 
     content: Any
-    place: Place
-    next_index: int
-    fresh_examples: int
-    oldest: int
-    reread_examples: int = 0
-    next_number: int = 0
-    batch_place: Place = BEGINNING
-    held_examples: int = 0
-    copies: list[Any] = field(default_factory=list)
+    position: Position
+    length: int = 0
+    reread: int = 0
 
 
 class Claim(NamedTuple):
@@ -57,15 +47,11 @@ class Claim(NamedTuple):
         outputs: which they are.
         examples: those that are in the pool.
         absent: which of the outputs are not, bool [n]; None where all are.
-        length: of a whole batch; None where examples are read.
-        fresh_examples: read up to a whole batch.
     """
 
     outputs: Outputs
     examples: Examples
     absent: NDArray[np.bool_] | None
-    length: int | None = None
-    fresh_examples: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +79,10 @@ class Making:
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Examples that have left the buffer, augmented."""
         return examples if self.augment is None or not len(items) else self.augment(items, examples)
+
+    def examples_in(self, batches: Examples) -> int:
+        """How many examples the one whole batch among these holds; 0 where these are no whole batches."""
+        return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
         """One batch of its examples."""
@@ -133,11 +123,10 @@ class Batches:
         pool: where its examples lie.
         making: of batches.
         reader: reads examples again that a resume finds in the buffer.
+        position: where the stage stands.
         group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
             work where examples are small arrays.
         drop_last: leave out a short batch at the end of a pass.
-        skipped: local numbers that were passed over unread.
-        fresh_examples: where whole batches begin to be counted.
         absent: held items of which the pool has no example.
     """
 
@@ -147,16 +136,14 @@ class Batches:
         pool: ExamplePool | ResidentPool,
         making: Making,
         reader: Reader,
+        position: Position,
         *,
         group: int = 1,
         drop_last: bool = False,
-        skipped: int = 0,
-        fresh_examples: int = 0,
         absent: int = 0,
     ) -> None:
         self._stage, self._pool, self.making, self._reader = stage, pool, making, reader
-        self._group, self._drop_last, self._skipped = group, drop_last, skipped
-        self._fresh_examples, self._absent = fresh_examples, absent
+        self._position, self._group, self._drop_last, self._absent = position, group, drop_last, absent
 
     def claim(self) -> Claim | None:
         """The examples of the next batches, and which use each is; None at the end of the pass."""
@@ -168,38 +155,34 @@ class Batches:
             absent = rows == ABSENT
             self._absent -= int(absent.sum())
             rows = rows[~absent]
-        examples = self._pool.take(rows) if len(rows) else []
-        if self.making.length is None:
-            return Claim(outputs, examples, absent)
-        assert not isinstance(examples, Columns)  # one whole batch
-        length = self.making.length(examples[0])
-        self._fresh_examples += length
-        return Claim(outputs, examples, absent, length, self._fresh_examples)
+        return Claim(outputs, self._pool.take(rows) if len(rows) else [], absent)
 
     def work(self, claim: Claim) -> list[Batch]:
         """Make the batches."""
-        outputs, size = claim.outputs, self.making.batch_size
+        outputs, size, before = claim.outputs, self.making.batch_size, self._position
         items = outputs.items  # int64 [n], n up to group * batch_size
         examples, absent = claim.examples, claim.absent
         if absent is not None:
-            examples = interleaved(examples, self.again(items[absent]), absent)
+            examples = interleaved(examples, self._again(items[absent]), absent)
+        length = self.making.examples_in(examples)
         examples = self.making.augmented(items, examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
         for start in range(0, len(items) - short, size):  # slices of one stack: nothing is copied
             end = min(start + size, len(items))
             part = examples if end - start == len(items) else examples[start:end]
-            next_index = outputs.next_index(end)
-            fresh_examples = next_index - self._skipped if claim.length is None else claim.fresh_examples
-            content = self.making.batch(items[start:end], part)
-            batch = Batch(content, outputs.place(end), next_index, fresh_examples, outputs.oldest)
-            batch.held_examples = claim.length or 0
+            index = outputs.next_index(end)
+            position = before._replace(
+                fresh_examples=index - before.skipped, next_index=index, examples=outputs.place(end),
+                oldest=outputs.oldest,
+            )  # fmt: skip
+            batch = Batch(self.making.batch(items[start:end], part), position, length)
             if absent is not None:
-                batch.reread_examples = self._num_read(items[start:end][absent[start:end]])
+                batch.reread = self._num_read(items[start:end][absent[start:end]])
             batches.append(batch)
         return batches
 
-    def again(self, items: keyed.Items) -> Examples:
+    def _again(self, items: keyed.Items) -> Examples:
         """The examples of items, read a second time."""
         serials, inverse, counts = np.unique(
             items >> keyed.ECHO_BITS, return_inverse=True, return_counts=True
@@ -217,15 +200,113 @@ class Batches:
             again.append(duplicate(examples[n]) if left[n] else examples[n])
         return again
 
-    def remade(self, items: keyed.Items) -> tuple[Any, int, int]:
-        """A batch made a second time, how many examples were read for that, and the length of a whole one."""
-        examples = self.again(items)
-        length, read = 0, self._num_read(items)
-        if self.making.length is not None:
-            assert not isinstance(examples, Columns)  # one whole batch
-            length = self.making.length(examples[0])
-            read *= length
-        return self.making.batch(items, self.making.augmented(items, examples)), read, length
+    def remade(self, items: keyed.Items) -> Batch:
+        """A batch made a second time."""
+        examples = self._again(items)
+        length = self.making.examples_in(examples)
+        content = self.making.batch(items, self.making.augmented(items, examples))
+        return Batch(content, self._position, length, self._num_read(items) * (length or 1))
 
     def _num_read(self, items: keyed.Items) -> int:
         return len(keyed.serials_of(items)) if self._reader.reads_again else 0
+
+
+@dataclass(slots=True)
+class _Echoed:
+    """A batch of which so many repeats are to leave; None where a resume found it: it is made again then."""
+
+    batch: Batch | None
+    left: int
+
+
+class EchoedBatches:
+    """... > batch > echo [> shuffle batches]: repeats whole batches (paper, section 3).
+
+    The stage of ``order.stage`` with batches in its pool, which is this.
+
+    Args:
+        fresh: the next batch of the stage before; None at the end of the pass.
+        stream: of the batches.
+        position: where the pass is taken up.
+        remade: makes a batch that is held there again, by its number.
+    """
+
+    def __init__(
+        self,
+        fresh: Callable[[], Batch | None],
+        stream: Stream,
+        position: Position,
+        remade: Callable[[int], Batch],
+    ) -> None:
+        self._fresh, self._stream, self._remade = fresh, stream, remade
+        self._stage = Stage(self._next_fresh, self, stream, block=1)
+        self._outputs: deque[Output] = deque()  # that have left the buffer
+        self._upstream = position  # of the stages before this one
+        self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
+        held = stream.contents(position.batches)
+        self._stage.resume(position.batches, position.next_number, held, absent)
+        numbers, left = np.unique((held.items >> keyed.ECHO_BITS) // stream.world, return_counts=True)
+        repeats = zip(numbers.tolist(), left.tolist(), strict=True)
+        self._pool = {number: _Echoed(None, count) for number, count in repeats}
+        self._held, self._reread, self.busy_s = position.held_examples, 0, 0.0
+
+    def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One batch, which will leave so many times; the row of it is its number."""
+        (batch,), number = batches, self._stage.next_index - 1
+        if not self._pool and self._stream.size:
+            check_memory(self._stream.size * num_bytes(batch.content), "batch_shuffle_buffer")
+        self._pool[number] = _Echoed(batch, int(repeats[0]))
+        self._held += batch.length
+        return np.array([number], dtype=np.int64)
+
+    def next(self) -> Batch | None:
+        """The next repeat; None at the end of the pass."""
+        if not self._outputs:
+            # All repeats of a batch together. Their content is copied one by one, as they leave.
+            self._outputs.extend(self._stage.take_repeats())
+            if not self._outputs:
+                # Where a pass is taken up while the buffer drains, nobody has met its end again, nor read the
+                # remainder before it that drop_last leaves out.
+                self._fresh()
+                return None
+        start = time.perf_counter()
+        item, _, place = self._outputs.popleft()
+        content = self._used(self._stream.number(item))
+        position = self._upstream._replace(
+            next_number=self._stage.next_index if place.drained else self._stream.number(place.last) + 1,
+            batches=place, oldest=self._oldest_needed(), held_examples=self._held,
+        )  # fmt: skip
+        reread, self._reread = self._reread, 0
+        self.busy_s += time.perf_counter() - start
+        return Batch(content, position, reread=reread)
+
+    def _used(self, number: int) -> Any:
+        """The content of one repeat, which shares no memory with later ones."""
+        echoed = self._pool[number]
+        if echoed.batch is None:
+            echoed.batch = self._remade(number)
+            self._reread += echoed.batch.reread
+        echoed.left -= 1
+        if echoed.left:
+            # The original stays for later repeats: writing into this one must not change them.
+            return duplicate(echoed.batch.content)
+        del self._pool[number]
+        self._held -= echoed.batch.length
+        return echoed.batch.content
+
+    def _oldest_needed(self) -> int:
+        """An item of the examples no later than any that the batches held are made of."""
+        oldest = self._stream.number(self._stage.oldest)
+        while len(self._oldest) > 1 and self._oldest[1][0] <= oldest:
+            self._oldest.popleft()
+        return self._oldest[0][1]
+
+    def _next_fresh(self, count: int) -> Fresh | None:  # noqa: ARG002 (one at a time)
+        batch = self._fresh()
+        if batch is None:
+            return None
+        number, self._upstream = self._stage.next_index, batch.position
+        self._oldest.append((number, batch.position.oldest))
+        self._reread += batch.reread
+        serials = np.array([self._stream.item_of(number) >> keyed.ECHO_BITS], dtype=np.int64)  # [1]
+        return Fresh(serials, [batch], number + 1)

@@ -354,23 +354,6 @@ def _deep(value: Any) -> Any:
         return copied
 
 
-def duplicate_many(batches: Sequence[Any]) -> list[Any]:
-    """``duplicate`` of each of several batches; arrays and tensors [n, ...] of one form in one copy."""
-    flat = [flatten(batch) for batch in batches]
-    columns = [Columns(*one) for one in flat if one and one[1] and all(array.ndim for array in one[1])]
-    if len(columns) < len(batches) or not all(
-        same_layout(one, columns[0]) and all(array.flags.c_contiguous for array in one.arrays)
-        for one in columns
-    ):
-        return [duplicate(batch) for batch in batches]
-    copies: list[list[Any]] = []
-    for arrays in zip(*(one.arrays for one in columns), strict=True):
-        lengths = [len(array) for array in arrays]
-        joined = recycle.empty((sum(lengths), *arrays[0].shape[1:]), arrays[0].dtype)  # [sum of n, ...]
-        copies.append(np.split(np.concatenate(arrays, out=joined), np.cumsum(lengths)[:-1]))
-    return [columns[0].form.build(iter(parts), kinds=True) for parts in zip(*copies, strict=True)]
-
-
 def collate(examples: list[Any]) -> Any:
     """Examples as one batch, as ``torch.utils.data.default_collate`` makes it, but tuples stay tuples.
 

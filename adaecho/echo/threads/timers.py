@@ -2,20 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 _DECAY = 0.98  # weight of the past at each step: about the last 50 steps count
 _LEAST_STEPS = 5  # before R is told
 _TOGETHER = 10  # steps that enter the sums at once: the loader's counters take a while to read
-_UNSEEN = 0.9  # of the time in which a source that works ahead was not waited for
 
 
-Claim = TypeVar("Claim")
-
-
-@dataclass
-class Counters:
+class Counters(NamedTuple):
     """What the loader has done so far.
 
     Attributes:
@@ -30,62 +24,6 @@ class Counters:
     fresh_batches: float
 
 
-@dataclass
-class _Sums:
-    """Sums that forget slowly."""
-
-    upstream_s: list[float] = field(default_factory=list)
-    own_s: list[float] = field(default_factory=list)
-    fresh_batches: float = 0.0
-    step_s: float = 0.0
-    steps: float = 0.0
-
-    def add(self, before: Counters, now: Counters, step_s: float, steps: int) -> None:
-        keep = _DECAY**steps
-        self.upstream_s = _grown(self.upstream_s, keep, before.upstream_s, now.upstream_s)
-        self.own_s = _grown(self.own_s, keep, before.own_s, now.own_s)
-        self.fresh_batches = keep * self.fresh_batches + now.fresh_batches - before.fresh_batches
-        self.step_s = keep * self.step_s + step_s
-        self.steps = keep * self.steps + steps
-
-
-def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple[float, ...]) -> list[float]:
-    earlier = sums or [0.0] * len(now)
-    return [keep * total + new - old for total, old, new in zip(earlier, before, now, strict=True)]
-
-
-class Deliveries(Generic[Claim]):
-    """How long a source takes that works ahead by itself, e.g. a ``DataLoader`` with workers.
-
-    It works while the reader does something else, so the time spent waiting for it is only a part. While the
-    reader has to wait, upstream's time is that from one delivery to the next. Where it need not wait,
-    upstream takes less than that by an unknown amount: up to a tenth is taken off, for an automatic
-    factor to sink until there is something to wait for again.
-
-    Args:
-        claim: of the reader.
-    """
-
-    def __init__(self, claim: Callable[[int], Claim]) -> None:
-        self._claim = claim
-        self._last: float | None = None
-        self.busy_s = 0.0
-
-    def claim(self, count: int) -> Claim:
-        """Claim as the reader does, timed."""
-        start = time.perf_counter()
-        claimed = self._claim(count)
-        now = time.perf_counter()
-        since_last_s = now - (start if self._last is None else self._last)
-        self.busy_s += min(since_last_s, _UNSEEN * since_last_s + now - start)
-        self._last = now
-        return claimed
-
-    def pause(self) -> None:
-        """The time until the next delivery tells nothing."""
-        self._last = None
-
-
 class Timers:
     """Smoothed times, sums that forget slowly.
 
@@ -96,13 +34,15 @@ class Timers:
 
     Args:
         counters: what the loader has done so far.
-        deliveries: of a source that works ahead.
     """
 
-    def __init__(self, counters: Callable[[], Counters], deliveries: Deliveries[Any] | None = None) -> None:
-        self._counters, self._deliveries = counters, deliveries
+    def __init__(self, counters: Callable[[], Counters]) -> None:
+        self._counters = counters
         self.wait_time_s = 0.0
-        self._sums = _Sums()
+        # Sums of the counters, the seconds of steps, and steps.
+        self._upstream_s: list[float] = []
+        self._own_s: list[float] = []
+        self._fresh_batches = self._all_steps_s = self._all_steps = 0.0
         self._before: Counters | None = None
         self._returned_at: float | None = None
         self._asked_s = 0.0  # of the current step, spent waiting for the loader
@@ -112,8 +52,6 @@ class Timers:
         """The current step is interrupted by something else: don't count it."""
         self._sum_up()
         self._before = self._returned_at = None
-        if self._deliveries is not None:
-            self._deliveries.pause()
 
     def waited(self, since: float) -> None:
         """The consumer has waited for the loader since then."""
@@ -136,39 +74,45 @@ class Timers:
     def _sum_up(self) -> None:
         if not self._steps or self._before is None:
             return
-        now = self._counters()
-        self._sums.add(self._before, now, self._step_s, self._steps)
+        now, before, keep = self._counters(), self._before, _DECAY**self._steps
+        self._upstream_s = _grown(self._upstream_s, keep, before.upstream_s, now.upstream_s)
+        self._own_s = _grown(self._own_s, keep, before.own_s, now.own_s)
+        self._fresh_batches = keep * self._fresh_batches + now.fresh_batches - before.fresh_batches
+        self._all_steps_s = keep * self._all_steps_s + self._step_s
+        self._all_steps = keep * self._all_steps + self._steps
         self._before, self._step_s, self._steps = now, 0.0, 0
 
     @property
     def upstream_s_per_batch(self) -> float:
         self._sum_up()
-        sums = self._sums
-        return max(sums.upstream_s) / sums.fresh_batches if sums.fresh_batches else 0.0
+        return max(self._upstream_s) / self._fresh_batches if self._fresh_batches else 0.0
 
     @property
     def downstream_s_per_step(self) -> float:
         self._sum_up()
-        sums = self._sums
-        return max(*sums.own_s, sums.step_s) / sums.steps if sums.steps else 0.0
+        return max(*self._own_s, self._all_steps_s) / self._all_steps if self._all_steps else 0.0
 
     @property
     def ratio(self) -> float | None:
         """R; None before it is known."""
-        self._sum_up()
-        if self._sums.steps < _LEAST_STEPS * _DECAY**_LEAST_STEPS or not self._sums.fresh_batches:
-            return None
         downstream = self.downstream_s_per_step
-        return self.upstream_s_per_batch / downstream if downstream > 0 else None
+        enough = self._all_steps >= _LEAST_STEPS * _DECAY**_LEAST_STEPS and self._fresh_batches
+        return self.upstream_s_per_batch / downstream if enough and downstream > 0 else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         self._sum_up()
-        return {"wait_time_s": self.wait_time_s, "sums": asdict(self._sums)}
+        sums = self._upstream_s, self._own_s, self._fresh_batches, self._all_steps_s, self._all_steps
+        return {"wait_time_s": self.wait_time_s, "sums": list(sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.wait_time_s = state["wait_time_s"]
-        self._sums = _Sums(**state["sums"])
+        self._upstream_s, self._own_s, self._fresh_batches, self._all_steps_s, self._all_steps = state["sums"]
         self._before = self._returned_at = None
         self._step_s, self._steps = 0.0, 0
+
+
+def _grown(sums: list[float], keep: float, before: tuple[float, ...], now: tuple[float, ...]) -> list[float]:
+    earlier = sums or [0.0] * len(now)
+    return [keep * total + new - old for total, old, new in zip(earlier, before, now, strict=True)]

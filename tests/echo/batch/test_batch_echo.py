@@ -1,4 +1,4 @@
-"""Batch echo where copies are made as each repeat leaves, as they are of large batches."""
+"""Batch echo of batches of all forms and sizes."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -9,40 +9,8 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch import batch_echo
-from adaecho.echo.memory.tree import duplicate, duplicate_many
-from tests.echo import test_oracle
-from tests.echo.behaviour import test_exact, test_restore
-from tests.echo.sources import IDS, SOURCES, VARIANTS
-
-BATCH_VARIANTS = [variant for variant in VARIANTS if variant["echo"] == "batch"]
-BATCH_IDS = [name for name in IDS if name.startswith("batch")]
-
-
-@pytest.fixture
-def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_echo, "_COPIED_AHEAD_BYTES", 1)
-
-
-@pytest.mark.usefixtures("_all_are_large")
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("variant", BATCH_VARIANTS, ids=BATCH_IDS)
-def test_large_batches_may_be_written_into_as_small_ones(variant: dict[str, Any], kind: str) -> None:
-    test_exact.test_writing_into_a_batch_changes_no_repeat(variant, kind, num_workers=1)
-
-
-@pytest.mark.usefixtures("_all_are_large")
-@pytest.mark.parametrize("chunk", range(6))
-def test_large_batches_come_as_small_ones(chunk: int) -> None:
-    for number in range(chunk, 180, 6):
-        if test_oracle.setting(number)[-1]["echo"] == "batch":
-            test_oracle.hold(number, num_workers=[1, 2])
-
-
-@pytest.mark.usefixtures("_all_are_large")
-@pytest.mark.parametrize("variant", BATCH_VARIANTS, ids=BATCH_IDS)
-def test_restarts_with_large_batches(variant: dict[str, Any]) -> None:
-    test_restore.test_the_beginning_of_a_pass_after_one_given_up(variant, num_workers=2)
+from adaecho.echo.memory.tree import duplicate
+from tests.helpers import through_torch_save
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -62,9 +30,7 @@ def batches_of_all_sizes() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("buffer", [0, 3])
 @pytest.mark.parametrize("factor", [1.5, 3])
-def test_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch, factor: float, buffer: int) -> None:
-    """Small ones are copied ahead, large ones as they leave, with the same result."""
-    monkeypatch.setattr(batch_echo, "_COPIED_AHEAD_BYTES", 400)
+def test_batches_of_all_sizes(factor: float, buffer: int) -> None:
     common: dict[str, Any] = {"batch_size": None, "echo": "batch", "factor": factor, "epochs": 2}
     common["batch_shuffle_buffer"] = buffer
     expected = list(EchoLoader(batches_of_all_sizes, **common))
@@ -75,7 +41,7 @@ def test_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch, factor: float, bu
             batch.fill_(-1)
             states.append(loader.state_dict())
         for position, state in enumerate(states[:-1]):
-            loader.load_state_dict(test_restore.through_torch_save(state))
+            loader.load_state_dict(through_torch_save(state))
             for batch, one in zip(islice(loader, 4), expected[position + 1 :], strict=False):
                 assert torch.equal(batch, one)
 
@@ -107,19 +73,16 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_many_batches_are_copied_as_each_would_be(form: str) -> None:
-    batches = [FORMS[form](number) for number in (4, 4, 3)]
-    copied = duplicate_many(batches)
-    assert [type(one) for one in copied] == [type(one) for one in batches]
-    torch.testing.assert_close(copied, batches)
-    alone = [duplicate(batch) for batch in batches]
-    for one, other in zip(leaves(copied), leaves(alone), strict=True):
+def test_a_copy_is_of_the_same_form_and_shares_nothing(form: str) -> None:
+    batch, expected = FORMS[form](3), FORMS[form](3)
+    copied = duplicate(batch)
+    assert type(copied) is type(batch)
+    torch.testing.assert_close(copied, expected)
+    for one in leaves(copied):
         assert not one.requires_grad
-        assert not other.requires_grad
         if one.layout == torch.strided:
-            assert one.stride() == other.stride()
             one += 1  # into the copy, not into what it was made of
-    torch.testing.assert_close([FORMS[form](number) for number in (4, 4, 3)], batches)
+    torch.testing.assert_close(batch, expected)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Batches on a device: torch's meta device stands in where there is no GPU."""
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.device import ToDevice, on_tensors
+from adaecho.echo.batch.whole import ToDevice
 from tests.echo.sources import VARIANTS, Dataset, arrays
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -51,17 +51,6 @@ def test_whole_batches_are_moved_and_a_batch_echo_moves_each_once(monkeypatch: p
     with EchoLoader(batches, None, echo="batch", factor=4, device="meta", order="stored") as loader:
         assert [batch.device.type for batch in islice(loader, 8)] == ["meta"] * 8
     assert len(moves) == 2
-
-
-def test_forms_stay() -> None:
-    pair = namedtuple("pair", "a b")
-    batch = {"x": [torch.ones(2), "text"], "y": pair(torch.ones(1), 3), "z": (torch.zeros(1),)}
-    moved = on_tensors(batch, lambda tensor: tensor + 1)
-    assert moved["x"][0].tolist() == [2, 2]
-    assert moved["x"][1] == "text"
-    assert type(moved["y"]) is pair
-    assert moved["y"].b == 3
-    assert moved["z"][0].tolist() == [1]
 
 
 def test_an_unknown_device_is_named() -> None:
@@ -110,20 +99,6 @@ def test_mappings_that_are_no_plain_dicts_are_moved() -> None:
     assert ordered["x"].device.type == "meta"
     with pytest.raises(ValueError, match="a mappingproxy can't be made again"):
         ToDevice("meta").move(MappingProxyType({"x": torch.ones(2)}))
-
-
-@pytest.mark.parametrize(
-    "echo", [{"echo": "none"}, {"echo": "batch", "factor": 3, "batch_shuffle_buffer": 2}]
-)
-def test_restored_whole_batches_are_moved(echo: dict[str, Any]) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader([torch.zeros(3)] * 5, None, device="meta", **echo)
-
-    loader = make()
-    list(islice(loader, 4))
-    restored = make()
-    restored.load_state_dict(loader.state_dict())
-    assert [batch.device.type for batch in islice(restored, 9)] == ["meta"] * 9
 
 
 def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(

@@ -1,11 +1,9 @@
 """Around a loader one already has, the automatic factor, sources of other kinds, wrong arguments."""
 
-import random
 import time
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +17,20 @@ from tests.echo.sources import Dataset, arrays
 
 def data_loader(length: int = 20) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(length), torch.zeros(length)), batch_size=4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_wraps_a_data_loader(num_workers: int) -> None:
+    with EchoLoader(
+        data_loader(18), batch_size=None, echo="batch", factor=2, num_workers=num_workers
+    ) as loader:
+        firsts, counts = [], []
+        for x, _ in islice(loader, 12):
+            firsts.append(int(x[0]))
+            counts.append(loader.fresh_examples)
+            x.fill_(-1)  # the next repeat must not see it
+    assert firsts == [0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 0, 0]
+    assert counts == [4, 4, 8, 8, 12, 12, 16, 16, 18, 18, 22, 22]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -77,25 +89,6 @@ def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
             if auto.due():
                 auto.follow(ratio, factor)
     assert asked == [2.5, 4]
-
-
-def test_an_augment_of_one_argument_is_seeded_for_each_example_and_leaves_the_generators_alone() -> None:
-    def augment(_: dict[str, Any]) -> dict[str, Any]:
-        return {"x": torch.rand(()), "y": random.random(), "z": np.random.rand()}
-
-    common: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "augment": augment}
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    one = next(iter(EchoLoader(Dataset(9), 6, **common)))
-    assert torch.equal(torch.get_rng_state(), before)
-    other = next(iter(EchoLoader(Dataset(9), 6, **common)))
-    assert torch.equal(one["x"], other["x"])
-    assert len({*one["x"].tolist()}) == len({*one["y"].tolist()}) == len({*one["z"].tolist()}) == 6
-
-
-def test_an_endless_loader_has_no_length() -> None:
-    with pytest.raises(TypeError, match="needs epochs="):
-        len(EchoLoader(arrays(9), 3))
 
 
 def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:

@@ -14,69 +14,50 @@ LENGTH, BATCH_SIZE = 41, 4
 Make = Callable[[], EchoLoader]
 
 
-def resumed(make: Make, state: dict[str, Any]) -> EchoLoader:
-    loader = make()
-    loader.load_state_dict(through_torch_save(state))
-    return loader
+def gone_on(make: Make, state: Any, *counts: int | None) -> tuple[list[Any], Any]:
+    """Of a loader from a state on: the batches of iterations, up to so many of each; and its state then."""
+    with make() as loader:
+        if state is not None:
+            loader.load_state_dict(through_torch_save(state))
+        return [labels(loader, count) for count in counts], loader.state_dict()
 
 
 def wrong_or_repeated_examples(make: Make) -> None:
     """huggingface/datasets #7901."""
-    with make() as loader:
-        states, taken = [], []
-        for batch in loader:
-            taken.append(batch["label"].tolist())
-            states.append(loader.state_dict())
-    for position, state in list(enumerate(states[:-1]))[::3]:
-        with resumed(make, state) as other:
-            assert labels(other) == taken[position + 1 :]
+    ((expected,), _) = gone_on(make, None, None)
+    for number in range(1, len(expected), 3):
+        _, state = gone_on(make, None, number)
+        assert gone_on(make, state, None)[0] == [expected[number:]]
 
 
 def short_epochs(make: Make) -> None:
     """huggingface/datasets #7447."""
-    with make() as loader:
-        labels(loader, 3)
-        state = loader.state_dict()
-    with make() as loader:
-        passes = [labels(loader) for _ in range(3)]
-    with resumed(make, state) as other:
-        assert [labels(other) for _ in range(3)] == [passes[0][3:], *passes[1:]]
+    passes, _ = gone_on(make, None, None, None, None)
+    _, state = gone_on(make, None, 3)
+    assert gone_on(make, state, None, None, None)[0] == [passes[0][3:], *passes[1:]]
 
 
 def position_without_order(make: Make) -> None:
     """huggingface/accelerate #4195: at the end of an epoch, and within a later one."""
-    with make() as loader:
-        passes = [labels(loader) for _ in range(4)]
-    for whole, within in ((1, 0), (2, 2)):
-        with make() as loader:
-            for _ in range(whole):
-                labels(loader)
-            labels(loader, within)
-            state = loader.state_dict()
-        with resumed(make, state) as other:
-            assert labels(other) == passes[whole][within:]
-            assert labels(other) == passes[whole + 1]
+    passes, _ = gone_on(make, None, None, None, None, None)
+    for counts in ([None, 0], [None, None, 2]):
+        whole, within = len(counts) - 1, counts[-1]
+        _, state = gone_on(make, None, *counts)
+        assert gone_on(make, state, None, None)[0] == [passes[whole][within:], passes[whole + 1]]
 
 
 def the_first_epoch_again(make: Make) -> None:
     """huggingface/accelerate #2016: resumed in the second epoch as if in the first."""
-    with make() as loader:
-        first = labels(loader)
-        taken = labels(loader, 3)
-        state = loader.state_dict()
-    with make() as loader:
-        labels(loader)
-        second = labels(loader)
-    with resumed(make, state) as other:
-        assert [*taken, *labels(other)] == second != first
+    (first, second), _ = gone_on(make, None, None, None)
+    _, state = gone_on(make, None, None, 3)
+    assert gone_on(make, state, None)[0] == [second[3:]]
+    assert second != first
 
 
 def a_load_after_iter_is_ignored(make: Make) -> None:
     """PrimeIntellect-ai/prime-rl #3332: threads have read ahead from the beginning."""
-    with make() as loader:
-        labels(loader, 4)
-        state = loader.state_dict()
-        expected = labels(resumed(make, state))
+    _, state = gone_on(make, None, 4)
+    (expected,), _ = gone_on(make, state, None)
     for ahead in (0, 2):
         with make() as other:
             iterator = iter(other)
@@ -88,31 +69,22 @@ def a_load_after_iter_is_ignored(make: Make) -> None:
 
 def a_second_resume(make: Make) -> None:
     """KempnerInstitute/KempnerForge #57: the second counted from the first."""
-    with make() as loader:
-        expected = labels(loader)
-    state: dict[str, Any] | None = None
-    taken = []
+    (expected,), _ = gone_on(make, None, None)
+    state, taken = None, []
     while len(taken) < len(expected):
-        with make() if state is None else resumed(make, state) as loader:
-            taken += labels(loader, 3)
-            state = loader.state_dict()
+        (more,), state = gone_on(make, state, 3)
+        taken += more
     assert taken == expected
 
 
 def a_state_taken_at_once(make: Make) -> None:
     """meta-pytorch/data #1251: before the first batch, and just after a load."""
-    with make() as loader:
-        at_once = loader.state_dict()
-        expected = labels(loader)
-        labels(loader, 3)
-        within = loader.state_dict()
-        rest = labels(resumed(make, within))
-    with resumed(make, at_once) as other:
-        assert labels(resumed(make, other.state_dict())) == expected
-        assert labels(other) == expected
-    with resumed(make, within) as other:
-        assert labels(resumed(make, other.state_dict())) == rest
-        assert labels(other) == rest
+    (expected,), _ = gone_on(make, None, None)
+    for counts in ((), (3,)):
+        _, state = gone_on(make, None, *counts)
+        _, again = gone_on(make, state)
+        for one in (state, again):
+            assert gone_on(make, one, None)[0] == [expected[sum(counts) :]]
 
 
 BUGS = [

@@ -66,11 +66,6 @@ def test_each_is_taken_or_refused_in_one_line_that_says_what_replaces_it(name: s
         assert "\n" not in str(caught.value)
 
 
-def test_what_neither_has_is_named() -> None:
-    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'"):
-        EchoLoader(arrays(9), 3, shuffle_bufer=3)
-
-
 def test_shuffle_is_an_order() -> None:
     for num_workers in (0, 2):
         common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers}
@@ -176,30 +171,6 @@ def test_the_length_around_what_is_iterated(kind: str, factor: float) -> None:
         within = len(loader)
         assert within == announced
         assert sum(1 for _ in loader) == announced - 3
-
-
-def test_a_schedule_and_a_progress_bar_know_the_length() -> None:
-    tqdm = pytest.importorskip("tqdm")
-    loader = EchoLoader(
-        DataLoader(TensorDataset(torch.arange(40)), batch_size=4),
-        batch_size=None,
-        epochs=1,
-        echo="batch",
-        factor=2,
-    )
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, epochs=2, steps_per_epoch=len(loader)
-    )
-    for _ in range(2):
-        bar = tqdm.tqdm(loader, disable=False, file=open("bar.txt", "w"))  # noqa: SIM115
-        assert bar.total == 20
-        for _ in bar:
-            optimizer.step()
-            if schedule.last_epoch < schedule.total_steps - 1:
-                schedule.step()
-        assert bar.n == 20
-        bar.fp.close()
 
 
 @pytest.mark.parametrize(
@@ -310,6 +281,8 @@ def test_calls_as_of_a_data_loader() -> None:
         EchoLoader(batch_size=3)
     with pytest.raises(TypeError, match="the same argument"):
         EchoLoader(dataset, dataset=dataset)
+    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'"):
+        EchoLoader(arrays(9), 3, shuffle_bufer=3)
 
 
 def test_it_shows_what_it_was_made_with() -> None:
@@ -345,21 +318,6 @@ def test_an_echo_that_does_nothing_is_warned_of() -> None:
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "passes"),
-    [
-        ({"shuffle_buffer": 24}, "2.0"),
-        ({"shuffle_buffer": 24, "rank": 0, "world_size": 2}, "4.0"),
-        ({"shuffle_buffer": 48, "echo": "example_before_augmentation", "factor": 2}, "2.0"),
-        ({"echo": "batch", "factor": 2, "batch_shuffle_buffer": 16}, "2.0"),
-        ({"shuffle_buffer": 10**6, "epochs": 3}, "3.0"),
-    ],
-)
-def test_a_buffer_of_several_passes_is_warned_of(arguments: dict[str, Any], passes: str) -> None:
-    with pytest.warns(UserWarning, match=f"takes {passes} passes of the source's 12 examples"):
-        EchoLoader(arrays(12), 3, **arguments)
-
-
 def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
     rows = Rows(12)
     with pytest.raises(ValueError, match=r"shuffle_buffer=1000000000: to fill .* 83,333,333.3 passes"):
@@ -371,6 +329,7 @@ def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
         EchoLoader(rows, 3, shuffle_buffer=1000, epochs=1)
 
 
+@pytest.mark.parametrize("source", [arrays(12), lambda: iter(range(12))], ids=["rows", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("arguments", "passes"),
@@ -378,17 +337,15 @@ def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
         ({"shuffle_buffer": 24}, "2.0"),
         ({"shuffle_buffer": 24, "rank": 1, "world_size": 2}, "4.0"),
         ({"shuffle_buffer": 48, "echo": "example_before_augmentation", "factor": 2}, "2.0"),
+        ({"echo": "batch", "factor": 2, "batch_shuffle_buffer": 16}, "2.0"),
         ({"shuffle_buffer": 10**6, "epochs": 3}, "3.0"),
     ],
 )
-def test_passes_of_what_has_no_length_are_told_once_the_first_has_ended(
-    arguments: dict[str, Any], passes: str, num_workers: int
+def test_a_buffer_of_several_passes_is_warned_of_once_a_pass_has_a_length(
+    arguments: dict[str, Any], passes: str, num_workers: int, source: Any
 ) -> None:
     told = pytest.warns(UserWarning, match=f"takes {passes} passes of the source's 12 examples")
-    with (
-        EchoLoader(lambda: iter(range(12)), 3, num_workers=num_workers, **arguments) as loader,
-        told as caught,
-    ):
+    with told as caught, EchoLoader(source, 3, num_workers=num_workers, **arguments) as loader:
         next(iter(loader))
     assert len(caught) == 1
 
@@ -443,13 +400,13 @@ def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str) 
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
 def test_the_number_of_batches_under_a_factor_that_is_not_whole_is_counted_in_blocks(
-    echo: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+    echo: str, world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factor_module, "_COUNTED", 7)
-    for rank in range(world_size):
+    for rank in range(world):
         loader = EchoLoader(
             arrays(100),
             3,
@@ -458,7 +415,7 @@ def test_the_number_of_batches_under_a_factor_that_is_not_whole_is_counted_in_bl
             shuffle_buffer=9,
             epochs=2,
             rank=rank,
-            world_size=world_size,
+            world_size=world,
         )
         for _ in range(2):
             expected = len(loader)

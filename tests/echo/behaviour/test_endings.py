@@ -1,7 +1,6 @@
 """How iterations end: after the last example, bad or not, and never by accident."""
 
 import io
-from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -82,27 +81,3 @@ def test_a_stop_iteration_of_the_users_code_does_not_end_the_loop(where: str, nu
         assert isinstance(caught.value.__cause__, StopIteration)
         with pytest.raises(RuntimeError, match="raised StopIteration"):  # the next batch is tried again
             next(iter(loader))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("length", [9, 10, 11])
-@pytest.mark.parametrize("iterated", [False, True])
-def test_a_resume_from_the_last_batch_counts_the_remainder_that_is_left_out(
-    num_workers: int, length: int, iterated: bool
-) -> None:
-    """Also where repeated batches are shuffled: the buffer drains after the pass has been read to its end."""
-
-    def loader() -> EchoLoader:
-        source: Any = list(range(length))
-        return EchoLoader(
-            (lambda: iter(source)) if iterated else source, batch_size=3, echo="batch", factor=2,
-            batch_shuffle_buffer=2, epochs=1, drop_last=True, num_workers=num_workers,
-        )  # fmt: skip
-
-    with closing(loader()) as undisturbed, closing(loader()) as stopped, closing(loader()) as resumed:
-        first, second = ([batch.tolist() for batch in undisturbed] for _ in range(2))
-        number = 2 * (length // 3)
-        assert [batch.tolist() for batch in islice(stopped, number)] == first
-        resumed.load_state_dict(stopped.state_dict())
-        assert [batch.tolist() for batch in resumed] == second
-        assert resumed.fresh_examples == undisturbed.fresh_examples == 2 * length

@@ -20,13 +20,6 @@ def ranks(
     return [EchoLoader(make(length), batch_size, rank=rank, **common) for rank in range(world)]
 
 
-def test_129_rows_for_two_ranks() -> None:
-    for loader in ranks(2, 129, 16):
-        assert len(loader) == 5
-        assert [len(batch) for batch in labels(loader)] == [16, 16, 16, 16, 1]
-        assert loader.fresh_examples == 65
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("make", [Dataset, arrays])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
@@ -44,29 +37,6 @@ def test_every_rank_makes_as_many_batches_of_the_same_sizes(
             assert expected == [len(sizes[0])] * world
             if drop_last:
                 assert set(sizes[0]) <= {batch_size}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_first_examples_of_a_pass_come_again_or_the_remainder_is_left_out(num_workers: int) -> None:
-    common: dict[str, Any] = {"order": "stored", "num_workers": num_workers}
-    first, second = ranks(2, 5, 2, **common)
-    assert labels(first) == [[0, 2], [4]]
-    assert labels(second) == [[1, 3], [0]]
-    assert labels(first) == [[0, 2], [4]]
-    assert labels(second) == [[1, 3], [0]]
-    assert first.fresh_examples == second.fresh_examples == 6
-    first, second = ranks(2, 5, 2, drop_last=True, **common)
-    assert (labels(first), labels(second)) == ([[0, 2]], [[1, 3]])
-    assert first.fresh_examples == second.fresh_examples == 2
-    for loader in (first, second):
-        loader.close()
-
-
-def test_without_a_remainder_nothing_is_read_twice_or_left_out() -> None:
-    for drop_last in (False, True):
-        loaders = ranks(3, 12, 2, drop_last=drop_last, epochs=2)
-        read = [label for loader in loaders for batch in labels(loader) for label in batch]
-        assert sorted(read) == sorted([*range(12), *range(12)])
 
 
 @pytest.mark.parametrize("variant", [{"echo": "none"}, *VARIANTS[3:]], ids=str)
@@ -107,20 +77,6 @@ def test_the_length_within_a_pass_is_that_pass_s() -> None:
     for _ in range(4):
         within = [len(loader) for _ in loader]
         assert set(within) == {len(within)}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_short_batches_are_dropped_in_one_process(num_workers: int) -> None:
-    for echo in ("none", "batch", "example_before_augmentation"):
-        factor = 1 if echo == "none" else 2
-        common: dict[str, Any] = {"echo": echo, "factor": factor, "epochs": 1, "num_workers": num_workers}
-        with EchoLoader(arrays(31), 4, drop_last=True, **common) as loader:
-            kept = labels(loader)
-            assert len(kept) == {"none": 7, "batch": 14}.get(echo, 15)
-            assert {len(batch) for batch in kept} == {4}
-            assert loader.fresh_examples == 31
-        with EchoLoader(arrays(31), 4, **common) as whole:
-            assert kept == labels(whole)[: len(kept)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo import functions
+from adaecho.echo.batch import augment
 
 VARIANTS = [("none", 1), ("batch", 2), ("example_before_augmentation", 2.5)]
 
@@ -83,9 +83,9 @@ def test_a_run_may_go_on_in_another_place():
     ],
 )
 def test_auto_weighs_work_against_memory(echo, bad, free, expected, monkeypatch):
-    monkeypatch.setattr(functions, "free_bytes", lambda: free)
+    monkeypatch.setattr(augment, "free_bytes", lambda: free)
     settings = EchoLoader(Stored(), 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
-    given = functions.Functions(decode, None, None, None, settings, "auto")
+    given = augment.Functions(decode, None, None, None, settings, "auto")
     assert given.choose_place(lambda: Stored()[0]) == expected
 
 

@@ -1,6 +1,5 @@
 """State after every batch, for every variant, source and number of workers."""
 
-import io
 from itertools import islice
 from typing import Any
 
@@ -34,32 +33,12 @@ def test_reads_again_what_the_buffer_held_and_no_more() -> None:
     assert source.reads == restored.reread_examples + restored.fresh_examples - loader.fresh_examples
 
 
-def test_the_state_is_small() -> None:
-    loader = EchoLoader(
-        arrays(50_000), 100, shuffle_buffer=20_000, echo="example_before_augmentation", factor=2
-    )
-    next(iter(loader))
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    assert file.tell() <= 10_000
-
-
 def test_another_loaders_state_is_refused() -> None:
     state = EchoLoader(arrays(10), 2, seed=1).state_dict()
     with pytest.raises(ValueError, match="seed was 1 and is 2 now"):
         EchoLoader(arrays(10), 2, seed=2).load_state_dict(state)
     with pytest.raises(ValueError, match="batch_size was 2 and is 5 now"):
         EchoLoader(arrays(10), 5, seed=1).load_state_dict(state)
-
-
-def test_a_loader_can_go_back() -> None:
-    with EchoLoader(arrays(30), 4, shuffle_buffer=6, num_workers=1) as loader:
-        list(islice(loader, 3))
-        state = loader.state_dict()
-        first = [batch["label"] for batch in islice(loader, 5)]
-        loader.load_state_dict(state)
-        again = [batch["label"] for batch in islice(loader, 5)]
-    assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -127,14 +106,3 @@ def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -
         batch.tolist() for batch in islice(loader, 60)
     ]
     assert restored.reread_examples == sum(3 + number % 2 for number in read)
-
-
-@pytest.mark.parametrize("batch_size", [1, None])
-def test_a_buffer_of_tiny_batches_takes_no_more(batch_size: int | None) -> None:
-    source = Dataset(5000, lambda row: np.zeros(1) if batch_size is None else row)
-    common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 2000}
-    loader = EchoLoader(source, batch_size, **common)
-    next(iter(loader))
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    assert file.tell() <= 64 * loader.fresh_examples_in_buffer + 8000  # what a state takes without a buffer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.functions import Functions
+from adaecho.echo.batch.augment import Functions
 from tests.echo.global_augments import draw, draw_again
 from tests.echo.sources import Dataset, arrays
 

@@ -2,7 +2,9 @@
 
 import io
 import threading
+import time
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -159,44 +161,68 @@ def test_fresh_examples_at_the_last_batch_are_those_of_the_batches(dropped: str)
     assert loader.fresh_examples == 10
 
 
+@pytest.mark.parametrize(
+    ("echo", "buffers"),
+    [
+        ("example_before_augmentation", {"shuffle_buffer": 1_000_000}),
+        ("batch", {"shuffle_buffer": 100_000, "batch_shuffle_buffer": 500}),
+    ],
+)
+def test_a_state_is_small_and_quickly_made(echo: str, buffers: dict[str, int]) -> None:
+    source = {"label": np.arange(1_000_000)}
+    loader = EchoLoader(source, 1000, echo=echo, factor=2, **buffers)
+    labels(loader, 20)
+    begun = time.process_time()
+    state = loader.state_dict()
+    assert time.process_time() - begun < 0.1
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert file.tell() <= 10_000
+    restored = EchoLoader(source, 1000, echo=echo, factor=2, **buffers)
+    restored.load_state_dict(state)
+    assert labels(restored, 10) == labels(loader, 10)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_second_thread_that_takes_at_once_is_refused(num_workers: int) -> None:
-    go, reading = threading.Event(), threading.Event()
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_state_that_is_asked_for_while_one_is_loaded_is_that_one_or_the_one_before(
+    interrupted: bool, num_workers: int
+) -> None:
+    reading, go = threading.Event(), threading.Event()
 
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if row == 9:
-                reading.set()
-                go.wait(100)
-            return super().__getitem__(row)
+    class Slow(Stream):
+        slow = False
 
-    with EchoLoader(Slow(40), 4, order="stored", epochs=1, num_workers=num_workers) as loader:
-        iterator = iter(loader)
-        taken = labels(iterator, 2)
-        thread = threading.Thread(target=lambda: taken.extend(labels(iterator, 1)), daemon=True)
+        def __iter__(self) -> Any:
+            for example in super().__iter__():
+                if self.slow and example["label"] == 7:
+                    reading.set()
+                    go.wait(100)
+                    if interrupted:
+                        raise KeyboardInterrupt
+                yield example
+
+    def load() -> None:
+        with suppress(KeyboardInterrupt):
+            loader.load_state_dict(state)
+
+    source = Slow(40)
+    with EchoLoader(source, 4, shuffle_buffer=6, num_workers=num_workers) as loader:
+        labels(loader, 3)
+        state = loader.state_dict()
+        expected = labels(loader, 12)
+        source.slow = True
+        thread = threading.Thread(target=load, daemon=True)
         thread.start()
         assert reading.wait(100)
-        while not loader._taking:
-            pass
-        with pytest.raises(RuntimeError, match="one thread takes its batches"):
-            next(iterator)
+        assert loader.state_dict()["next_index"] == state["next_index"]
         go.set()
         thread.join(100)
-        taken += labels(iterator)
-    assert [label for batch in taken for label in batch] == list(range(40))
-
-
-@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
-def test_a_state_is_small_and_quickly_made(echo: str) -> None:
-    source = {"label": np.arange(250_000)}
-    loader = EchoLoader(source, 1000, echo=echo, factor=2, shuffle_buffer=100_000)
-    labels(loader, 20)
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    assert file.tell() <= 10_000
-    restored = EchoLoader(source, 1000, echo=echo, factor=2, shuffle_buffer=100_000)
-    restored.load_state_dict(loader.state_dict())
-    assert labels(restored, 10) == labels(loader, 10)
+        source.slow = False
+        rest = labels(loader, 3)
+    with EchoLoader(Stream(40), 4, shuffle_buffer=6) as undisturbed:
+        whole = labels(undisturbed, 18)
+    assert rest == (whole[15:18] if interrupted else expected[:3])
 
 
 def test_the_first_batch_after_a_resume_waits_for_no_buffer() -> None:

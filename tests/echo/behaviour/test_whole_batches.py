@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
-from adaecho.echo.batch.batch_length import batch_length
+from adaecho.echo.batch.whole import batch_length
 from tests.echo.behaviour.test_restore import through_torch_save
 
 
@@ -94,13 +94,6 @@ def test_length_is_known_where_the_source_has_one() -> None:
     assert len(list(stream)) == 5
 
 
-def test_they_come_in_stored_order() -> None:
-    loader = EchoLoader(batches(5), None)
-    assert [int(batch[0]) for batch in islice(loader, 6)] == [0, 100, 200, 300, 400, 0]
-    with pytest.raises(ValueError, match="order='shards' with batch_size=None"):
-        EchoLoader(batches(5), None, order="shards")
-
-
 @pytest.mark.parametrize("echo", [{}, {"echo": "batch", "factor": 2}])
 def test_a_consumer_that_writes_spoils_no_later_pass(echo: dict[str, Any]) -> None:
     source = batches(3)
@@ -157,6 +150,7 @@ def test_resumes_after_a_bad_batch() -> None:
     ("source", "arguments", "message"),
     [
         ({"x": np.zeros((5, 8, 2))}, {}, "batch_size=None: arrays hold examples"),
+        (batches(3), {"order": "shards"}, "order='shards' with batch_size=None"),
         (batches(3), {"augment": max}, "augment with batch_size=None"),
         (batches(3), {"collate": list}, "collate with batch_size=None"),
         (batches(3), {"batch_size": 2, "batch_length": len}, "batch_length with batch_size=2"),

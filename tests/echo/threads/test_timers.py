@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
-from adaecho.echo.read import as_source
-from adaecho.echo.threads.timers import Counters, Deliveries, Timers
+from adaecho.echo.threads.timers import Counters, Timers
 from tests.conftest import HandClock
 
 UPSTREAM_S, STEP_S = 4.0, 1.0
@@ -70,27 +69,6 @@ def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
     assert ratios[200] == pytest.approx(1)
     assert 1.5 < ratios[210] < 4
     assert ratios[400 - 1] == pytest.approx(9, rel=0.05)
-
-
-def test_deliveries_by_hand(clock: HandClock) -> None:
-    """A source that works ahead is timed from one delivery to the next; less where it was not waited for."""
-
-    def claim(waiting_s: float) -> None:
-        clock.now += waiting_s
-
-    deliveries: Deliveries[Any] = Deliveries(claim)  # type: ignore[arg-type]
-    deliveries.claim(2)
-    assert deliveries.busy_s == 2
-    clock.now += 3
-    deliveries.claim(1)
-    assert deliveries.busy_s == 2 + 4
-    clock.now += 10
-    deliveries.claim(0)
-    assert deliveries.busy_s == pytest.approx(2 + 4 + 9)
-    deliveries.pause()
-    clock.now += 100
-    deliveries.claim(1)
-    assert deliveries.busy_s == pytest.approx(2 + 4 + 9 + 1)
 
 
 class ThreadClock(threading.local):
@@ -169,14 +147,17 @@ SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any], Callable
     "batches": (lambda: batches, None, {}, lambda _: 1),
     "works ahead": (WorksAhead, None, {}, lambda _: 1),
 }
+# What works ahead is timed by a thread that waits for it: inline it also works during the steps.
+WORKERS = {name: (1, 4) if name == "works ahead" else (0, 1, 4) for name in SOURCES}
 # Threads may have read up to two batches that no step has used yet, of the 25 that R is smoothed over (12 at
 # the factor where it ends up): how many changes from one look at the counters to the next.
 READ_AHEAD = 2 / 25
 
 
 @pytest.mark.usefixtures("_thread_clock")
-@pytest.mark.parametrize("num_workers", [0, 1, 4])
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [(name, workers) for name in SOURCES for workers in WORKERS[name]]
+)
 def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
     make, batch_size, arguments, divide = SOURCES[name]
     with EchoLoader(
@@ -189,8 +170,10 @@ def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
 
 
 @pytest.mark.usefixtures("_thread_clock")
-@pytest.mark.parametrize("num_workers", [0, 1, 4])
-@pytest.mark.parametrize("name", ["examples", "batches", "works ahead"])
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, workers) for name in ("examples", "batches", "works ahead") for workers in WORKERS[name]],
+)
 def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None:
     make, batch_size, arguments, _ = SOURCES[name]
     with EchoLoader(
@@ -198,15 +181,13 @@ def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None
     ) as loader:
         for _ in islice(loader, 200):
             CLOCK.work(STEP_S)
-        # It leaves changes of less than 5 % alone, and sinks by up to a tenth below what works ahead.
-        expected = pytest.approx(
-            R, rel=0.05 + 0.1 * (name == "works ahead") + 2 * READ_AHEAD * bool(num_workers)
-        )
+        # It leaves changes of less than 5 % alone.
+        expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
         assert loader.factor == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_data_loader_with_workers_works_ahead(num_workers: int) -> None:
-    loader: DataLoader[Any] = DataLoader(SlowDataset(0.0), batch_size=4, num_workers=num_workers)
-    assert as_source(loader, batch_size=None).works_ahead == bool(num_workers)
-    assert (EchoLoader(loader, None)._pipeline.deliveries is not None) == bool(num_workers)
+def test_a_factor_that_follows_a_source_which_works_ahead_needs_a_thread() -> None:
+    loader: DataLoader[Any] = DataLoader(SlowDataset(0.0), batch_size=4, num_workers=2)
+    with pytest.warns(UserWarning, match="around a DataLoader that works ahead.*give num_workers=1"):
+        EchoLoader(loader, None, echo="batch", factor="auto")
+    EchoLoader(loader, None, echo="batch", factor="auto", num_workers=1).close()

@@ -153,27 +153,6 @@ def test_abandoning_the_iterator_ends_the_threads_and_loses_nothing() -> None:
         assert all(torch.equal(one["x"], other["x"]) for one, other in zip(seen, expected, strict=True))
 
 
-def test_a_thread_on_its_way_out_is_replaced() -> None:
-    class SlowToClose:
-        def close(self) -> None:
-            closing.set()
-            may_close.wait(200)
-
-    def augment(example: dict[str, Any], rng: Any) -> dict[str, Any]:  # noqa: ARG001
-        threading.current_thread().helpers["slow"] = SlowToClose()  # type: ignore[attr-defined]
-        return example
-
-    closing, may_close, batches = threading.Event(), threading.Event(), []
-    with EchoLoader(Dataset(30), 4, num_workers=1, prefetch=0, augment=augment) as loader:
-        next(iter(loader))  # and the iterator is abandoned
-        assert closing.wait(120)
-        asking = threading.Thread(target=lambda: batches.extend(islice(loader, 5)), daemon=True)
-        asking.start()
-        asking.join(120)
-        may_close.set()
-        assert len(batches) == 5
-
-
 def test_a_forgotten_loader_leaves_nothing() -> None:
     closed = []
 
@@ -234,7 +213,7 @@ def test_the_collector_may_come_while_threading_holds_its_own_lock() -> None:
     gone, pipeline = weakref.ref(loader), loader._pipeline
     with threading._active_limbo_lock:  # type: ignore[attr-defined]
         pipeline.pool.go()  # type: ignore[union-attr]
-        while not pipeline.pool._staffed:  # type: ignore[union-attr]
+        while not pipeline.pool._threads:  # type: ignore[union-attr]
             time.sleep(0.001)
         del loader
         assert gone() is None
@@ -288,7 +267,7 @@ def test_an_interrupt_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     first = next(iterator)
     with monkeypatch.context() as patch:
         # Ctrl-C while the training loop waits for a batch.
-        patch.setattr(loader._pipeline, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(loader._pipeline.run, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     assert_no_threads_soon()
@@ -320,21 +299,27 @@ def test_an_old_iterator_may_be_collected_in_the_middle_of_a_newer_ones_pass(ech
 
 
 def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def get(self, timeout: float) -> None:  # noqa: ARG002
-            raise KeyboardInterrupt
+    reading, go = threading.Event(), threading.Event()
 
-    with EchoLoader(Dataset(1000), 4, num_workers=2) as loader:
+    class Slow(Dataset):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if self.reads == 20:
+                reading.set()
+                go.wait(200)
+            return super().__getitem__(row)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with EchoLoader(Slow(1000), 4, num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
-        pool = loader._pipeline.pool
-        assert pool is not None
-        pool.enter()  # somebody works
+        assert reading.wait(120)  # somebody works
         with monkeypatch.context() as patch:
-            patch.setattr(pool, "_idle", Interrupted())
+            patch.setattr(time, "sleep", interrupted)
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
-        pool.rest()
+        go.set()
         assert len(list(islice(iterator, 60))) == 60
 
 
