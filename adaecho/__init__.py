@@ -5,7 +5,6 @@ Training with Data Echoing" (Choi, Passos, Shallue, Dahl 2019). Importing the pa
 until one of the two is touched.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,11 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaScale", "EchoLoader", "IndexedTarShards", "Retries", "TarShards"]
 
-_ROOMS = {"AdaScale": "adaecho.adascale", "EchoLoader": "adaecho.echo"}
-_ROOMS |= dict.fromkeys(("IndexedTarShards", "Retries", "TarShards"), "adaecho.shards")
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    room: Any
+    if name == "AdaScale":
+        import adaecho.adascale as room
+    elif name == "EchoLoader":
+        import adaecho.echo as room
+    elif name in __all__:
+        import adaecho.shards as room
+    else:
         raise AttributeError(f"module 'adaecho' has no attribute {name!r}")
-    return getattr(import_module(_ROOMS[name]), name)
+    return getattr(room, name)

@@ -64,15 +64,15 @@ def _git(root: Path) -> dict[str, Any] | None:
     if not (root / ".git").exists():
         return None
     # Without optional locks a status never disturbs a commit under way.
-    git, options = ["git", "--no-optional-locks", "-C", str(root)], {"capture_output": True, "text": True}
+    git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
         sha, status = (
-            subprocess.run([*git, *command], check=True, timeout=10, **options).stdout.strip()
+            subprocess.run([*git, *command], check=True, capture_output=True, text=True, timeout=10).stdout
             for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"sha": sha, "dirty": bool(status)}
+    return {"sha": sha.strip(), "dirty": bool(status.strip())}
 
 
 def _versions() -> dict[str, str]:

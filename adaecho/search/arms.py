@@ -43,14 +43,17 @@ class Typed:
     intervals: dict[str, IntervalSweep]
 
 
-def composer(config_loader: ConfigLoader, master: DictConfig, fixed: Sequence[str]) -> Compose:
+def composer(
+    config_loader: ConfigLoader, master: DictConfig, plain: dict[str, Any], fixed: Sequence[str]
+) -> Compose:
     """A function from task overrides to the plain config that Hydra composes of them, each only once.
 
     Args:
         config_loader: Hydra's.
         master: the sweep's config; Hydra has composed it of the ``fixed`` overrides.
+        plain: its values.
     """
-    known = {tuple(fixed): to_plain(master)}
+    known = {tuple(fixed): plain}
 
     def compose(overrides: Sequence[str]) -> dict[str, Any]:
         key = tuple(overrides)

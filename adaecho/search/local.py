@@ -18,7 +18,7 @@ from adaecho.masking import VARIABLE
 from adaecho.records.files import folder_errors
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import read_refusal
-from adaecho.search.worker import BEGUN, RUN_TRIAL
+from adaecho.search.worker import BEGUN
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _GRACE_S = 10.0  # a signalled trial ends its step and writes a checkpoint
@@ -66,7 +66,7 @@ class LocalWorkers:
         threads: int,
         typed: Sequence[str] = (),
         urls: Sequence[str] = (),
-        runner: str = RUN_TRIAL,
+        runner: str = "",
     ) -> None:
         self._folder, self._launch = folder, uuid.uuid4().hex[:8]
         self._environment = {

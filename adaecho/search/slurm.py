@@ -23,7 +23,7 @@ from adaecho.records.status import Status
 from adaecho.search.design import TrialId
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import SweepState, read_refusal, record_failure
-from adaecho.search.worker import MAX_ATTEMPTS, RUN_TRIAL, Attempts, Worker
+from adaecho.search.worker import MAX_ATTEMPTS, Attempts, Worker
 
 POLL_S = (1.0, 10.0)  # at first and in the long run: squeue asks a controller that serves all users
 _SILENT_POLLS = 60
@@ -47,7 +47,7 @@ class SlurmWorkers:
         self,
         state: SweepState,
         settings: SlurmSettings,
-        runner: str = RUN_TRIAL,
+        runner: str = "",
     ) -> None:
         self._state, self._settings = state, settings
         self._name = job_name(state.folder)

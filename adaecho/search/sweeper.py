@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
@@ -45,7 +46,8 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         SystemExit: a search could not be completed; code 1.
     """
     HydraConfig.instance().set_config(config)  # for what is named through ${hydra:...}
-    folder = sweep_folder(config, parse_typed(arguments, config_loader))
+    typed, plain = parse_typed(arguments, config_loader), to_plain(config)
+    folder = sweep_folder(config, plain, typed)
     launcher = _launcher(config)
     with ExitStack() as stack:
         lock = FolderLock(folder)
@@ -53,7 +55,7 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         stack.callback(lock.release)
 
         is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
-        design = build_design(config, config_loader, arguments)
+        design = build_design(config, plain, typed, config_loader)
         if config.fresh and not is_new:
             move_aside(folder)
             lock.release()
@@ -138,7 +140,7 @@ def _launcher(config: DictConfig) -> str:
     return launcher
 
 
-def sweep_folder(config: DictConfig, typed: Typed) -> Path:
+def sweep_folder(config: DictConfig, plain: dict[str, Any], typed: Typed) -> Path:
     """The folder of a sweep: an experiment's, the one that was typed, or for an ad-hoc sweep one per design.
 
     An ad-hoc sweep's name depends on all that may not change when it is continued.
@@ -147,7 +149,6 @@ def sweep_folder(config: DictConfig, typed: Typed) -> Path:
     chosen = any(str(typed).startswith("hydra.sweep.dir=") for typed in config.hydra.overrides.hydra)
     if chosen or config.hydra.runtime.choices.get("experiment"):
         return folder
-    plain = to_plain(config)
     search = [plain["search"][key] for key in ("seed", "prune", "axes", "arms")]
     intervals = {key: str(interval) for key, interval in typed.intervals.items()}
     budgets = [plain[key] for key in BUDGETS]
@@ -155,12 +156,13 @@ def sweep_folder(config: DictConfig, typed: Typed) -> Path:
     return folder / f"{digest:016x}"[:10]
 
 
-def build_design(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> Design:
+def build_design(
+    config: DictConfig, plain: dict[str, Any], typed: Typed, config_loader: ConfigLoader
+) -> Design:
     """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
-    typed = parse_typed(arguments, config_loader)
-    arms, search, left_out = build_arms(typed, composer(config_loader, config, typed.fixed))
+    arms, search, left_out = build_arms(typed, composer(config_loader, config, plain, typed.fixed))
     if config.hydra.runtime.choices.get("scale"):
-        print(scale.told(config, to_plain(config)))
+        print(scale.told(config, plain))
     for line in left_out:
         print(line)
     total = search.trials * search.repeats * len(arms)

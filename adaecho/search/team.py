@@ -171,6 +171,10 @@ def _export_ranks(num_ranks: int) -> None:
 
 
 def load_runner(runner: str) -> Callable[..., dict[str, Any]]:
-    """The function that ``module:function`` names."""
+    """The function that ``module:function`` names; without a name a run's own."""
+    if not runner:
+        from adaecho.training.trial import run_trial
+
+        return run_trial
     module, _, function = runner.partition(":")
     return getattr(import_module(module), function)  # type: ignore[no-any-return]

@@ -35,7 +35,6 @@ from adaecho.search.state import REFUSAL, SweepState, read_design, record_failur
 from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
 from adaecho.training.interrupt import WaitEndedError
 
-RUN_TRIAL = "adaecho.training.trial:run_trial"
 MAX_ATTEMPTS = 3  # a failed trial is tried again twice
 BEGUN = ": begun"  # a worker's log says so of each trial
 # A trial whose host died looks alive until its lock is stale; meanwhile there may be nothing else to do.
@@ -66,7 +65,7 @@ class Worker:
     num_workers: int = 1
     launch: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     code: str | None = None
-    runner: str = RUN_TRIAL
+    runner: str = ""
     ranks: int = 1
     typed: tuple[str, ...] = ()
 
@@ -302,7 +301,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(f"--{flag}", action="append", default=[], help=text)
     parser.add_argument("--launch", default=uuid.uuid4().hex[:8], help=argparse.SUPPRESS)
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)  # process to end with
-    parser.add_argument("--runner", default=RUN_TRIAL, help=argparse.SUPPRESS)
+    parser.add_argument("--runner", default="", help=argparse.SUPPRESS)
     typed = parser.parse_args(arguments)
     launcher = typed.launcher
     if launcher is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from adaecho.errors import DataError, say, told
 from adaecho.figures.committed import read_curves, read_table
 from adaecho.records.files import record_errors, write_text
-from adaecho.records.outcome import best_trials
+from adaecho.records.outcome import Row, best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.trials import read_rows
 from experiments.evidence.decisions import FRAGILE, Decision, Records, decide
@@ -78,8 +78,10 @@ def _fig3(results: Path) -> list[Table]:
 def _in_a_row(results: Path) -> Table:
     def verdicts(fig3: str) -> list[Decision]:
         tables = {name: results / name / "cifar10/trials.json" for name in (fig3, "fig4")}
-        rows = {name[:4]: read_table(table) for name, table in tables.items()}
-        curves = {name[:4]: read_curves(table, rows[name[:4]]) for name, table in tables.items()}
+        rows: dict[str, Sequence[Row]] = {name[:4]: read_table(table) for name, table in tables.items()}
+        curves: dict[str, Sequence[Row]] = {
+            name[:4]: read_curves(table, list(rows[name[:4]])) for name, table in tables.items()
+        }
         found = decide(Records(rows, curves), "cifar10")
         return [one for one in found if one.claim.experiment == "fig3"]
 

@@ -13,6 +13,7 @@ from hydra.types import RunMode
 
 from adaecho.run import CONF
 from adaecho.search import report, sweeper
+from adaecho.search.arms import parse_typed
 from adaecho.search.design import Arm, Design
 from adaecho.search.local import LocalWorkers
 from tests.search.stub import RUNNER, TASK
@@ -44,9 +45,10 @@ def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any
 
 @functools.cache  # composing takes a third of a second
 def _arms(*overrides: str) -> tuple[Arm, ...]:
-    return _composed(
-        overrides, lambda config, loader, arguments: sweeper.build_design(config, loader, arguments).arms
-    )
+    def design(config: Any, loader: Any, arguments: list[str]) -> Design:
+        return sweeper.build_design(config, sweeper.to_plain(config), parse_typed(arguments, loader), loader)
+
+    return _composed(overrides, design).arms
 
 
 @pytest.fixture
