@@ -2,7 +2,8 @@
 
 Every side gives uint8 batches of 128 after zero padding, random crop and flip. The sides take turns in short
 rounds of one process, so that another load on the machine falls on all of them; a ratio is the median over
-the rounds. DataLoader has 2 workers and torchvision v2 on tensors, which is faster than on PIL images.
+the rounds. DataLoader has 2 workers and torchvision v2 on tensors, which is faster than on PIL images. By
+hand is index arithmetic on whole batches in the loop's own thread, as one would write it, without a state.
 tf.data runs the paper's own snippet for the echo (section 2). EchoLoader works in one background thread.
 
 Batch echo can't come out above the ratio without echo. At a factor of 2 it makes half of its batches anew, so
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cv2
+import numpy as np
 import torch
 
 from benchmarks import record
@@ -64,10 +66,26 @@ def data_loader(source: dict[str, Any]) -> Batches:
         yield from loader
 
 
-def row(echo: str, factor: int, ours: list[float], data_loader: list[float], tf_data: list[float]) -> Any:
+def by_hand(source: dict[str, Any]) -> Batches:
+    rng, (images, labels) = np.random.default_rng(0), (source["image"], source["label"])
+    number, side = len(images), images.shape[1]
+    while True:
+        order = rng.permutation(number)
+        for begin in range(0, number - BATCH_SIZE + 1, BATCH_SIZE):
+            rows = order[begin : begin + BATCH_SIZE]
+            padded = np.pad(images[rows], ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)))
+            top, left = rng.integers(0, 2 * PADDING + 1, (2, BATCH_SIZE, 1))
+            y, x = top + np.arange(side), left + np.arange(side)
+            flip = rng.random(BATCH_SIZE) < 0.5
+            x[flip] = x[flip, ::-1]
+            cropped = padded[np.arange(BATCH_SIZE)[:, None, None], y[:, :, None], x[:, None, :]]
+            yield {"image": torch.from_numpy(cropped), "label": torch.from_numpy(labels[rows])}
+
+
+def row(echo: str, factor: int, ours: list[float], peers: dict[str, list[float]]) -> Any:
     """Medians over the rounds."""
     found: dict[str, Any] = {"echo": echo, "factor": factor, "examples_per_s": statistics.median(ours)}
-    for peer, theirs in (("DataLoader", data_loader), ("tf.data", tf_data)):
+    for peer, theirs in peers.items():
         found[f"{peer}_examples_per_s"] = statistics.median(theirs) if theirs else "absent"
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)] if theirs else []
         found[f"ratio_to_{peer}"] = statistics.median(ratios) if ratios else "absent"
@@ -86,6 +104,7 @@ def main() -> None:
     # Workers of DataLoader are forked first, before other libraries have threads.
     iterators: dict[tuple[str, str], Batches] = {("DataLoader", "none"): data_loader(source)}
     next(iterators["DataLoader", "none"])
+    iterators["by hand", "none"] = by_hand(source)
     for echo, factor in VARIANTS.items():
         iterators["EchoLoader", echo] = echo_small_arrays_loader.batches(source, echo, factor)
     tf_data = Peer(arguments.tf_python, "benchmarks.peers.echo_tf_data")
@@ -99,11 +118,11 @@ def main() -> None:
             rates.setdefault(("tf.data", echo), []).append(tf_data.rate(echo, factor, arguments.seconds))
     tf_data.close()
     ours = {echo: rates["EchoLoader", echo] for echo in VARIANTS}
-    tensorflow = {echo: rates.get(("tf.data", echo), []) for echo in VARIANTS}
-    plain = rates["DataLoader", "none"]
-    rows = [row(echo, factor, ours[echo], plain, tensorflow[echo]) for echo, factor in VARIANTS.items()]
+    plain = {peer: rates[peer, "none"] for peer in ("DataLoader", "by hand")}
+    peers = {echo: {**plain, "tf.data": rates.get(("tf.data", echo), [])} for echo in VARIANTS}
+    rows = [row(echo, factor, ours[echo], peers[echo]) for echo, factor in VARIANTS.items()]
     doubled = [VARIANTS["batch"] * one for one in ours["none"]]
-    rows.append(row("batch, copies free", VARIANTS["batch"], doubled, plain, tensorflow["batch"]))
+    rows.append(row("batch, copies free", VARIANTS["batch"], doubled, peers["batch"]))
     record.show(rows)
     packages = ("torch", "torchvision", "numpy", "opencv-python-headless")
     record.write(

@@ -35,6 +35,7 @@ PUBLIC: dict[str, dict[str, bool]] = {
         "RandomResizedCrop": False,
         "CentreCrop": False,
     },
+    "adaecho.transforms.small_images": {"PadCropFlip": False},
     "adaecho.tasks.boxes": {"SSDAugment": False, "ResizeWithBoxes": False, "collate_boxes": False},
     "adaecho.tasks.base": {"Task": False},
     "adaecho.config.tasks": {"TaskConfig": False},

@@ -437,7 +437,8 @@ def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) ->
     if sampler is not None:
         return SampledOrder(sampler, source.length, settings.seed, **passes)
     order = "stored" if whole else settings.order
-    return Permutation(source.length, order, settings.seed, shard_lengths, **passes)
+    side_by_side = getattr(source, "open_shards", 1)
+    return Permutation(source.length, order, settings.seed, shard_lengths, side_by_side, **passes)
 
 
 def _origin_of(source: Source, order: Permutation | None) -> Origin:

@@ -24,7 +24,7 @@ _INDEXED_AT_ONCE = 8  # shards: their headers are waited for, not worked on
 class IndexedTarShards:
     """Examples of tar archives by number, read by byte range; a map-style dataset.
 
-    An EchoLoader can permute them (``order="permutation"``), or shuffle the shards and read each through
+    An EchoLoader can permute them (``order="permutation"``), or shuffle the shards and read some side by side
     (``order="shards"``: neighbours come with one request). Its state holds identities, and restoring reads
     again only what the buffer held. Examples are those of ``TarShards``.
 
@@ -33,6 +33,7 @@ class IndexedTarShards:
         index: a local file for the index, which is made in one pass over the archives' headers: used where it
             exists, written where it doesn't. None makes it anew, in memory (16 bytes for each example). Of
             urls it holds what may be shown: one signed anew names the same archive.
+        open_shards: that ``order="shards"`` reads side by side, a few neighbours of each at a time.
         retries: of network reads.
 
     Raises:
@@ -47,9 +48,10 @@ class IndexedTarShards:
         shards: str | Sequence[str],
         *,
         index: str | os.PathLike[str] | None = None,
+        open_shards: int = 8,
         retries: Retries | None = None,
     ) -> None:
-        self.urls = shard_urls(shards)
+        self.urls, self.open_shards = shard_urls(shards), open_shards
         self._retries = retries or Retries()
         path = None if index is None else Path(index)
         if path is not None and path.exists():

@@ -23,8 +23,9 @@ from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.ranks import Ranks
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import Images, PadCropFlip, Prediction, classifier, decode_labelled, predict
+from adaecho.tasks.images import Prediction, classifier, decode_labelled, predict
 from adaecho.tasks.options import Cifar10Options as Options
+from adaecho.transforms.small_images import Images, PadCropFlip
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # Of each colour over the 50,000 training images.

@@ -19,8 +19,9 @@ from adaecho.models.normalise import Normalise
 from adaecho.models.small import small_conv, small_mlp
 from adaecho.ranks import Ranks
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import Images, PadCropFlip, Prediction, classifier, predict
+from adaecho.tasks.images import Prediction, classifier, predict
 from adaecho.tasks.options import DigitsOptions as Options
+from adaecho.transforms.small_images import Images, PadCropFlip
 
 NUM_CLASSES = 10
 BRIGHTEST = 16.0

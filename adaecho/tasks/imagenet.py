@@ -21,9 +21,10 @@ from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
 from adaecho.tasks.base import Split, Task
-from adaecho.tasks.images import DecodeLabelled, PadCropFlip, Prediction, ReadAnew, classifier
+from adaecho.tasks.images import DecodeLabelled, Prediction, ReadAnew, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
+from adaecho.transforms.small_images import PadCropFlip
 
 
 def build(config: Config, options: Options) -> Task:

@@ -1,159 +1,30 @@
-"""What image classifiers share: decoding, pad-crop-flip, loss, metrics over a whole split.
+"""What image classifiers share: decoding, loss, metrics over a whole split.
 
 Images stay uint8 [H, W, C] up to the model, whose first layer is ``adaecho.models.normalise.Normalise``.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from adaecho.echo.memory import recycle
-from adaecho.echo.order import keyed
-from adaecho.echo.order.keyed import Keys
 from adaecho.errors import DataError, about_one_example
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split, Task
 from adaecho.transforms.photographs import decode_image, decoder_for
-
-Images = dict[str, NDArray[Any]]
-"""``image`` uint8 [N, H, W, C] and ``label`` int64 [N]."""
+from adaecho.transforms.small_images import Images
 
 Prediction = tuple[Iterable[Any], torch.Tensor, torch.Tensor]
 """Of a batch: images uint8 [n, H, W, C], labels int64 [n], and float logits [n, classes] on their device."""
 
 _FIELDS = ("jpg", "jpeg", "png", "webp")  # of an image in a tar shard; its label is in "cls"
-# Draws of one augmentation; each is independent of the others.
-_TOP, _LEFT, _FLIP = range(3)
-
-
-@dataclass(frozen=True)
-class PadCropFlip:
-    """Zero padding, a random crop of the original size, and a horizontal flip with probability one half.
-
-    Attributes:
-        padding: pixels added on every side; the crop's corner is uniform over (2 * padding + 1)**2 places.
-        flip: whether to flip at all.
-        vertical, horizontal: whether the corner is drawn in this direction; else it stays in the middle.
-    """
-
-    padding: int
-    flip: bool
-    vertical: bool = True
-    horizontal: bool = True
-
-    def __call__(self, example: Images, rng: np.random.Generator) -> Images:
-        """One example, ``image`` uint8 [H, W, C]."""
-        top, left = rng.integers(0, 2 * self.padding + 1, size=(2, 1))
-        flipped = rng.integers(0, 2, size=1) == 1
-        return {**example, "image": self._apply(example["image"][None], top, left, flipped)[0]}
-
-    def block(self, examples: Images, keys: Keys) -> Images:
-        """Many examples at once, ``image`` uint8 [n, H, W, C]; each result depends on its own key alone."""
-        places = 2 * self.padding + 1
-        top = keyed.integers(keys, _TOP, 0, places)
-        left = keyed.integers(keys, _LEFT, 0, places)
-        flipped = keyed.integers(keys, _FLIP, 0, 2) == 1
-        return {**examples, "image": self._apply(examples["image"], top, left, flipped)}
-
-    def _apply(
-        self,
-        images: NDArray[np.uint8],
-        top: NDArray[np.int64],
-        left: NDArray[np.int64],
-        flipped: NDArray[np.bool_],
-    ) -> NDArray[np.uint8]:
-        if images.dtype != np.uint8:
-            raise ValueError(f"PadCropFlip: images are uint8 arrays, not {images.dtype}")
-        result, flipped = recycle.empty(images.shape, np.uint8), flipped & self.flip
-        top = top if self.vertical else np.full_like(top, self.padding)
-        left = left if self.horizontal else np.full_like(left, self.padding)
-        for begin in range(0, len(images), _BLOCK):
-            rows = slice(begin, begin + _BLOCK)
-            # Those to be mirrored come last, side by side.
-            order = np.argsort(flipped[rows], kind="stable")
-            upright = len(order) - np.count_nonzero(flipped[rows])
-            cropped = _pad_and_crop(images[rows], self.padding, top[rows], left[rows], order)
-            result[rows][order[:upright]] = cropped[:upright]
-            result[rows][order[upright:]] = _mirror(cropped[upright:])
-        return result
-
-
-_BLOCK = 128  # images at once, so that what is worked on stays in the processor's cache
-
-
-class _Scratch(threading.local):
-    """Images of one shape with rows of zeros above and below, one image after another, for each thread."""
-
-    def __init__(self) -> None:
-        self._layout: tuple[int, ...] = ()
-
-    def pad(self, images: NDArray[np.uint8], padding: int) -> NDArray[np.void]:
-        """Every run of H W C bytes that may be a crop, shape [block, 2 p (W + 1) + 1]: they overlap.
-
-        The run of the corner (top, left) of a padded image is its number top W + left. Where its columns lie
-        beside the image it holds pixels of the row before or after, to be blanked with ``inside``.
-        """
-        number, height, width, channels = images.shape
-        if self._layout != (height, width, channels, padding):
-            self._make(height, width, channels, padding)
-        self._images[:number] = images.reshape(number, -1)
-        return self._runs
-
-    def inside(self, left: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """A mask of the crops with these left edges: 255 where they show the image and 0 beside it."""
-        # Any mode but "raise" writes without a second buffer.
-        return self._columns.take(left, axis=0, out=self._inside[: len(left)], mode="clip")
-
-    def _make(self, height: int, width: int, channels: int, padding: int) -> None:
-        self._layout = height, width, channels, padding
-        line, margin = width * channels, padding * channels
-        pitch = (height + 2 * padding) * line
-        memory = np.zeros(_BLOCK * pitch + 2 * margin, np.uint8)
-        padded = memory[margin : margin + _BLOCK * pitch].reshape(_BLOCK, pitch)
-        self._images = padded[:, padding * line : (padding + height) * line]
-        run, places = np.dtype((np.void, height * line)), 2 * padding * (width + 1) + 1
-        self._runs: NDArray[np.void] = np.ndarray((_BLOCK, places), run, memory, strides=(pitch, channels))
-        column = np.arange(2 * padding + 1)[:, None] + np.arange(width) - padding
-        shown = np.where((column >= 0) & (column < width), np.uint8(255), np.uint8(0))
-        self._columns = np.repeat(np.repeat(shown[:, None], height, 1)[..., None], channels, 3)
-        self._inside = np.empty((_BLOCK, height, width, channels), np.uint8)
-
-
-_scratch = _Scratch()
-
-
-def _pad_and_crop(
-    images: NDArray[np.uint8],
-    padding: int,
-    top: NDArray[np.int64],
-    left: NDArray[np.int64],
-    order: NDArray[np.int64],
-) -> NDArray[np.uint8]:
-    """Crops of the padded images in another order; each is one copy of a run of bytes, not of its pixels."""
-    width = images.shape[2]
-    runs = _scratch.pad(images, padding)
-    cropped: NDArray[np.uint8] = runs[order, (top * width + left)[order]].view(np.uint8).reshape(images.shape)
-    cropped &= _scratch.inside(left[order])
-    return cropped
-
-
-def _mirror(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images flipped left to right, all rows in one OpenCV call: several times faster than [::-1]."""
-    number, height, width, channels = images.shape
-    if not number:
-        return images
-    rows = images.reshape(number * height, width, channels)
-    return np.asarray(cv2.flip(rows, 1), np.uint8).reshape(images.shape)
 
 
 @dataclass(frozen=True)

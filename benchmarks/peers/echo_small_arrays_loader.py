@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from adaecho import EchoLoader
-from adaecho.tasks.images import PadCropFlip
+from adaecho.transforms.small_images import PadCropFlip
 from benchmarks.peers.echo_small_data import BATCH_SIZE, PADDING, SHUFFLE_BUFFER, images, rate
 
 

@@ -42,7 +42,7 @@ def shards_in_order(numbers: list[int], lengths: list[int]) -> list[int]:
 
 def one_by_one(kind: str, folder: Path) -> TarShards | IndexedTarShards:
     if kind == "indexed":
-        return make(kind, str(folder))
+        return IndexedTarShards(f"{folder}/*.tar", open_shards=1)
     return TarShards(f"{folder}/*.tar", seed=5, open_shards=1)
 
 
@@ -58,11 +58,14 @@ def test_shards_are_shuffled_for_each_pass_and_read_through(folder: Path, kind: 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_buffer_smaller_than_a_shard_sees_the_classes_of_eight(tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize(("kind", "order"), [(TarShards, "permutation"), (IndexedTarShards, "shards")])
+def test_a_buffer_smaller_than_a_shard_sees_the_classes_of_eight(
+    tmp_path: Path, num_workers: int, kind: type[TarShards | IndexedTarShards], order: str
+) -> None:
     for number in range(8):  # one class each, as sorted data is written
         write_shard(tmp_path / f"{number}.tar", list(range(150 * number, 150 * number + 150)))
     loader = EchoLoader(
-        TarShards(f"{tmp_path}/*.tar"), 64, shuffle_buffer=100, decode=label_alone, epochs=1,
+        kind(f"{tmp_path}/*.tar"), 64, order=order, shuffle_buffer=100, decode=label_alone, epochs=1,
         num_workers=num_workers,
     )  # fmt: skip
     for _ in range(2):

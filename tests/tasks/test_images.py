@@ -12,14 +12,9 @@ from adaecho.config.identity import run_id
 from adaecho.config.schema import to_plain
 from adaecho.echo.order import keyed
 from adaecho.errors import ConfigError
-from adaecho.tasks.images import (
-    Images,
-    PadCropFlip,
-    classification_metrics,
-    cross_entropy,
-    predict,
-)
+from adaecho.tasks.images import classification_metrics, cross_entropy, predict
 from adaecho.tasks.options import OPTIONS
+from adaecho.transforms.small_images import Images, PadCropFlip
 from tests.conftest import Compose
 
 

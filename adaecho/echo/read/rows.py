@@ -103,6 +103,7 @@ class MapSource:
     def __init__(self, dataset: Any) -> None:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
+        self.open_shards = getattr(dataset, "open_shards", 1)
         self._shared = may_be_shared(dataset)
         self.draws: bool | None = False if self._shared else None
         self._turns, self._own = threading.Lock(), threading.local()
