@@ -1,39 +1,43 @@
-"""Each arm's costs to the target as bars (the paper's Fig. 3), or where its runs ended as dots."""
+"""Each arm as a row of dots: its cost to the target (the paper's Fig. 3), or where its runs ended."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from adaecho.figures.style import FAINT, INK, VARIANTS, count_axis, factor_order, figure, variant_order
+from adaecho.figures.style import (
+    FAINT,
+    INK,
+    VARIANTS,
+    count_axis,
+    factor_order,
+    figure,
+    variant_order,
+)
 from adaecho.records.outcome import LESS_IS_BETTER, ratio_words
 
 Arm = dict[str, Any]
-_BAR, _GAP = 0.8, 0.55  # widths; arms of one group stand 1 apart
 _MANY_RUNS = 10  # from which on an interval of the mean says more than extremes, which grow with the number
-_MANY = 10  # arms whose names stand upright, so that they don't overlap
-_WIDTH = 12  # characters of a line below a bar
-_LEAST_HALF_WIDTH = 2.6  # so that a pair of bars is not two walls
 _SHORT = {
     "none": "baseline",
     "batch": "batch",
-    "example_after_augmentation": "example,\nafter aug.",
-    "example_before_augmentation": "example,\nbefore aug.",
+    "example_after_augmentation": "example, after augmentation",
+    "example_before_augmentation": "example, before augmentation",
     "example": "example",
 }
 
 
 def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
-    """Bars of mean fresh examples to the target per arm, grouped by echoing factor, in the paper's order.
+    """Mean fresh examples to the target of each arm, a row each, by echoing factor and in the paper's order.
 
-    Error bars are minimum and maximum over searches, as in the paper; over ten runs or more they are the 95 %
-    interval of the mean. The dashed line of a group is the baseline's mean
-    divided by the factor: where the bars would end if repeated examples were as useful as fresh ones. An arm
-    none of whose searches reached the target has no bar and says so.
+    Lines are minimum and maximum over searches, as in the paper; over ten runs or more they are the 95 %
+    interval of the mean. The dashed mark of an echoed arm is the baseline's mean divided by the factor: where
+    it would be if repeated examples were as useful as fresh ones. An arm none of whose searches reached the
+    target has no dot and says so.
 
     Args:
         arms: an outcome; see ``records.outcome``.
@@ -41,45 +45,84 @@ def draw_fig3(arms: list[Arm], path: Path, title: str) -> None:
         title: what was measured where, e.g. ``digits: fresh examples to 97 % validation accuracy``.
     """
     ordered = sorted(arms, key=lambda arm: (_factor(arm), variant_order(arm["echo_variant"])))
-    positions = _positions(ordered)
-    groups: dict[float, list[float]] = {}  # positions by factor
-    for arm, position in zip(ordered, positions, strict=True):
-        groups.setdefault(_factor(arm), []).append(position)
-    with figure(3.6 if len(arms) <= _MANY else 4.6, path, note=caption_of_bars(arms)) as drawing:
+    with figure(1.0 + 0.26 * len(arms), path, title, caption_of_dots(arms)) as drawing:
         axes = drawing.add_subplot()
-        top = max((_bar_ends(arm)[1] for arm in ordered if arm["fresh_examples"]), default=1.0)
-        axes.set_ylim(0, 1.14 * top)
-        for arm, position in zip(ordered, positions, strict=True):
-            _draw_arm(axes, arm, position)
-        _draw_ideal(axes, _common_baseline(arms), groups)
-        _label(axes, ordered, positions, groups)
-        axes.set_title(title, pad=12)
+        largest = max((_ends(arm)[1] for arm in ordered if arm["fresh_examples"]), default=1.0)
+        axes.set_xlim(0, 1.18 * largest)
+        for place, arm in enumerate(ordered):
+            if place and _factor(arm) != _factor(ordered[place - 1]):
+                axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.6)
+            _draw_cost(axes, arm, place, _common_baseline(arms))
+        axes.set_yticks(range(len(ordered)), _names(ordered), fontsize=8.5)
+        axes.set_ylim(len(ordered) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        count_axis(axes, "fresh examples", "x")
 
 
-def caption_of_bars(arms: list[Arm]) -> str:
-    """What bars, error bars and the dashed line are, with numbers of trials and searches."""
+def _names(ordered: list[Arm]) -> list[str]:
+    """Of variant and factor where these tell the arms apart, else the arms' own."""
+    kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
+    names = []
+    for arm, (variant, factor) in zip(ordered, kinds, strict=True):
+        if kinds.count((variant, factor)) > 1:
+            names.append(readable(arm["arm"]))
+        else:
+            names.append(_SHORT[variant] + f", e = {factor}" * (variant != "none"))
+    return names
+
+
+def readable(arm: str) -> str:
+    """An arm's name as one says it: ``e2_steps_7000`` is "e = 2, 7,000 steps"."""
+    words = re.sub(r"(?<![a-z])e(\d+)(?=_|$)", r"e = \1,", arm).replace("_", " ").rstrip(",")
+    words = re.sub(r"(?<=[a-z]{3})(?=\d)", " ", words)
+    return re.sub(r"\d{4,}", lambda found: f"{int(found[0]):,}", words)
+
+
+def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None:
+    costs, factor = arm["fresh_examples"], _factor(arm)
+    if baseline is not None and 1 < factor < math.inf:
+        axes.plot([baseline / factor] * 2, [place - 0.42, place + 0.42], color=INK, linestyle=(0, (3, 1.5)))
+    notes = [f"{arm['reached']} of {arm['searches']} reached"] if arm["reached"] < arm["searches"] else []
+    if arm["ratio_to_baseline"] is not None and arm["echo_variant"] != "none":
+        notes.insert(0, ratio_words(arm))
+    right = 0.0
+    if costs is not None:
+        low, high = _ends(arm) if arm["reached"] > 1 else (costs["mean"],) * 2
+        colour = VARIANTS[arm["echo_variant"]][1]
+        axes.plot([low, high], [place] * 2, color=colour, linewidth=2, alpha=0.6)
+        axes.plot(costs["mean"], place, "o", color=colour, markersize=6)
+        right = high
+    text = ", ".join(notes) if costs is not None else "target not reached"
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed mark
+    axes.annotate(
+        text, (right, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=box
+    )
+
+
+def caption_of_dots(arms: list[Arm]) -> str:
+    """What dots, lines and the dashed marks are, with numbers of trials and searches."""
     searches = _range([arm["searches"] for arm in arms])
     trials = _range([round(arm["trials"] / arm["searches"]) for arm in arms])
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     ends = "95 % interval of the mean" if many else "minimum and maximum"
     if trials == searches == "1":
-        bars = "Bars: one run per arm."
+        dots = "Dots: one run per arm."
     elif trials == "1":
-        bars = f"Bars: mean over {searches} runs per arm; error bars: {ends}."
+        dots = f"Dots: mean over {searches} runs per arm; lines: {ends}."
     elif searches == "1":
-        bars = f"Bars: best of {trials} non-divergent trials per arm (one search, so no error bars)."
+        dots = f"Dots: best of {trials} non-divergent trials per arm (one search, so no lines)."
     else:
-        bars = (
-            f"Bars: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
-            f"error bars: {ends}."
+        dots = (
+            f"Dots: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
+            f"lines: {ends}."
         )
     if all(arm["ratio_to_baseline"] is None for arm in arms):
-        return bars
+        return dots
     bounds = " (> and <: bounds, as searches missed)" if any("ratio_bound" in arm for arm in arms) else ""
     if _common_baseline(arms) is None:
-        return f"{bars}\nNumbers: ratio to the arm's own baseline{bounds}."
+        return f"{dots}\nNumbers: ratio to the arm's own baseline{bounds}."
     return (
-        f"{bars}\nDashed: baseline / e, if repeats were as useful as fresh examples. "
+        f"{dots}\nDashed: baseline / e, if repeats were as useful as fresh examples.\n"
         f"Numbers: ratio to the baseline{bounds}."
     )
 
@@ -97,8 +140,8 @@ def _range(numbers: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _bar_ends(arm: Arm) -> tuple[float, float]:
-    """The two ends of the error bar of an arm that reached the target."""
+def _ends(arm: Arm) -> tuple[float, float]:
+    """The two ends of the line of an arm that reached the target."""
     costs = arm["fresh_examples"]
     has_interval = arm["searches"] >= _MANY_RUNS and "low" in costs
     return (costs["low"], costs["high"]) if has_interval else (costs["min"], costs["max"])
@@ -106,70 +149,6 @@ def _bar_ends(arm: Arm) -> tuple[float, float]:
 
 def _factor(arm: Arm) -> float:
     return factor_order(arm["echo_factor"])
-
-
-def _positions(ordered: list[Arm]) -> list[float]:
-    positions: list[float] = []
-    for index, arm in enumerate(ordered):
-        new_group = index > 0 and _factor(arm) != _factor(ordered[index - 1])
-        positions.append(positions[-1] + 1 + _GAP * new_group if positions else 0.0)
-    return positions
-
-
-def _draw_arm(axes: Axes, arm: Arm, position: float) -> None:
-    costs, height = arm["fresh_examples"], axes.get_ylim()[1]
-    if costs is None:
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        words = "target\nnot\nreached"
-        axes.text(position, 0.02 * height, words, ha="center", va="bottom", fontsize=8, bbox=box, zorder=3)
-        return
-    axes.bar(position, costs["mean"], _BAR, color=VARIANTS[arm["echo_variant"]][1])
-    if arm["reached"] > 1:
-        low, high = _bar_ends(arm)
-        below, above = costs["mean"] - low, high - costs["mean"]
-        axes.errorbar(position, costs["mean"], [[below], [above]], color=INK, capsize=3, linewidth=1)
-    has_ratio = arm["ratio_to_baseline"] is not None and arm["echo_variant"] != "none"
-    notes = [ratio_words(arm)] if has_ratio else []
-    if arm["reached"] < arm["searches"]:
-        notes.insert(0, f"{arm['reached']} of {arm['searches']}\nreached")
-    axes.text(position, _bar_ends(arm)[1] + 0.015 * height, "\n".join(notes), ha="center", va="bottom")
-
-
-def _draw_ideal(axes: Axes, baseline: float | None, groups: dict[float, list[float]]) -> None:
-    """A dashed line over each echoed group at the baseline's mean over its factor."""
-    for factor, group in groups.items():
-        if baseline is not None and 1 < factor < math.inf:
-            ends = (group[0] - _BAR / 2 - 0.08, group[-1] + _BAR / 2 + 0.08)
-            axes.plot(ends, (baseline / factor,) * 2, color=INK, linestyle=(0, (4, 2)), linewidth=1.3)
-
-
-def _label(axes: Axes, ordered: list[Arm], positions: list[float], groups: dict[float, list[float]]) -> None:
-    kinds = [(arm["echo_variant"], arm["echo_factor"]) for arm in ordered]
-    names = [
-        _SHORT[arm["echo_variant"]] if kinds.count(kind) == 1 else fill(arm["arm"].replace("_", " "), _WIDTH)
-        for arm, kind in zip(ordered, kinds, strict=True)
-    ]
-    many = len(ordered) > _MANY
-    if many:
-        axes.set_xticks(positions, [arm["arm"].replace("_", " ") for arm in ordered], fontsize=7, rotation=90)
-    else:
-        axes.set_xticks(positions, names, fontsize=8.5)
-    axes.tick_params(axis="x", length=0)
-    middle, half = positions[-1] / 2, max(positions[-1] / 2 + 0.8, _LEAST_HALF_WIDTH)
-    axes.set_xlim(middle - half, middle + half)
-    for factor, group in groups.items():
-        if many or factor == 1:
-            continue
-        axes.annotate(
-            f"e = {'auto' if factor == math.inf else f'{factor:g}'}",
-            (sum(group) / len(group), 0),
-            xytext=(0, -42),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9.5,
-        )
-    count_axis(axes, "fresh examples")
 
 
 # Okabe and Ito's palette without its yellow, which is faint on white.
@@ -204,7 +183,7 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for axes, key in zip(panels, shown, strict=True):
             _draw_panel(axes, arms, key, shares=key in values and metric not in LESS_IS_BETTER)
-            axes.set_xlabel(quantities[key])
+            axes.set_xlabel(quantities[key] + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
         panels[0].set_yticks(range(len(arms)), [_name(arm) for arm in arms], fontsize=8.5)
         panels[0].set_ylim(len(arms) - 0.4, -0.6)
 
@@ -243,7 +222,7 @@ def _caption(arms: list[Arm]) -> str:
 
 def _name(arm: Arm) -> str:
     lost = [f"{arm[key]} {key}" for key in ("diverged", "failed") if arm[key]]
-    name: str = arm["arm"].replace("_", " ")
+    name = readable(arm["arm"])
     return f"{name} ({', '.join(lost)})" if lost else name
 
 

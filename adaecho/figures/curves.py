@@ -172,7 +172,7 @@ def _axis_label(metric: str) -> str:
     if metric == COST:
         return metric
     if metric == "accuracy":
-        return "validation error"
+        return "validation error (log)"
     unit = ", nats" if metric == "cross_entropy" else ""
     return f"validation {metric.replace('_', ' ')}{unit}"
 

@@ -5,7 +5,8 @@ import io
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from html import unescape
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
@@ -68,10 +69,16 @@ def section(
 
 
 def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence[str]) -> str:
-    """The Markdown of a section: figures as the report links them, parts, and the commands that made it."""
+    """The Markdown of a section: its figure, links to what else was drawn, parts, and the commands."""
     made_by = "```\n" + "\n".join(commands) + "\n```" if commands else ""
-    pictures = (f"![{title}]({figure})" for figure in figures)
-    return "\n\n".join(filter(None, [f"## {title}", *pictures, *parts, made_by]))
+    kinds = {figure: PurePosixPath(figure).stem.rpartition("_")[2] for figure in figures}
+    pictures = [f"![{title}]({figure})" for figure, kind in kinds.items() if kind not in _LINKED]
+    links = ", ".join(f"[{_LINKED[kind]}]({figure})" for figure, kind in kinds.items() if kind in _LINKED)
+    also = f"Also drawn: {links}." if links else ""
+    return "\n\n".join(filter(None, [f"## {title}", *pictures, also, *parts, made_by]))
+
+
+_LINKED = {"curves": "training curves", "tuning": "the best trial over those tried"}
 
 
 def boundary_note(arms: list[Row]) -> str:
@@ -89,13 +96,21 @@ def boundary_note(arms: list[Row]) -> str:
 
 
 def markdown_report(sections: Sequence[str], before: Sequence[str] = ()) -> str:
-    """All sections as Markdown; what is put before them comes first."""
-    return "\n\n".join(["# Results", *before, EXPLANATION, *sections]) + "\n"
+    """All sections as Markdown, listed at the top; what is put before them comes first."""
+    titles = [section.partition("\n")[0].removeprefix("## ") for section in sections]
+    contents = "\n".join(f"* [{title}](#{_anchor(title)})" for title in titles)
+    return "\n\n".join(["# Results", contents, *before, EXPLANATION, *sections]) + "\n"
+
+
+def _anchor(title: str) -> str:
+    """What a heading is called in an address: as GitHub does."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def html_report(markdown: str, folder: Path) -> str:
     """Make one page of a report in Markdown, without other files or network; pictures lie in ``folder``."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    body = re.sub(r"<h2>(.*?)</h2>", lambda one: f'<h2 id="{_anchor(unescape(one[1]))}">{one[1]}</h2>', body)
     body = re.sub(r'<img src="([^"]+)"', lambda one: f'<img src="{_inline(folder / unquote(one[1]))}"', body)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>adaecho: results</title>'

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -84,10 +84,10 @@ def factor_order(factor: float | str) -> float:
 
 def target_words(metric: str, value: float | None) -> str:
     """A target as a reader says it, e.g. ``97 % validation accuracy``."""
-    name = f"validation {metric.replace('_', ' ')}"
+    name = f"validation {metric.replace('mAP_', 'mAP@').replace('_', ' ')}"
     if value is None:
         return name
-    return f"{100 * value:g} % {name}" if metric == "accuracy" else f"{name} {value:g}"
+    return f"{100 * value:g} % {name}" if metric == "accuracy" else f"{name} of {value:g}"
 
 
 def count_scale(largest: float) -> tuple[float, str]:
@@ -102,11 +102,12 @@ def count_formatter(scale: float) -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{value / scale:,.10g}")
 
 
-def count_axis(axes: Axes, words: str) -> None:
-    """Lay out a y axis of counts: its words with their unit, few ticks, and a grid behind what is drawn."""
-    scale, unit = count_scale(axes.get_ylim()[1])
-    axes.set_ylabel(f"{words}{unit}")
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(count_formatter(scale))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+def count_axis(axes: Axes, words: str, along: Literal["x", "y"] = "y") -> None:
+    """Lay out an axis of counts: its words with their unit, few ticks, and a grid behind what is drawn."""
+    axis = axes.yaxis if along == "y" else axes.xaxis
+    scale, unit = count_scale(axis.get_view_interval()[1])
+    axis.set_label_text(f"{words}{unit}")
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(count_formatter(scale))
+    axes.grid(axis=along, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

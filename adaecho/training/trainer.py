@@ -495,7 +495,7 @@ class Trainer:
         """Continue from ``state_dict``'s result, on as many ranks."""
         own = state["ranks"][self.ranks.rank]
         if state.get("fingerprint", {}) != self.task.fingerprint:  # and data.allow_changed says that it may
-            own["loader"].pop("witnesses", None)  # examples that are read again need not be what they were
+            own["loader"]["witnesses"] = []  # examples that are read again need not be what they were
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

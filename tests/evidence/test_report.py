@@ -21,7 +21,10 @@ def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claim
     (results / "figures").mkdir()
     draw(results, results / "figures")
     text = (results / "figures" / "report.md").read_text()
-    assert text.startswith("# Results\n\nCosts are read off")
+    assert text.startswith(
+        "# Results\n\n* [split, digits: fresh examples to 97 % validation accuracy](#split-digits-"
+    )
+    assert "\n\nCosts are read off" in text
     assert "claim" not in text
     assert "## split, digits: fresh examples" in text
 
@@ -31,7 +34,9 @@ def test_a_report_of_the_papers_experiments_begins_with_its_claims(results: Path
     (results / "figures").mkdir()
     draw(results, results / "figures")
     text = (results / "figures" / "report.md").read_text()
-    assert text.startswith("# Results\n\n## Which of the paper's claims hold")
+    contents, _, rest = text.partition("\n\n## ")
+    assert contents.count("](#") == contents.count("\n* ") == 1
+    assert rest.startswith("Which of the paper's claims hold")
     assert "the same before the ceiling: batch echoing" in text
     assert "not yet measured" in text, "claims of other experiments have no records here"
 

@@ -53,10 +53,10 @@ def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, monkeypatch):
     draw_ends(ends(table), tmp_path / "x.png", "title", "cross_entropy")
     panels = figures[0].axes
     assert [axes.get_xlabel() for axes in panels] == [
-        "cross entropy\nat the end",
-        "steps",
-        "examples\ntrained on",
-        "fresh examples",
+        "cross entropy\nat the end (log)",
+        "steps (log)",
+        "examples\ntrained on (log)",
+        "fresh examples (log)",
     ]
     assert [label.get_text() for label in panels[0].get_yticklabels()] == [
         "s1",

@@ -14,7 +14,7 @@ from PIL import Image
 
 from adaecho.errors import DataError, DiskError
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.arms import caption_of_bars, draw_fig3
+from adaecho.figures.arms import caption_of_dots, draw_fig3, readable
 from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
@@ -82,8 +82,16 @@ def drawn(monkeypatch):
     return figures
 
 
-def bars(axes):
-    return [round(patch.get_height()) for patch in axes.patches]
+def dots(axes):
+    return [round(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o"]
+
+
+def dashed(axes):
+    return [line.get_xdata()[0] for line in axes.lines if line.is_dashed()]
+
+
+def rows_named(axes):
+    return [label.get_text() for label in axes.get_yticklabels()]
 
 
 def words(axes):
@@ -97,16 +105,14 @@ def draw(rows, curves, into, stem="t"):
 def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
     draw_fig3(outcome(seven_arms()), tmp_path / "f.png", "digits")
     (axes,) = drawn[0].axes
-    names = [label.get_text().replace("\n", " ") for label in axes.get_xticklabels()]
-    echoed = ["batch", "example, after aug.", "example, before aug."]
-    assert names == ["baseline", *echoed, *echoed]
-    assert bars(axes) == [9000] + [7000] * 6
-    extremes = [segment[:, 1].tolist() for line in axes.collections for segment in line.get_segments()]
+    variants = ["batch", "example, after augmentation", "example, before augmentation"]
+    echoed = [f"{variant}, e = {factor}" for factor in (2, 4) for variant in variants]
+    assert rows_named(axes) == ["baseline", *echoed]
+    assert dots(axes) == [9000] + [7000] * 6
+    extremes = [list(line.get_xdata()) for line in axes.lines if line.get_alpha() == 0.6]
     assert extremes == [[8000, 10000]] + [[6000, 8000]] * 6
-    dashed = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
-    assert dashed == [9000 / 2, 9000 / 4]
+    assert dashed(axes) == [9000 / 2] * 3 + [9000 / 4] * 3
     assert words(axes).count("0.77") == 6  # geometric: the root of 48 / 80
-    assert {"e = 2", "e = 4"} <= set(words(axes))
 
 
 def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
@@ -117,10 +123,10 @@ def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
         trial["fresh_examples"] = 16000  # what the search that missed had read
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
     (axes,) = drawn[0].axes
-    assert bars(axes) == [9000, 6500]
-    assert "target\nnot\nreached" in words(axes)
-    assert "2 of 3\nreached\n>0.98" in words(axes)
-    assert caption_of_bars(outcome(rows)).endswith(
+    assert dots(axes) == [9000, 6500]
+    assert "target not reached" in words(axes)
+    assert ">0.98, 2 of 3 reached" in words(axes)
+    assert caption_of_dots(outcome(rows)).endswith(
         "ratio to the baseline (> and <: bounds, as searches missed)."
     )
 
@@ -133,12 +139,12 @@ def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_pa
     rows += compared_with("conv", rows_of("conv_e2", "batch", 2, [7000]))
     rows += compared_with("mlp", rows_of("mlp_e2", "batch", 2, [9000]))
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
-    assert [line for line in drawn[0].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert caption_of_bars(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
+    assert dashed(drawn[0].axes[0]) == []
+    assert caption_of_dots(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
     missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
     draw_fig3(outcome(missed), tmp_path / "g.png", "digits")
-    assert [line for line in drawn[1].axes[0].lines if line.get_linestyle() == "--"] == []
-    assert "ratio" not in caption_of_bars(outcome(missed))
+    assert dashed(drawn[1].axes[0]) == []
+    assert "ratio" not in caption_of_dots(outcome(missed))
 
 
 def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
@@ -164,17 +170,21 @@ def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
 def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
     draw_fig3(outcome(rows_of("baseline", "none", 1, [None])), tmp_path / "f.png", "digits")
     (axes,) = drawn[0].axes
-    assert bars(axes) == []
-    assert words(axes) == ["target\nnot\nreached"]
+    assert dots(axes) == []
+    assert words(axes) == ["target not reached"]
 
 
 def test_fig3_names_arms_that_share_variant_and_factor(tmp_path, drawn):
     rows = rows_of("buffer_1k", "batch", 2, [100]) + rows_of("buffer_10k", "batch", 2, [200])
     rows += rows_of("auto", "batch", "auto", [300])
     draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
-    names = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
-    assert names == ["buffer 1k", "buffer 10k", "batch"]
-    assert {"e = 2", "e = auto"} <= set(words(drawn[0].axes[0]))
+    assert rows_named(drawn[0].axes[0]) == ["buffer 1k", "buffer 10k", "batch, e = auto"]
+
+
+def test_arms_are_named_as_one_says_them():
+    assert readable("e2_steps_7000") == "e = 2, steps 7,000"
+    assert readable("example_before_e4_search0") == "example before e = 4, search 0"
+    assert readable("baseline") == "baseline"
 
 
 def test_best_points_at_the_end_of_an_axis_are_told():
@@ -192,20 +202,20 @@ def test_best_points_at_the_end_of_an_axis_are_told():
 @pytest.mark.parametrize(
     ("searches", "trials", "says"),
     [
-        (1, 1, "Bars: one run per arm."),
-        (3, 1, "Bars: mean over 3 runs per arm; error bars: minimum and maximum."),
-        (24, 1, "Bars: mean over 24 runs per arm; error bars: 95 % interval of the mean."),
-        (1, 4, "Bars: best of 4 non-divergent trials per arm (one search, so no error bars)."),
+        (1, 1, "Dots: one run per arm."),
+        (3, 1, "Dots: mean over 3 runs per arm; lines: minimum and maximum."),
+        (24, 1, "Dots: mean over 24 runs per arm; lines: 95 % interval of the mean."),
+        (1, 4, "Dots: best of 4 non-divergent trials per arm (one search, so no lines)."),
         (
             5,
             100,
-            "Bars: mean over 5 searches per arm of the best of 100 non-divergent trials; error bars: minimum",
+            "Dots: mean over 5 searches per arm of the best of 100 non-divergent trials; lines: minimum",
         ),
     ],
 )
 def test_caption_states_trials_and_searches(searches, trials, says):
     arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
-    assert caption_of_bars(arms).startswith(says)
+    assert caption_of_dots(arms).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -324,17 +334,20 @@ def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, 
     assert [text.get_text() for text in drawn[0].legends[0].texts] == ["baseline", "batch echoing"]
 
 
-@pytest.mark.parametrize(("task", "name"), [("small_text", "example"), ("digits", "example,\nbefore aug.")])
+@pytest.mark.parametrize(
+    ("task", "name"), [("small_text", "example"), ("digits", "example, before augmentation")]
+)
 def test_without_augmentation_nothing_is_before_it(tmp_path, drawn, task, name):
     rows = [*rows_of("baseline", "none", 1, [800]), *rows_of("example_e2", VARIANTS[3], 2, [400])]
     draw([row | {"task": task} for row in rows], [], tmp_path)
-    assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["baseline", name]
+    assert rows_named(drawn[0].axes[0]) == ["baseline", f"{name}, e = 2"]
 
 
 def test_words_and_scales():
     assert target_words("accuracy", 0.97) == "97 % validation accuracy"
     assert target_words("accuracy", 0.753) == "75.3 % validation accuracy"
-    assert target_words("cross_entropy", 3.9) == "validation cross entropy 3.9"
+    assert target_words("cross_entropy", 3.9) == "validation cross entropy of 3.9"
+    assert target_words("mAP_50", 0.8) == "validation mAP@50 of 0.8"
     assert target_words("mAP", None) == "validation mAP"
     assert count_scale(9999) == (1.0, "")
     assert count_scale(10_000) == (1e3, " (thousands)")
@@ -390,16 +403,16 @@ def test_the_report_holds_table_figures_and_command(results):
     page = (results / "figures" / "report.html").read_text()
     assert re.search(r"<td>baseline</td>\s*<td[^>]*>9,000</td>", page)
     assert "x=&lt;1&gt;" in page
-    pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
-    for kind, picture in zip(("", "_curves", "_tuning"), pictures, strict=True):
-        drawn = (results / "figures" / f"quickstart_digits{kind}.png").read_bytes()
-        assert len(picture) < len(drawn)
-        shown, whole = (
-            np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), int) for one in (picture, drawn)
-        )
-        assert shown.shape == whole.shape
-        assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
-    assert page.count("src=") == 3  # the page needs no other file
+    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    picture, drawn = base64.b64decode(found), (results / "figures" / "quickstart_digits.png").read_bytes()
+    assert len(picture) < len(drawn)
+    shown, whole = (np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), int) for one in (picture, drawn))
+    assert shown.shape == whole.shape
+    assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
+    assert page.count("src=") == 1  # what is shown needs no other file
+    linked = re.findall(r'href="(?!data:)([^"]+)"', page)
+    assert linked[1:] == ["quickstart_digits_curves.png", "quickstart_digits_tuning.png"]
+    assert f'id="{linked[0].removeprefix("#")}"' in page  # from the contents
 
 
 @pytest.mark.parametrize(
