@@ -19,6 +19,7 @@ PAGES = (
     "adaecho/*/README.md",
     "results/README.md",
     "results/weights/*/README.md",
+    "skills/*/*.md",
 )
 _LINK = re.compile(r"(\]\()(?!https?://|#)([^)#\s]+)")
 sys.path.insert(0, str(ROOT))
