@@ -125,9 +125,6 @@ def _recorded(run: RunFolder, summary: dict[str, Any], steps: int, split: Split)
     """What the run wrote down of the weights after so many steps."""
     if split == "test":
         return summary.get("test")
-    if summary["steps"] == steps and "final" in summary:
-        found: dict[str, float] = summary["final"]
-        return found
     return next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
 
 

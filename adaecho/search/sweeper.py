@@ -148,7 +148,8 @@ def sweep_folder(config: DictConfig, typed: Typed) -> Path:
     if chosen or config.hydra.runtime.choices.get("experiment"):
         return folder
     plain = to_plain(config)
-    search = [plain["search"][key] for key in ("seed", "prune", "axes", "arms")]
+    search = [plain["search"][key] for key in ("seed", "prune", "arms")]
+    search.append(plain["search"]["axes"] if plain["search"]["trials"] > 1 else {})
     intervals = {key: str(interval) for key, interval in typed.intervals.items()}
     budgets = [plain[key] for key in BUDGETS]
     digest = stable_hash(identity(plain), budgets, search, sorted(masked(typed.choices)), intervals)

@@ -4,7 +4,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,14 +197,20 @@ class _Trial:
             status = trainer.train()
         self._tell_skipped(trainer)
         if status in (Status.PREEMPTED, Status.BUDGET_SPENT):
+            # Before the evaluation of the end: with a larger budget there is none at this place.
             self._checkpoint(trainer)
+        if status == Status.BUDGET_SPENT:
+            with self._measuring(trainer, "validation"):
+                status = trainer.evaluate_end()
         summary = self._summary(trainer, status)
         if status == Status.PREEMPTED and trainer.signal:
             summary["signal"] = signal.Signals(trainer.signal).name
-        if status == Status.BUDGET_SPENT:  # wherever that was, maybe between two evaluations
-            summary["final"] = self._measure(trainer, "validation")
+        if status == Status.BUDGET_SPENT:
+            last = self.ranks.from_first(lambda: self.run_folder.read_metrics()[-1])
+            summary["final"] = {name: last[name] for name in trainer.task.metrics}
         if status in (Status.REACHED, Status.BUDGET_SPENT) and trainer.task.has_test_split:
-            summary["test"] = self._measure(trainer, "test")
+            with self._measuring(trainer, "test"):
+                summary["test"] = trainer.measure("test")
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
@@ -215,13 +221,12 @@ class _Trial:
         self.has_ended = True
         return self.ranks.from_first(lambda: summary)
 
-    def _measure(self, trainer: Trainer, split: Split) -> dict[str, float]:
-        """Metrics at the end, which may take as long as all the training: the display says what goes on."""
+    def _measuring(self, trainer: Trainer, split: Split) -> AbstractContextManager[object]:
+        """What is measured inside may take as long as all the training: the display says what goes on."""
         if self.display is None:
-            return trainer.measure(split)
+            return nullcontext()
         number, spent_s = trainer.progress.evaluations, trainer.clocks.eval_time_s
-        with self.display.evaluating(split, spent_s / number if number else None):
-            return trainer.measure(split)
+        return self.display.evaluating(split, spent_s / number if number else None)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
         if self.ranks.is_first:
