@@ -64,7 +64,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
         raise FolderError(f"{path}: holds no run (config.yaml and summary.json); name the folder of one")
     config = _changed(plain, overrides)
     file = path / "model" / f"{weights}.safetensors"
-    if not file.exists():
+    if not file.is_file():
         raise FolderError(
             f"{file}: is missing; a run writes its weights when it ends by itself (reached or budget_spent), "
             f"and this one's status is {summary['status']}"
