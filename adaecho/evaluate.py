@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the run's config")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
     parser.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
     typed = parser.parse_args(arguments)
     with told():

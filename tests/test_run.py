@@ -264,3 +264,15 @@ def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, 
         [sys.executable, *begins, "task.name=mine"], capture_output=True, text=True, check=False
     )
     assert done.stderr.splitlines()[-1] == "error: found", done.stderr
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "adaecho", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Groups, as group=option" in done.stdout
+
+
+def test_a_number_that_no_library_takes_gets_one_message(command: Command) -> None:
+    code, _, err = command(f"seed={10**23}", "tracking=none")
+    assert code == 2
+    assert err.strip().splitlines() == [f"error: seed={10**23}: must be at most 2^53, {2**53}"]

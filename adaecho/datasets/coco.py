@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import DataError
+from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
 _Annotation = tuple[list[float], int, bool, float]
@@ -151,6 +151,24 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
         [_as_boxes(annotations[number]) for number in kept],
         [(int(images[number]["height"]), int(images[number]["width"])) for number in kept],
     )
+
+
+def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, DetectionImages | None]:
+    """The training split and, where there is one, the validation split, of the same categories.
+
+    Raises:
+        DataError: see ``read_coco``; or the splits have other categories.
+    """
+    train = read_coco(path, "train", bad)
+    if not has_split(Path(path).expanduser(), "val"):
+        return train, None
+    validation = read_coco(path, "val", bad)
+    if train.categories != validation.categories:
+        raise DataError(
+            f"data.path={path}: its two annotation files have other categories: "
+            f"{how_they_differ(train.categories, validation.categories)}"
+        )
+    return train, validation
 
 
 def find_annotations(top: Path, part: Part) -> Path:

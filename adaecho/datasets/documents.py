@@ -56,17 +56,6 @@ class Files:
             if number >= first:
                 yield f"{shard}, document {number}", text
 
-    def count(self, shard: Path) -> int:
-        """How many documents a file holds, as far as possible without reading it."""
-        if shard.suffix == ".parquet":
-            from pyarrow import parquet
-
-            with readable(shard):
-                return int(parquet.read_metadata(shard).num_rows)
-        if shard.suffix in _TEXT_ENDINGS and not self.lines:
-            return 1
-        return sum(1 for _ in self.read(shard))
-
     def key(self) -> str:
         """Changes when a file is added, removed, or written again: names, times and ``fingerprint_of``.
 

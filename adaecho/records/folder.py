@@ -296,8 +296,8 @@ class RunFolder:
         for folder in (self.checkpoint_dir, self.path / "model"):
             if folder.is_symlink():
                 raise FolderError(
-                    f"{folder}: leads elsewhere by a symbolic link, through which nothing is written; put the "
-                    "folder itself there, or choose another hydra.run.dir="
+                    f"{folder}: leads elsewhere by a symbolic link, through which nothing is written; put "
+                    "the folder itself there, or choose another hydra.run.dir="
                 )
 
     def _has_records(self) -> bool:

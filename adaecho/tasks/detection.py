@@ -54,8 +54,8 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
         image = decode_image(example["image"], turned=False)
     if image.shape[:2] != (height, width):
         raise ValueError(
-            f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its annotations "
-            f"say {width} and {height}; was it turned or resized after it was annotated?"
+            f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its "
+            f"annotations say {width} and {height}; was it turned or resized after it was annotated?"
         )
     return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
 

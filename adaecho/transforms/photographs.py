@@ -145,7 +145,7 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
         )
     if size[0] * size[1] > MAX_PIXELS:
         raise ValueError(
-            f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
+            f"its {len(content)} bytes claim {size[1]}x{size[0]} pixels, and at most "
             f"{MAX_PIXELS:,} are decoded"
         )
     return content

@@ -210,5 +210,7 @@ def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:
     example = {"image": stream.getvalue(), "boxes": None, "labels": None}
     for size in ((height, width), (width, height)):
         assert decode_detection({**example, "size": size})["image"].shape[:2] == size
-    with pytest.raises(ExampleError, match=rf"width of {height} and a height of {width} pixels.* say 7 and 9"):
+    with pytest.raises(
+        ExampleError, match=rf"width of {height} and a height of {width} pixels.* say 7 and 9"
+    ):
         decode_detection({**example, "size": (9, 7)})
