@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
+from adaecho.datasets.parquet import describe, opened, read_schema, whole_numbers
 from adaecho.datasets.split import Rows
 from adaecho.datasets.storage import shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
@@ -50,10 +50,8 @@ class ImageTables:
         self.files = files
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        from pyarrow import parquet
-
         for file in self.files:
-            with parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 for rows in table.iter_batches(batch_size=_ROWS, columns=["image"]):
                     for image in rows.column(0).to_pylist():
                         yield {"image": image["bytes"] if isinstance(image, dict) else image}
@@ -121,14 +119,12 @@ class LabelledTables:
     thread_safe = True
 
     def __init__(self, files: Sequence[Path]) -> None:
-        from pyarrow import parquet
-
         self.files = list(files)
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
         for file in files:
             _check_schema(file)
-            with readable(file), parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 for group in range(table.num_row_groups):
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
@@ -149,12 +145,10 @@ class LabelledTables:
 
     def _images(self, group: int) -> Any:
         """The column of a row group, as Arrow has it: Python's objects of all its rows take as long again."""
-        from pyarrow import parquet
-
         images = self._kept.get(group)
         if images is None:
             file, number = self._groups[group]
-            with readable(file), parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 images = table.read_row_group(number, columns=["image"]).column(0)
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
             # A new dict, so that another thread goes on with the old one.

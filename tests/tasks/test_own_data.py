@@ -1,4 +1,4 @@
-"""A first try on one's own data: what a look shows to be wrong is said, with the remedy, before a trial begins."""
+"""A first try on own data: what a look shows to be wrong is said before a trial begins, with the remedy."""
 
 import re
 from pathlib import Path
