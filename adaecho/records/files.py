@@ -99,6 +99,12 @@ def atomic_file(
             sync_folder(path.parent)
 
 
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what a killed ``atomic_file`` of this name left; nobody else may be writing one."""
+    for leftover in folder.glob(f".{name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system can (some network ones refuse)."""
     with suppress(OSError):

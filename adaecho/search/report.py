@@ -9,7 +9,7 @@ from rich.console import Console
 
 from adaecho.errors import how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
-from adaecho.records.files import write_json, write_text
+from adaecho.records.files import remove_leftovers, write_json, write_text
 from adaecho.records.lock import alone
 from adaecho.records.outcome import COSTS, EDGE, Row, num_best, without_target
 from adaecho.records.status import ENDED, Status
@@ -29,6 +29,7 @@ def write_outcome(state: SweepState, console: Console) -> None:
         rows = trial_rows(state)
         arms = summarize(rows)
         for name, records in (("trials.json", rows), ("outcome.json", arms)):
+            remove_leftovers(state.folder, name)
             write_json(state.folder / name, records)
     export(state.folder, state.design, rows)
     console.print()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
-from adaecho.config.identity import BUDGETS
+from adaecho.config.identity import BUDGETS, changes
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
@@ -68,19 +68,12 @@ def run_trial(
     """
     trial = _Trial(config, RunFolder(folder), display, prune, ranks)
     with ExitStack() as stack:
-        in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
-        if in_use is None:
+        outcome = ranks.from_first(lambda: trial.lock(stack))
+        if outcome is None:
             return _run_locked(trial, overrides, begun)
-    raise in_use  # on all ranks, which can go on with something else
-
-
-def _lock(run: RunFolder, stack: ExitStack) -> FolderInUseError | None:
-    """Take the folder's lock; the error where another process has it."""
-    try:
-        stack.enter_context(run.lock())
-    except FolderInUseError as error:
-        return error
-    return None
+    if isinstance(outcome, FolderInUseError):
+        raise outcome  # on all ranks, which can go on with something else
+    return outcome
 
 
 def _run_locked(trial: "_Trial", overrides: Sequence[str], begun: Callable[[], object]) -> dict[str, Any]:
@@ -126,6 +119,25 @@ class _Trial:
     last_checkpoint: float = field(default_factory=time.monotonic)
     skipped_told: int = 0
     has_ended: bool = False
+
+    def lock(self, stack: ExitStack) -> FolderInUseError | dict[str, Any] | None:
+        """Take the folder's lock; the error where another process has it.
+
+        Where nothing can be written and nothing is left to do, the summary.
+        """
+        run = self.run_folder
+        try:
+            stack.enter_context(run.lock())
+        except FolderInUseError as error:
+            return error
+        except DiskError:
+            recorded, summary = run.read_config(), run.read_summary()
+            if self.config.fresh or recorded is None or changes(recorded, to_plain(self.config)):
+                raise
+            if not is_finished(summary, self.config):
+                raise
+            return summary
+        return None
 
     def open(self, overrides: Sequence[str]) -> dict[str, Any] | None:
         """Make the locked folder this run's; its summary where nothing is left to do."""
