@@ -86,6 +86,7 @@ def trial_row(
         "trained_examples": summary.get("steps", 0) * config["batch_size"],
         **{f"final_{metric}": value for metric, value in summary.get("final", {}).items()},
         **{key: summary[key] for key in _MEASURED if key in summary},
+        **{key: value for key, value in summary.get("data", {}).items() if key == "validation_images"},
     }
 
 
