@@ -8,8 +8,9 @@ import sysconfig
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
@@ -164,7 +165,7 @@ def _text_rows(file: Path, *, lines: bool) -> Iterator[Text]:
                     yield ValueError(f"is no UTF-8 (byte {error.start}: {error.reason})")
 
 
-def _whole(file: Path, opened_file: IO[bytes]) -> bytes:
+def _whole(file: Path, opened_file: BufferedIOBase) -> bytes:
     content = opened_file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise DataError(
@@ -174,7 +175,7 @@ def _whole(file: Path, opened_file: IO[bytes]) -> bytes:
     return content
 
 
-def _lines(file: Path, opened_file: IO[bytes]) -> Iterator[bytes]:
+def _lines(file: Path, opened_file: BufferedIOBase) -> Iterator[bytes]:
     """The lines of a file, perhaps unpacked, none of which may ask for more memory than there is.
 
     Raises:
