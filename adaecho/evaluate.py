@@ -64,7 +64,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
         raise FolderError(f"{path}: holds no run (config.yaml and summary.json); name the folder of one")
     config = _changed(plain, overrides)
     file = path / "model" / f"{weights}.safetensors"
-    if not file.exists():
+    if not file.is_file():
         raise FolderError(
             f"{file}: is missing; a run writes its weights when it ends by itself (reached or budget_spent), "
             f"and this one's status is {summary['status']}"
@@ -125,9 +125,6 @@ def _recorded(run: RunFolder, summary: dict[str, Any], steps: int, split: Split)
     """What the run wrote down of the weights after so many steps."""
     if split == "test":
         return summary.get("test")
-    if summary["steps"] == steps and "final" in summary:
-        found: dict[str, float] = summary["final"]
-        return found
     return next((line for line in reversed(run.read_metrics()) if line["steps"] == steps), None)
 
 
@@ -152,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the run's config")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
     parser.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
     typed = parser.parse_args(arguments)
     with told():

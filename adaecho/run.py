@@ -105,10 +105,7 @@ def cautions(config: schema.Config) -> list[str]:
         bounds.append(config.max_steps * config.batch_size + config.echo.shuffle_buffer)
     every = config.evaluate.every_fresh_examples
     if any(bound is not None and bound < every for bound in bounds):
-        return [
-            f"no evaluation before the end: evaluate.every_fresh_examples={every} lies beyond the budget, so "
-            "no target can be met"
-        ]
+        return [f"evaluated once, at the end: evaluate.every_fresh_examples={every} lies beyond the budget"]
     return []
 
 

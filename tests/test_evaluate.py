@@ -111,3 +111,9 @@ def test_damaged_weights_are_refused(
     with pytest.raises(SystemExit, match="2"):
         evaluate.main([str(tmp_path / "run")])
     assert "this one's status is diverged" in capsys.readouterr().err
+
+
+def test_without_a_run_it_asks_for_that_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evaluate.main([])
+    assert capsys.readouterr().err.strip().endswith("error: the following arguments are required: run")

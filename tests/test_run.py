@@ -142,7 +142,7 @@ def test_what_is_rarely_meant_is_said(compose_config: Compose) -> None:
     assert "goes on until it is interrupted" in endless
     for budget in ("max_fresh_examples=100", "max_steps=3"):
         (unmeasured,) = run.cautions(compose_config(budget, "evaluate.every_fresh_examples=1000"))
-        assert "no evaluation before the end" in unmeasured
+        assert unmeasured.startswith("evaluated once, at the end: ")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, where no folder can be made")
@@ -264,3 +264,15 @@ def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, 
         [sys.executable, *begins, "task.name=mine"], capture_output=True, text=True, check=False
     )
     assert done.stderr.splitlines()[-1] == "error: found", done.stderr
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "adaecho", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Groups, as group=option" in done.stdout
+
+
+def test_a_number_that_no_library_takes_gets_one_message(command: Command) -> None:
+    code, _, err = command(f"seed={10**23}", "tracking=none")
+    assert code == 2
+    assert err.strip().splitlines() == [f"error: seed={10**23}: must be at most 2^53, {2**53}"]

@@ -4,6 +4,8 @@ import math
 
 from adaecho.errors import ConfigError
 
+_MOST = 2**53  # whole numbers up to here survive JSON, and every library's integers
+
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises ConfigError where a value is not among those allowed."""
@@ -12,9 +14,11 @@ def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def at_least(key: str, value: float | None, least: float) -> None:
-    """Raises ConfigError where a number is too small; null, where the key may be, passes."""
+    """Raises ConfigError where a number is too small or beyond 2^53; null, where the key may be, passes."""
     if value is not None and value < least:
         raise ConfigError(f"{key}={value}: must be at least {least}")
+    if value is not None and value > _MOST:
+        raise ConfigError(f"{key}={value}: must be at most 2^53, {_MOST}")
 
 
 def positive(key: str, value: float | None, null: str = "") -> None:

@@ -22,6 +22,9 @@ _NOT_IDENTITY = (
 )  # fmt: skip
 # Below a group: what only decides how fast or in how much memory the same batches are made.
 _NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore", "allow_changed"), "echo": ("place",)}
+# Allowances, which an error may advise to raise: they can't change what a run computes before they are used
+# up. In the identity at one value, so that folders keep their names.
+_ALLOWANCES = {"data": {"max_bad_examples": 0}}
 # Keys that came after the first records, with the value that means what runs did before: at that value they
 # are no part of the identity, so that folders keep their names and searches their points.
 _ADDED_KEYS = {"compile": "off"}
@@ -65,8 +68,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     for group in kept.keys() & {"task", *_NOT_IDENTITY_IN, *_ADDED}:
         dropped = _NOT_IDENTITY_IN.get(group, ())
         added = added_options(config["task"].get("name")) if group == "task" else _ADDED.get(group, {})
+        allowances = _ALLOWANCES.get(group, {})
         kept[group] = {
-            key: value
+            key: allowances.get(key, value)
             for key, value in config[group].items()
             if key not in dropped and (key not in added or value != added[key])
         }

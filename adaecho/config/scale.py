@@ -76,10 +76,11 @@ def _size(config: DictConfig) -> Size:
     path = config.data.path
     if path is None:
         raise ConfigError("data.path: is missing; name the folder of your data, data.path=FOLDER")
-    return _size_at(str(path), json.dumps(OmegaConf.to_container(config.task), sort_keys=True))
+    task = json.dumps(OmegaConf.to_container(config.task), sort_keys=True)
+    return _size_at(str(path), task, config.data.max_bad_examples)
 
 
 @functools.cache  # asked for each value of each arm
-def _size_at(path: str, task: str) -> Size:
+def _size_at(path: str, task: str, max_bad_examples: int) -> Size:
     plain = json.loads(task)
-    return our_options().get(plain["name"], TaskConfig).size_of(path, plain)
+    return our_options().get(plain["name"], TaskConfig).size_of(path, plain, max_bad_examples)

@@ -110,7 +110,7 @@ class TrackingConfig:
 class SearchConfig:
     """A quasi-random search per arm: axes and budgets live in the task's YAML, experiments name arms."""
 
-    trials: int = 1  # non-divergent trials per search
+    trials: int = 1  # non-divergent trials per search; of 1, arms run at the task's own values
     repeats: int = 1  # independent searches per arm
     seed: int = 0  # of the points and of the trials' own seeds
     max_diverged: int | None = None  # diverged trials per search before it gives up; null: 2 * trials
@@ -119,8 +119,8 @@ class SearchConfig:
     # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
     prune: bool = False
     needs_every_trial: bool = False  # refuses prune=true
-    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); an empty
-    # one takes a task's axis away
+    # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); the
+    # task's are searched where trials > 1
     axes: dict[str, str] = field(default_factory=dict)
     # name of the arm: its overrides, e.g. batch_e2: [echo=batch, echo.factor=2]
     arms: dict[str, list[str]] = field(default_factory=dict)

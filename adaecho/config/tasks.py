@@ -65,16 +65,17 @@ class TaskConfig:
     module: ClassVar[str] = ""  # of adaecho/tasks/, where it isn't called as the task is
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:  # noqa: ARG003
-        """How much data lies in ``data.path``, for ``scale=``.
+    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
+        """How much data lies in ``data.path``, for ``scale=``; what a look shows to be wrong is an error.
 
         Args:
             path: what ``data.path`` names.
             plain: the keys ``task.*``, not checked yet.
+            max_bad_examples: as ``data.max_bad_examples``.
 
         Raises:
             ConfigError: the task's data has no such measure.
-            DataError: there is no such data.
+            DataError: there is no such data, or no run could be trained on it.
         """
         raise ConfigError(
             f"scale: is of tasks imagenet, coco and small_text, not of {plain['name']}; drop scale="

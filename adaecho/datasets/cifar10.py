@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
+from adaecho.datasets.parquet import describe, opened, read_schema, whole_numbers
 from adaecho.datasets.split import Arrays as Images
 from adaecho.datasets.storage import SkippedExamples, shard_errors
 from adaecho.errors import DataError
@@ -92,13 +92,11 @@ class ParquetFolder:
         return [file for part in _PICKLES for file in self.folder.glob(f"{part}-*.parquet")]
 
     def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
-        from pyarrow import parquet
-
         rows: list[tuple[str, dict[str, Any]]] = []
         for file in sorted(self.folder.glob(f"{part}-*.parquet")):
             _check_schema(read_schema(file), str(file))
-            with readable(file):
-                rows += _rows(parquet.read_table(file, columns=list(_COLUMNS)), str(file))
+            with opened(file) as table:
+                rows += _rows(table.read(columns=list(_COLUMNS)), str(file))
         return _decoded(rows, decode, bad)
 
 

@@ -9,19 +9,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import DataError
+from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
 _Annotation = tuple[list[float], int, bool, float]
 """Of one box: x1, y1, x2, y2 in pixels, its label, whether it is a crowd, its area."""
 
+MOST_BOXES = 10_000  # of an image: each is held against each of a detector's default boxes
 _ANNOTATIONS = (
     "annotations/instances_{part}2017.json",
     "annotations/instances_{part}.json",
@@ -109,8 +110,9 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
     Args:
         path: a folder with ``annotations/instances_train2017.json``, ``train2017/`` and so on, or so named.
         part: "train" or "val".
-        bad: takes images without a file, and boxes that can't be used: of no area, outside their image, of an
-            unknown category or image, or listed twice. The rest of their image is kept.
+        bad: takes images without a file, or with more than ``MOST_BOXES``, and boxes that can't be used: of
+            no area, outside their image, of an unknown category or image, or listed twice. The rest of their
+            image is kept.
 
     Raises:
         DataError: files are missing or not in the schema, ids of images or categories occur twice, nothing is
@@ -139,18 +141,39 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
             bad.add(f"{file}, annotation {annotation.get('id')}", str(error))
     kept = []
     for number, image in images.items():
-        if image["file_name"] in present:
-            kept.append(number)
-        else:
+        if image["file_name"] not in present:
             bad.add(f"{file}, image {number}", f"its file {image['file_name']} is missing")
+        elif len(annotations[number]) > MOST_BOXES:
+            reason = f"it has {len(annotations[number]):,} boxes, and at most {MOST_BOXES:,} are learned"
+            bad.add(f"{file}, image {number}", reason)
+        else:
+            kept.append(number)
     if not kept:
-        raise DataError(f"{file}: lists no image whose file is there")
+        raise DataError(f"{file}: lists no image that can be used")
     return DetectionImages(
         [str(category["name"]) for _, category in categories],
         [present[images[number]["file_name"]] for number in kept],
         [_as_boxes(annotations[number]) for number in kept],
         [(int(images[number]["height"]), int(images[number]["width"])) for number in kept],
     )
+
+
+def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, DetectionImages | None]:
+    """The training split and, where there is one, the validation split, of the same categories.
+
+    Raises:
+        DataError: see ``read_coco``; or the splits have other categories.
+    """
+    train = read_coco(path, "train", bad)
+    if not has_split(Path(path).expanduser(), "val"):
+        return train, None
+    validation = read_coco(path, "val", bad)
+    if train.categories != validation.categories:
+        raise DataError(
+            f"data.path={path}: its two annotation files have other categories: "
+            f"{how_they_differ(train.categories, validation.categories)}"
+        )
+    return train, validation
 
 
 def find_annotations(top: Path, part: Part) -> Path:
@@ -185,8 +208,13 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and 1 <= value < math.inf
 
 
+def _is_inside(value: Any) -> bool:
+    """Whether it names a file, and none elsewhere: annotations may be anyone's."""
+    return isinstance(value, str) and value != "" and not {"..", "/"} & {*PurePosixPath(value).parts}
+
+
 _ID, _SIZE = (_is_id, "number or text"), (_is_size, "number of pixels")
-_NAME = (lambda value: isinstance(value, str) and value != "", "name of a file")
+_NAME = (_is_inside, "name of a file within the folder of images")
 # What the entries of each list hold. An annotation that holds something else is skipped, and its image kept.
 _SCHEMA: dict[str, dict[str, tuple[Callable[[Any], bool], str] | None]] = {
     "images": {"id": _ID, "file_name": _NAME, "height": _SIZE, "width": _SIZE},

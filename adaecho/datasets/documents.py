@@ -5,14 +5,16 @@ import hashlib
 import json
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.datasets.parquet import readable
+from adaecho.datasets.parquet import opened
 from adaecho.errors import DataError
 
 Text = str | Exception
@@ -21,6 +23,7 @@ Text = str | Exception
 _TEXT_ENDINGS = (".txt", ".py", ".md")
 _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
 _ROWS = 256  # read from parquet at once
 _PARTS = ("train", "validation", "valid", "test")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
@@ -56,17 +59,6 @@ class Files:
             if number >= first:
                 yield f"{shard}, document {number}", text
 
-    def count(self, shard: Path) -> int:
-        """How many documents a file holds, as far as possible without reading it."""
-        if shard.suffix == ".parquet":
-            from pyarrow import parquet
-
-            with readable(shard):
-                return int(parquet.read_metadata(shard).num_rows)
-        if shard.suffix in _TEXT_ENDINGS and not self.lines:
-            return 1
-        return sum(1 for _ in self.read(shard))
-
     def key(self) -> str:
         """Changes when a file is added, removed, or written again: names, times and ``fingerprint_of``.
 
@@ -85,7 +77,9 @@ class Files:
         for path in self.all():
             name = str(path.relative_to(_LIBRARY if self.root is None else self.root.parent))
             digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
         return digest.hexdigest()
 
     def all(self) -> list[Path]:
@@ -162,19 +156,48 @@ def _standard_library() -> list[Path]:
 
 
 def _text_rows(file: Path, *, lines: bool) -> Iterator[Text]:
-    for part in file.read_bytes().splitlines() if lines else [file.read_bytes()]:
-        try:
-            yield part.decode("utf-8")
-        except UnicodeDecodeError as error:
-            yield ValueError(f"is no UTF-8 (byte {error.start}: {error.reason})")
+    with file.open("rb") as opened_file:
+        for line in _lines(file, opened_file) if lines else [_whole(file, opened_file)]:
+            for part in line.splitlines() if lines else [line]:
+                try:
+                    yield part.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    yield ValueError(f"is no UTF-8 (byte {error.start}: {error.reason})")
+
+
+def _whole(file: Path, opened_file: BufferedIOBase) -> bytes:
+    content = opened_file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DataError(
+            f"{file}: is one document of more than {MOST_BYTES:,} bytes; task.lines=true takes each line as "
+            "one, or split it"
+        )
+    return content
+
+
+def _lines(file: Path, opened_file: BufferedIOBase) -> Iterator[bytes]:
+    """The lines of a file, perhaps unpacked, none of which may ask for more memory than there is.
+
+    Raises:
+        DataError: one is too long, or the file can't be unpacked.
+    """
+    number = 0
+    try:
+        while line := opened_file.readline(MOST_BYTES + 1):
+            number += 1
+            if len(line) > MOST_BYTES:
+                raise DataError(
+                    f"{file}, line {number}: a document of more than {MOST_BYTES:,} bytes; split it"
+                )
+            yield line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{file}, after line {number}: can't be unpacked ({error}); fetch it again"
+        ) from error
 
 
 def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
-    from pyarrow import parquet
-
-    with readable(file):
-        table = parquet.ParquetFile(file)
-    with table:
+    with opened(file) as table:
         _check_column(file, table.schema_arrow, column)
         for rows in table.iter_batches(batch_size=_ROWS, columns=[column]):
             for row in rows.column(0):
@@ -222,8 +245,8 @@ def _check_column(file: Path, schema: Any, column: str) -> None:
 
 
 def _json_rows(file: Path, column: str) -> Iterator[Text]:
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
-        for line in lines:
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as opened_file:
+        for line in _lines(file, opened_file):
             try:
                 text = json.loads(line)[column]
             except (ValueError, KeyError, TypeError, RecursionError) as error:

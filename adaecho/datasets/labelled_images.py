@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, read_schema, readable, whole_numbers
+from adaecho.datasets.parquet import describe, opened, read_schema, whole_numbers
 from adaecho.datasets.split import Rows
 from adaecho.datasets.storage import shard_errors
-from adaecho.errors import DataError, warn
+from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -50,10 +50,8 @@ class ImageTables:
         self.files = files
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        from pyarrow import parquet
-
         for file in self.files:
-            with parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 for rows in table.iter_batches(batch_size=_ROWS, columns=["image"]):
                     for image in rows.column(0).to_pylist():
                         yield {"image": image["bytes"] if isinstance(image, dict) else image}
@@ -121,14 +119,12 @@ class LabelledTables:
     thread_safe = True
 
     def __init__(self, files: Sequence[Path]) -> None:
-        from pyarrow import parquet
-
         self.files = list(files)
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
         for file in files:
             _check_schema(file)
-            with readable(file), parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 for group in range(table.num_row_groups):
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
@@ -149,12 +145,10 @@ class LabelledTables:
 
     def _images(self, group: int) -> Any:
         """The column of a row group, as Arrow has it: Python's objects of all its rows take as long again."""
-        from pyarrow import parquet
-
         images = self._kept.get(group)
         if images is None:
             file, number = self._groups[group]
-            with readable(file), parquet.ParquetFile(file) as table:
+            with opened(file) as table:
                 images = table.read_row_group(number, columns=["image"]).column(0)
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
             # A new dict, so that another thread goes on with the old one.
@@ -218,6 +212,53 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
     return _folders(top) if part == "train" and not has_parts else None
 
 
+def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledImages, LabelledImages | None]:
+    """The training split under a path and, where there is one, the validation split, of the same classes.
+
+    Args:
+        path: see ``find_labelled``.
+        validation_path: another path, of a validation split or of training images alone; null: the same one.
+
+    Raises:
+        DataError: see ``find_labelled``; or there is one class, or the splits name other classes.
+    """
+    train = find_labelled(path, "train")
+    if train is None:
+        raise DataError(f"data.path={path}: has a validation split and no training images")
+    if train.num_classes == 1:
+        name = next(iter(train.classes), "")
+        inside = Path(path).expanduser() / name
+        is_above = bool(name) and inside.is_dir() and any(one.is_dir() for one in inside.iterdir())
+        raise DataError(
+            f"data.path={path}: one class{name and ': '}{name}; "
+            + (f"did you mean data.path={inside}?" if is_above else "a classifier tells two or more apart")
+        )
+    if validation_path is None:
+        validation = find_labelled(path, "validation")
+    else:
+        key = "task.validation_path"
+        validation = find_labelled(validation_path, "validation", key)
+        validation = validation or find_labelled(validation_path, "train", key)
+    if validation is not None:
+        _check_classes(path, train, validation)
+    return train, validation
+
+
+def _check_classes(path: str, train: LabelledImages, validation: LabelledImages) -> None:
+    """Raises DataError where the splits' labels mean other classes, as far as the data tells."""
+    if bool(validation.classes) != bool(train.classes):
+        named, numbered = ("training", "validation") if train.classes else ("validation", "training")
+        raise DataError(
+            f"data.path={path}: its {named} split names its classes, its {numbered} split numbers them, so "
+            "it can't be told which is which; store both in one form"
+        )
+    if validation.classes != train.classes:
+        raise DataError(
+            f"data.path={path}: its training and validation splits name other classes: "
+            f"{how_they_differ(train.classes, validation.classes)}"
+        )
+
+
 def files_of(source: Any) -> list[Path] | list[str]:
     """What a source that ``find_labelled`` has found is read from: files, or urls of shards."""
     source = source.dataset if isinstance(source, Rows) else source
@@ -231,6 +272,7 @@ def _folders(top: Path) -> LabelledImages:
     files: list[Path] = []
     labels: list[int] = []
     others: Counter[str] = Counter()  # by their endings
+    deeper: list[Path] = []
     for label, name in enumerate(classes):
         inside = [file for file in (top / name).rglob("*") if file.is_file() and file.name[0] != "."]
         found = sorted(file for file in inside if file.suffix.lower() in IMAGE_ENDINGS)
@@ -240,12 +282,19 @@ def _folders(top: Path) -> LabelledImages:
                 f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
                 "fill or remove it"
             )
+        deeper += [file for file in found if file.parent != top / name]
         files += found
         labels += [label] * len(found)
     if not files:
         raise DataError(
             f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar (shards are read "
             "plain: gunzip those that end in .gz)"
+        )
+    if deeper:
+        first = deeper[0].relative_to(top)
+        warn(
+            f"{top}: {len(deeper)} of its {len(files)} images lie deeper than in the folder of their class, "
+            f"which is the first below it: {first} is of {first.parts[0]}"
         )
     if others:
         kinds = ", ".join(

@@ -24,6 +24,23 @@ def readable(file: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """The ``ParquetFile`` of a file.
+
+    Raises:
+        DataError: it is damaged, or its footer counts less than no rows.
+    """
+    from pyarrow import parquet
+
+    with readable(file), parquet.ParquetFile(file) as table:
+        about = table.metadata
+        counts = [about.num_rows, *(about.row_group(group).num_rows for group in range(about.num_row_groups))]
+        if min(counts) < 0:
+            raise DataError(f"{file}: not readable as parquet (it counts {min(counts)} rows); fetch it again")
+        yield table
+
+
 def read_schema(file: Path) -> Any:
     """The Arrow schema of a file.
 

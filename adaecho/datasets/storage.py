@@ -7,6 +7,7 @@ from adaecho.errors import DataError, warn, with_notes
 from adaecho.masking import presentable
 from adaecho.shards import ArchiveError, TransferError
 
+_LISTED = 3  # lines that tell which examples are bad
 _REMEDY = "once that is mended, run the same command again: a run continues where it was"
 
 
@@ -60,10 +61,13 @@ class SkippedExamples:
         """
         self._found.append(presentable(f"{origin}: {reason}"))
         if len(self._found) > self._budget:
-            listed = "\n  ".join(self._found)
+            number = len(self._found)
+            listed = self._found
+            if number > _LISTED:
+                listed = [*self._found[: _LISTED - 1], f"and {number - _LISTED + 1} more"]
             raise DataError(
-                f"more bad examples than data.max_bad_examples={self._budget} allows to skip:\n  {listed}\n"
-                "Mend the files, or allow more to be skipped"
+                f"more bad examples than data.max_bad_examples={self._budget} allows to skip; mend the "
+                "files, or allow more:\n  " + "\n  ".join(listed)
             )
         if self._at_once:
             warn(f"bad example skipped: {self._found[-1]}")

@@ -12,7 +12,8 @@ from adaecho.errors import DataError, say, told
 from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors, record_errors, write_text
+from adaecho.records.files import folder_errors, record_errors, remove_leftovers, write_text
+from adaecho.records.lock import alone
 from adaecho.records.table import summarize
 
 Drawn = tuple[list[Path], list[str]]
@@ -76,7 +77,9 @@ def main(
         into = options.into or options.results / "figures"
         with folder_errors(into):
             into.mkdir(parents=True, exist_ok=True)
-            written = draw(options.results, into)
+            with alone(into):
+                remove_leftovers(into)
+                written = draw(options.results, into)
         for path in written:
             say(path)
 

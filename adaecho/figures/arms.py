@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from adaecho.figures.style import (
     FAINT,
     INK,
+    SERIES,
     VARIANTS,
     count_axis,
     factor_order,
@@ -151,8 +152,6 @@ def _factor(arm: Arm) -> float:
     return factor_order(arm["echo_factor"])
 
 
-# Okabe and Ito's palette without its yellow, which is faint on white.
-_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#0072B2", "#D55E00")
 _MARGIN = 1.25
 _SAME = 0.01  # of a count: what a batch more or less at the end of a budget makes
 _NARROW = 5  # ratio of a log scale's ends below which steps of 1, 2, 5 may give fewer than two labels
@@ -163,8 +162,9 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     """Dots are means over an arm's runs, bars their minimum and maximum; the band is the first arm's.
 
     Arms that differ only before the first underscore of their names (``s2_linear``, ``s4_linear``) have one
-    colour; a line separates those that differ before it. Where each arm has an echo variant of its own, it
-    has the variant's colour. Scales are logarithmic, but for a metric of which more is better.
+    colour; a line separates those that differ before it. Where arms of an echo variant have one name, but for
+    its factor, they have the variant's colour. Scales are logarithmic, but for a metric of which more is
+    better.
 
     Args:
         arms: see ``records.outcome.ends``.
@@ -228,12 +228,13 @@ def _name(arm: Arm) -> str:
 
 def _colours(arms: list[Arm]) -> dict[str, str]:
     """The colour of each arm, by its name."""
-    if len({arm["echo_variant"] for arm in arms}) == len(arms):
+    named = {(arm["echo_variant"], re.sub(r"_e[\d.]+$", "", arm["arm"])) for arm in arms}
+    if len(named) == len({variant for variant, _ in named}) > 1:
         return {arm["arm"]: VARIANTS[arm["echo_variant"]][1] for arm in arms}
     methods = [arm["arm"].partition("_")[2] for arm in arms]
-    order = list(dict.fromkeys(methods))
+    order = list(dict.fromkeys(filter(None, methods)))
     return {
-        arm["arm"]: _COLOURS[order.index(method) % len(_COLOURS)] if method else INK
+        arm["arm"]: SERIES[order.index(method) % len(SERIES)] if method else INK
         for arm, method in zip(arms, methods, strict=True)
     }
 

@@ -9,7 +9,7 @@ from adaecho.errors import DataError
 from adaecho.figures.style import VARIANTS
 from adaecho.figures.tables import LINES
 from adaecho.masking import presentable
-from adaecho.records.files import record_errors
+from adaecho.records.files import folder_errors, read_bytes, record_errors
 from adaecho.records.outcome import ADASCALE, COLUMNS, COSTS, COUNTS, SETTINGS, Row
 from adaecho.records.status import Status
 from adaecho.records.trials import TABLES, check_name, digest, rows_of
@@ -186,7 +186,8 @@ def read_commands(table: Path) -> list[str]:
 
 def read_whole(path: Path, default: Any = None) -> Any:
     """What a record holds, the one that ``origin.json`` tells of; ``default`` where it need not exist."""
-    content = b"" if default is not None and not path.exists() else path.read_bytes()
+    with folder_errors(path):
+        content = b"" if default is not None and not path.exists() else read_bytes(path)
     if path.name in TABLES:
         _check_whole(path, content)
     if not content and default is not None:

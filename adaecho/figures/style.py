@@ -1,16 +1,21 @@
 """What all figures share: size, colours, words, numbers, and files that repeat byte for byte."""
 
+import functools
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from adaecho.errors import warn
 from adaecho.records.files import atomic_file
 
 # Paper order. Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by lightness.
@@ -21,8 +26,8 @@ VARIANTS = {
     "example_before_augmentation": ("example echoing before augmentation", "#009E73"),
     "example": ("example echoing", "#009E73"),  # of a task without augmentation: before it is after it
 }
-# Of lines that stand for anything else: the same palette without its yellow, which is faint on white.
-SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Of what stands for anything else: none is a variant's, so that a colour means the same in every figure.
+SERIES = ("#0072B2", "#D55E00", "#CC79A7", "#7A5C00", "#5E3C99", "#000000")
 INK, MUTED, FAINT = "#222222", "#595959", "#8a8a8a"
 WIDTH_INCHES = 7.2  # 1,080 pixels: a README's width on a dense screen
 _DPI = 150
@@ -66,10 +71,52 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
             drawing.suptitle(title, x=0.01, ha="left", fontsize=10)
         if note:
             drawing.supxlabel(note, fontsize=7.5, color=MUTED, x=0.01, ha="left")
+        _find_letters(drawing)
         path.parent.mkdir(parents=True, exist_ok=True)
         dated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)
-        with atomic_file(path, durable=False) as file:
+        with atomic_file(path, durable=False) as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # told already
             drawing.savefig(file, format=path.suffix[1:], dpi=_DPI, metadata=dated and {dated: None})
+
+
+def _find_letters(drawing: Figure) -> None:
+    """Give texts in scripts that matplotlib's font lacks a font of this machine; tell where none has one."""
+    own = _letters_of(font_manager.findfont(_RC["font.family"]))
+    for text in drawing.findobj(Text):
+        assert isinstance(text, Text)
+        wanted = {ord(letter) for letter in text.get_text() if not letter.isspace()} - own
+        if wanted:
+            fonts, missing = _fonts_with(frozenset(wanted))
+            text.set_fontfamily([_RC["font.family"], *fonts])
+            if missing:
+                warn(
+                    f"no font here has {missing}, as in {text.get_text()!r}: drawn as boxes; install one, "
+                    "e.g. Noto's of that script"
+                )
+
+
+@functools.cache
+def _fonts_with(wanted: frozenset[int]) -> tuple[list[str], str]:
+    """Fonts, by their families, that have these letters together, and those letters that none has."""
+    left, fonts = set(wanted), []
+    for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: (entry.name, entry.fname)):
+        is_plain = entry.style == "normal" and entry.weight in (400, "normal", "regular")
+        is_other = entry.name != _RC["font.family"] and not entry.name.startswith(
+            "Last"
+        )  # draws boxes for all
+        found = left & _letters_of(entry.fname) if left and is_plain and is_other else set()
+        if found:
+            left -= found
+            fonts.append(entry.name)
+    return fonts, "".join(map(chr, sorted(left)))
+
+
+@functools.cache
+def _letters_of(font: str) -> frozenset[int]:
+    try:
+        return frozenset(font_manager.get_font(font).get_charmap())
+    except (OSError, RuntimeError):  # removed since the fonts were listed, or of no form that is read
+        return frozenset()
 
 
 def variant_order(variant: str) -> int:

@@ -112,8 +112,15 @@ class Upstream:
 
     def loader(self, **changes: Any) -> EchoLoader:
         """Upstream without echo. The shuffle buffer only delays what is read: a batch's worth will do."""
-        arguments = {**self.arguments, "shuffle_buffer": self.arguments["batch_size"], **changes}
-        return EchoLoader(**arguments)
+        batch = self.arguments["batch_size"]
+        buffer = min(batch, self._num_examples or batch)
+        return EchoLoader(**{**self.arguments, "shuffle_buffer": buffer, **changes})
+
+    @property
+    def _num_examples(self) -> int:
+        """Examples of the source; 0 where it doesn't say."""
+        source = self.arguments["source"]
+        return len(source) if hasattr(source, "__len__") and not isinstance(source, dict | tuple) else 0
 
     def measured(self, budget_s: float, step_s: Callable[[Any], float]) -> Headroom:
         """The whole as it runs, each stage, and ``step_s`` of a batch."""
@@ -123,9 +130,7 @@ class Upstream:
             before_s, begin = cpu_s(), time.perf_counter()
             batch_s = time_call(lambda: next(batches), budget_s, warm_up=self._ahead + 2)
             busy = cores_kept_busy(before_s, time.perf_counter() - begin)
-        source = self.arguments["source"]
-        examples = len(source) if hasattr(source, "__len__") and not isinstance(source, dict | tuple) else 0
-        pass_bytes = num_bytes(batch) * examples // self.arguments["batch_size"]
+        pass_bytes = num_bytes(batch) * self._num_examples // self.arguments["batch_size"]
         return Headroom(self.stages_s(budget_s), batch_s, step_s(batch), busy, pass_bytes)
 
     @property

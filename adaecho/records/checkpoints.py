@@ -6,12 +6,13 @@ between its members, and a reader need not check them.
 """
 
 import hashlib
+import os
 import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from adaecho.records.files import atomic_file
+from adaecho.records.files import atomic_file, open_regular
 
 LAST, PREVIOUS = "last.pt", "previous.pt"
 
@@ -58,8 +59,8 @@ def identity_of(path: Path) -> str:
         OSError: it can't be read.
         ValueError: it is damaged.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256()
         left = size - _HEX_BYTES
         end = b""

@@ -18,8 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError, say, told
-from adaecho.records.files import dumps, folder_errors, read_json, record_errors, write_json, write_text
+from adaecho.records.files import (
+    dumps,
+    folder_errors,
+    read_json,
+    record_errors,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 from adaecho.records.folder import RunFolder
+from adaecho.records.lock import alone
 from adaecho.records.outcome import COSTS, Row, best_trials, searches
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
@@ -77,6 +86,7 @@ def trial_row(
         "trained_examples": summary.get("steps", 0) * config["batch_size"],
         **{f"final_{metric}": value for metric, value in summary.get("final", {}).items()},
         **{key: summary[key] for key in _MEASURED if key in summary},
+        **{key: value for key, value in summary.get("data", {}).items() if key == "validation_images"},
     }
 
 
@@ -169,13 +179,14 @@ def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> N
     with folder_errors(into):
         into.mkdir(parents=True, exist_ok=True)
     digests = {name: digest(text.encode()) for name, text in texts.items()}
-    # First: from here until the last is written, a reader of tables that lay here before refuses them.
-    write_json(into / "origin.json", {**origin, "sha256": digests})
-    for name in TABLES:
-        if name in texts:
-            write_text(into / name, texts[name])
-        else:
-            with folder_errors(into):
+    with folder_errors(into), alone(into):
+        remove_leftovers(into)
+        # First: from here until the last is written, a reader of tables that lay here before refuses them.
+        write_json(into / "origin.json", {**origin, "sha256": digests})
+        for name in TABLES:
+            if name in texts:
+                write_text(into / name, texts[name])
+            else:
                 (into / name).unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -98,6 +99,12 @@ def atomic_file(
             sync_folder(path.parent)
 
 
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what a killed ``atomic_file`` of this name left; nobody else may be writing one."""
+    for leftover in folder.glob(f".{name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system can (some network ones refuse)."""
     with suppress(OSError):
@@ -123,6 +130,29 @@ def write_json(
     write_text(path, dumps(value, indent=2) + "\n", durable=durable, ready=ready)
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """A file to read, whoever made it: a named pipe in its place would be waited for, for ever.
+
+    Raises:
+        OSError: it can't be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a regular file holds.
+
+    Raises:
+        OSError: see ``open_regular``.
+    """
+    with open_regular(path) as file:
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
@@ -130,7 +160,7 @@ def read_json(path: Path) -> Any:
         FolderError: it can't be read or is no JSON.
     """
     with folder_errors(path):
-        data = path.read_bytes()
+        data = read_bytes(path)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
@@ -149,7 +179,7 @@ def read_yaml(path: Path) -> Any:
     """
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has {path.stat().st_size:,} bytes")
-    text = path.read_text("utf-8")
+    text = read_bytes(path).decode("utf-8")
     level = 0
     try:
         for event in yaml.parse(text, _Loader):
@@ -170,6 +200,15 @@ def yaml_text(value: Any) -> str:
     return text
 
 
+def open_to_append(path: Path) -> int:
+    """A descriptor of a file that is made if it is missing; neither a link nor a pipe in its place is used.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) -> None:
     """Add ``text`` to the end of ``path`` with one write; if that fails the file keeps its old length.
 
@@ -184,7 +223,7 @@ def append(path: Path, text: str, *, ready: Callable[[], None] | None = None) ->
     """
     data = text.encode()
     with folder_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = open_to_append(path)
         try:
             if ready is not None:
                 ready()
@@ -208,7 +247,7 @@ def whole_lines(path: Path) -> list[bytes]:
     if not path.exists():
         return []
     with folder_errors(path):
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_bytes(path).splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
 
 

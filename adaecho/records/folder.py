@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.identity import changes, identity, run_id
-from adaecho.errors import FolderError, warn
+from adaecho.errors import DiskError, FolderError, warn
 from adaecho.masking import presentable
 from adaecho.records import checkpoints
 from adaecho.records.files import (
@@ -32,6 +32,8 @@ from adaecho.records.files import (
     atomic_file,
     dumps,
     folder_errors,
+    open_regular,
+    read_bytes,
     read_json,
     read_yaml,
     sync_folder,
@@ -41,6 +43,7 @@ from adaecho.records.files import (
     yaml_text,
 )
 from adaecho.records.lock import FolderInUseError, FolderLock, is_held
+from adaecho.records.status import Status
 
 _OVERRIDES = "# overrides: "
 _LEFT = (
@@ -111,6 +114,7 @@ class RunFolder:
             FolderError: the folder holds another run (with a diff), a larger budget, or no config.
         """
         self._check_writer()
+        self._check_links()
         self._identity = run_id(config)
         if fresh and self._has_records():
             self._move_aside()
@@ -152,7 +156,7 @@ class RunFolder:
             )
         if self._metrics.exists():
             with folder_errors(self._metrics):
-                descriptor = os.open(self._metrics, os.O_WRONLY | os.O_NOFOLLOW)
+                descriptor = os.open(self._metrics, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     os.truncate(descriptor, len(kept))
                 finally:
@@ -175,11 +179,13 @@ class RunFolder:
         """Check a checkpoint's bytes, and that it belongs to this run: ``start``'s, or the recorded one.
 
         Raises:
+            DiskError: it can't be read now, which says nothing about it.
             FolderError: it is damaged or of another run; says which.
         """
         try:
-            found = checkpoints.identity_of(path)
-        except (OSError, ValueError) as error:
+            with folder_errors(path):
+                found = checkpoints.identity_of(path)
+        except ValueError as error:
             raise FolderError(f"{path}: {error}") from error
         recorded = self.read_config() if not self._identity else None
         expected = self._identity if recorded is None else run_id(recorded)
@@ -219,7 +225,7 @@ class RunFolder:
     def sync_metrics(self) -> None:
         """Make the lines so far survive a power cut: before a checkpoint relies on them."""
         if self._metrics.exists():
-            with folder_errors(self._metrics), self._metrics.open("rb") as file:
+            with folder_errors(self._metrics), open_regular(self._metrics) as file:
                 os.fsync(file.fileno())
             sync_folder(self.path)
 
@@ -238,7 +244,7 @@ class RunFolder:
         if not self._summary.exists() or self._is_blank(self._summary):
             return None
         summary = read_json(self._summary)
-        if not isinstance(summary, dict) or "status" not in summary:
+        if not isinstance(summary, dict) or summary.get("status") not in [*Status]:
             raise FolderError(
                 f"{self._summary}: damaged (no summary of a run). Restore it, or start anew with fresh=true"
             )
@@ -266,7 +272,7 @@ class RunFolder:
     def read_overrides(self) -> list[str]:
         """What was typed for the run, from the first line of ``config.yaml``."""
         with folder_errors(self._config):
-            first = self._config.read_text("utf-8", errors="replace").partition("\n")[0]
+            first = read_bytes(self._config).decode("utf-8", errors="replace").partition("\n")[0]
         return list(json.loads(first.removeprefix(_OVERRIDES))) if first.startswith(_OVERRIDES) else []
 
     def write_traceback(self, traceback: str) -> None:
@@ -285,6 +291,15 @@ class RunFolder:
                 "this one slept, or removed it). Nothing was written"
             )
 
+    def _check_links(self) -> None:
+        """Refuse folders in it that are links, in a run received from others to any folder of one's own."""
+        for folder in (self.checkpoint_dir, self.path / "model"):
+            if folder.is_symlink():
+                raise FolderError(
+                    f"{folder}: leads elsewhere by a symbolic link, through which nothing is written; put "
+                    "the folder itself there, or choose another hydra.run.dir="
+                )
+
     def _has_records(self) -> bool:
         if any(path.exists() for path in (self._config, self._metrics, self._summary)):
             return True
@@ -301,6 +316,8 @@ class RunFolder:
         for path in self.checkpoints():
             try:
                 self.check_checkpoint(path)
+            except DiskError:
+                raise
             except FolderError:
                 continue
             return False
@@ -309,7 +326,7 @@ class RunFolder:
     @staticmethod
     def _is_blank(path: Path) -> bool:
         with folder_errors(path):
-            return path.exists() and not path.read_bytes().strip(b"\0 \n")
+            return path.exists() and not read_bytes(path).strip(b"\0 \n")
 
     def _move_aside(self) -> None:
         """Rename the whole folder, which no kill can leave half done, and take a new one in its place.

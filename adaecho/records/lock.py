@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError
-from adaecho.records.files import folder_errors
+from adaecho.records.files import folder_errors, read_bytes
 
 HEARTBEAT_S = 15.0
 # A network file system may show a file's times up to a minute late (NFS acregmax), so several beats.
@@ -210,7 +210,7 @@ def _me(token: str, folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Who holds the lock; None where no process does, or the file is not what ``_me`` writes."""
     with suppress(OSError, ValueError, RecursionError, KeyError):
-        holder = json.loads(path.read_text())
+        holder = json.loads(read_bytes(path))
         texts = [holder[key] for key in ("folder", "host", "process_start", "since", "token")]
         pid = holder["pid"]
         if (

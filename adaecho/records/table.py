@@ -1,5 +1,6 @@
 """The end of a sweep as a table of text, computed here once; terminal, Markdown and HTML only lay it out."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +45,29 @@ def end_of_sweep(rows: list[Row], arms: list[Row]) -> list[Column]:
     """The columns of the table for these trials and what ``summarize`` makes of them.
 
     With several searches per arm a cost is the mean of their best trials and its range theirs; with one, the
-    best trial's, and the range that of all its trials that reached the target. ``-`` where an arm has none.
+    best trial's, and the range that of all its trials that reached the target. ``-`` where an arm has none,
+    and no column where all have none.
     """
-    columns = _ends_columns(arms) if without_target(rows) else _cost_columns(arms, rows)
-    return [Column(heading, [cell(arm) for arm in arms], medium) for heading, cell, medium in columns]
+    if without_target(rows):
+        columns = _ends_columns(arms, decimals_of(validation_images(rows)))
+    else:
+        columns = _cost_columns(arms, rows)
+    laid_out = [Column(heading, [cell(arm) for arm in arms], medium) for heading, cell, medium in columns]
+    return [column for column in laid_out if set(column.cells) != {"-"}]
 
 
+def validation_images(rows: list[Row]) -> int | None:
+    """How many images are held out; None where the rows don't say, or not the same."""
+    numbers = {row.get("validation_images") for row in rows}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def decimals_of(number: int | None) -> int:
+    """Decimals of a metric that so many held-out images carry: of 20, one makes 0.05. Else four."""
+    return 4 if number is None else min(max(math.ceil(math.log10(number)), 1), 4)
+
+
+_SHORT = {"fresh_examples": "fresh", "trained_examples": "trained"}
 _Columns = list[tuple[str, Callable[[Row], str], int]]
 
 
@@ -67,24 +85,25 @@ def _cost_columns(arms: list[Row], rows: list[Row]) -> _Columns:
         ("searches that reached", lambda arm: f"{arm['reached']} of {arm['searches']}", PAGE),
         ("trials", _text("trials"), PAGE),
         ("diverged", _text("diverged"), TERMINAL),
-        ("missed", _text("missed"), NARROW),
+        ("missed", _text("missed"), NARROW if any(arm["missed"] for arm in arms) else PAGE),
         ("failed", _text("failed"), PAGE),
     ]
 
 
-def _ends_columns(arms: list[Row]) -> _Columns:
+def _ends_columns(arms: list[Row], decimals: int) -> _Columns:
     columns: _Columns = [("arm", _text("arm"), NARROW)]
+    form = f".{decimals}f"
     metrics = [key for key in (arms[0] if arms else {}) if key.startswith("final_")]
     for number, key in enumerate(metrics):
         columns += [
             # Detection has six of them: more than two would leave a terminal no room for the arms' names.
-            (key.replace("_", " "), _mean(key, ".4f"), NARROW if number < 2 else PAGE),
-            ("range", _range(key, ".4f"), PAGE),
+            (key.removeprefix("final_").replace("_", " "), _mean(key, form), NARROW if number < 2 else PAGE),
+            ("range", _range(key, form), PAGE),
         ]
     return [
         *columns,
-        ("best", _mean("best_value", ".4f"), PAGE),
-        *((key.replace("_", " "), _mean(key, ",.0f"), TERMINAL) for key in COUNTS),
+        ("best", _mean("best_value", form), PAGE),
+        *((_SHORT.get(key, key).replace("_", " "), _mean(key, ",.0f"), TERMINAL) for key in COUNTS),
         ("mean gain", _mean("mean_gain", ".2f"), TERMINAL),
         ("runs", _text("runs"), TERMINAL),
         ("diverged", _text("diverged"), TERMINAL),

@@ -168,13 +168,16 @@ def _composed(name: str, typed: Typed, compose: Compose, varied: Sequence[str]) 
 
 
 def _axes_of(config: dict[str, Any], chosen: set[str], typed: dict[str, IntervalSweep]) -> tuple[Axis, ...]:
-    """The task's axes and the typed ones, which win; a key that was set by hand is not searched."""
-    task = config["task"]["name"]
+    """The typed axes and, of a search of several trials, the task's; a key set by hand is not searched.
+
+    Of one trial each arm runs at its task's own values: a single random point says nothing about an arm.
+    """
+    task, search = config["task"]["name"], config["search"]
     factor, options = config["echo"]["factor"], options_class(task, typed=[task])
     found = {
         key: axes.parse(key, text, factor, options)
-        for key, text in config["search"]["axes"].items()
-        if text and key not in chosen and key not in typed
+        for key, text in (search["axes"].items() if search["trials"] > 1 else ())
+        if key not in chosen and key not in typed
     }
     found |= {key: axes.from_interval(key, interval, factor, options) for key, interval in typed.items()}
     return tuple(found[key] for key in sorted(found))

@@ -15,7 +15,7 @@ from types import TracebackType
 from adaecho.echo.memory.budget import free_bytes
 from adaecho.errors import UserError, warn
 from adaecho.masking import VARIABLE
-from adaecho.records.files import folder_errors
+from adaecho.records.files import folder_errors, open_to_append
 from adaecho.search.progress import SweepProgress
 from adaecho.search.state import read_refusal
 from adaecho.search.worker import BEGUN
@@ -150,7 +150,7 @@ class LocalWorkers:
 
     def _start(self, index: int) -> None:
         self._starts[index] += 1
-        with folder_errors(self._log(index)), self._log(index).open("ab") as log:
+        with folder_errors(self._log(index)), os.fdopen(open_to_append(self._log(index)), "ab") as log:
             self._begins[index] = log.tell()
             self._workers[index] = subprocess.Popen(
                 [*self._command, "--number", str(index)],

@@ -7,18 +7,20 @@ from typing import Any
 
 from rich.console import Console
 
+from adaecho.config.identity import BUDGETS
 from adaecho.errors import how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
-from adaecho.records.files import write_json, write_text
+from adaecho.records.files import remove_leftovers, write_json, write_text
 from adaecho.records.lock import alone
-from adaecho.records.outcome import COSTS, EDGE, Row, num_best, without_target
-from adaecho.records.status import ENDED, Status
-from adaecho.records.table import end_of_sweep, summarize
+from adaecho.records.outcome import COSTS, EDGE, LESS_IS_BETTER, Row, num_best, without_target
+from adaecho.records.status import ENDED, FINISHED, Status
+from adaecho.records.table import end_of_sweep, summarize, validation_images
 from adaecho.records.terminal import terminal_table
 from adaecho.search.axes import Axis
 from adaecho.search.design import Arm, Design, TrialId
 from adaecho.search.state import Search, SweepState
 
+_FEW_IMAGES = 1000  # from which on one is less than a tenth of a point
 _DIGITS = 4  # of a position on an axis
 
 
@@ -29,11 +31,13 @@ def write_outcome(state: SweepState, console: Console) -> None:
         rows = trial_rows(state)
         arms = summarize(rows)
         for name, records in (("trials.json", rows), ("outcome.json", arms)):
+            remove_leftovers(state.folder, name)
             write_json(state.folder / name, records)
     export(state.folder, state.design, rows)
     console.print()
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
-    notes = [*unfinished(state), *remarks(state), *edge_warnings(state.design, arms)]
+    notes = [*noise(rows), *missed(rows, state), *unfinished(state), *remarks(state)]
+    notes += edge_warnings(state.design, arms)
     for line in [caption(state, rows), *notes, *draw(state.folder, rows, arms)]:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -91,6 +95,33 @@ def caption(state: SweepState, rows: list[Row]) -> str:
         "To the target: the best trial of each arm; range: over the arm's trials that reached it; "
         "ratio: to the baseline's fresh examples."
     )
+
+
+def noise(rows: list[Row]) -> list[str]:
+    """What one held-out image makes of an accuracy, where few are held out."""
+    number = validation_images(rows)
+    if number is None or number > _FEW_IMAGES or rows[0]["target_metric"] != "accuracy":
+        return []
+    return [f"{number} held-out images: one is {100 / number:.2g} points; smaller differences are noise."]
+
+
+def missed(rows: list[Row], state: SweepState) -> list[str]:
+    """What it means that no trial met the target, and what to change."""
+    ended = [row for row in rows if row["status"] in FINISHED]
+    if not ended or without_target(rows) or any(row["to_target_fresh_examples"] is not None for row in rows):
+        return []
+    target = rows[0]["target_metric"], rows[0]["target_value"]
+    found = [row["best_value"] for row in ended if row["best_value"] is not None]
+    best = (min if target[0] in LESS_IS_BETTER else max)(found, default=None)
+    config = state.design.arms[0].config
+    budgets = {key: config[key] for key in BUDGETS if config.get(key) is not None}
+    spent = " and ".join(f"{key}={value:g}" for key, value in budgets.items())
+    seen = "" if best is None else f" (the best was {best:.4g})"
+    remedy = f"raise {' or '.join(budgets) or 'the budgets'}, or set a target.value that was met"
+    return [
+        f"missed: no evaluation met the target, {target[0]} {target[1]:g}, within "
+        f"{spent or 'the runs'}{seen}; {remedy}"
+    ]
 
 
 def remarks(state: SweepState) -> list[str]:

@@ -207,17 +207,31 @@ def record_design(design: Design, folder: Path) -> None:
     write_json(folder / "design.json", design.to_dict())
 
 
+class OtherDesignError(FolderError):
+    """The folder holds another design.
+
+    Attributes:
+        has_finished: whether any of its trials has.
+    """
+
+    def __init__(self, folder: Path, message: str) -> None:
+        super().__init__(message)
+        summaries = (_read_summary(path.parent) for path in folder.glob("*/*/*/summary.json"))
+        self.has_finished = any(one is not None and one["status"] in FINISHED for one in summaries)
+
+
 def check_design(design: Design, folder: Path) -> None:
     """Check that the folder holds no other design; more trials or repeats may be added.
 
     Raises:
-        FolderError: it does (with a diff).
+        OtherDesignError: it does (with a diff).
+        FolderError: it holds trials of an unknown one.
     """
     path = folder / "design.json"
     if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
         raise FolderError(
             f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
-            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
+            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
         )
     if path.exists():
         read_design(folder)
@@ -226,11 +240,12 @@ def check_design(design: Design, folder: Path) -> None:
             shown = refused[:_MAX_LINES]
             if len(refused) > _MAX_LINES:
                 shown.append(f"and {len(refused) - _MAX_LINES} more")
-            raise FolderError(
+            raise OtherDesignError(
+                folder,
                 f"{folder}: holds another design:\n  "
                 + "\n  ".join(shown)
                 + "\nRun that design again, choose "
-                "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it"
+                "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
             )
 
 

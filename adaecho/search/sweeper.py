@@ -18,7 +18,7 @@ from adaecho.config import scale
 from adaecho.config.identity import BUDGETS, identity
 from adaecho.config.schema import to_plain
 from adaecho.config.slurm import SlurmSettings
-from adaecho.errors import ConfigError
+from adaecho.errors import ConfigError, warn
 from adaecho.masking import VARIABLE, masked, secret_urls
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
@@ -30,7 +30,7 @@ from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmWorkers, job_name
-from adaecho.search.state import SweepState, check_design, record_design
+from adaecho.search.state import OtherDesignError, SweepState, check_design, record_design
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -56,11 +56,10 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
 
         is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
         design = build_design(config, plain, typed, config_loader)
-        if config.fresh and not is_new:
+        if (config.fresh and not is_new) or _is_superseded(design, folder):
             move_aside(folder)
             lock.release()
             lock.acquire()
-        check_design(design, folder)
         state = SweepState(design, folder)
         record_design(design, folder)
         stack.enter_context(exported(config.tracking, folder))
@@ -79,6 +78,22 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             console.print(line, highlight=False, soft_wrap=True)
         if unfinished(state) or remarks(state):
             sys.exit(1)
+
+
+def _is_superseded(design: Design, folder: Path) -> bool:
+    """Whether the folder holds another design, none of whose trials has finished: a first try, mended.
+
+    Raises:
+        FolderError: it holds another one, and results of it.
+    """
+    try:
+        check_design(design, folder)
+    except OtherDesignError as error:
+        if error.has_finished:
+            raise
+        warn(f"{folder}: held another design, none of whose trials had finished; it is kept beside")
+        return True
+    return False
 
 
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
@@ -149,7 +164,9 @@ def sweep_folder(config: DictConfig, plain: dict[str, Any], typed: Typed) -> Pat
     chosen = any(str(typed).startswith("hydra.sweep.dir=") for typed in config.hydra.overrides.hydra)
     if chosen or config.hydra.runtime.choices.get("experiment"):
         return folder
-    search = [plain["search"][key] for key in ("seed", "prune", "axes", "arms")]
+    search = [plain["search"][key] for key in ("seed", "prune", "arms")]
+    of_task = plain["search"]["axes"] if plain["search"]["trials"] > 1 else {}
+    search.append({key: axis for key, axis in of_task.items() if key not in typed.intervals})
     intervals = {key: str(interval) for key, interval in typed.intervals.items()}
     budgets = [plain[key] for key in BUDGETS]
     digest = stable_hash(identity(plain), budgets, search, sorted(masked(typed.choices)), intervals)

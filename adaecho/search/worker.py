@@ -26,7 +26,7 @@ from adaecho.config.launched import importing
 from adaecho.errors import ConfigError, FolderError, RankError, UserError, say, told, warn
 from adaecho.masking import presentable
 from adaecho.records.environment import code_digest
-from adaecho.records.files import append, write_json
+from adaecho.records.files import append, read_bytes, write_json
 from adaecho.records.folder import RunFolder, move_aside
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
 from adaecho.records.status import FINISHED
@@ -219,7 +219,7 @@ class Attempts:
 
     def count(self) -> int:
         try:
-            lines = self._path.read_text(errors="replace").splitlines()
+            lines = read_bytes(self._path).decode(errors="replace").splitlines()
         except FileNotFoundError:  # also where the worker at the trial forgets them at this moment
             return 0
         return lines.count(self._launch) - lines.count(f"-{self._launch}")

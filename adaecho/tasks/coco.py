@@ -9,10 +9,10 @@ import numpy as np
 from torch import nn
 
 from adaecho.config.schema import Config
-from adaecho.datasets.coco import DetectionImages, find_annotations, has_split, read_coco
+from adaecho.datasets.coco import DetectionImages, find_annotations, read_both
 from adaecho.datasets.split import hold_out_rows, refuse_number
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import DataError, how_they_differ
+from adaecho.errors import DataError
 from adaecho.models.ssd import ssd_resnet34
 from adaecho.tasks.base import Task
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
@@ -34,11 +34,6 @@ def build(config: Config, options: Options) -> Task:
     train, held_out, annotations = _read(config, config.data.path, bad)
     held_out = held_out.first(config.evaluate.max_examples)
     bad.report()
-    if train.categories != held_out.categories:
-        raise DataError(
-            f"data.path={config.data.path}: its two annotation files have other categories: "
-            f"{how_they_differ(train.categories, held_out.categories)}"
-        )
     if len({*train.categories}) < len(train.categories) and options.metrics_per_category:
         raise DataError(
             f"data.path={config.data.path}: two of its categories have one name, so "
@@ -91,10 +86,10 @@ def _read(
 ) -> tuple[DetectionImages, DetectionImages, list[Path]]:
     """Training and validation images, and the files that list them."""
     top, number = Path(path).expanduser(), config.data.validation_examples
-    train = read_coco(path, "train", bad)
+    train, validation = read_both(path, bad)
     listed = find_annotations(top, "train")
-    if has_split(top, "val"):
+    if validation is not None:
         refuse_number(number, path)
-        return train, read_coco(path, "val", bad), [listed, find_annotations(top, "val")]
+        return train, validation, [listed, find_annotations(top, "val")]
     rows, others = hold_out_rows(len(train), number, seed=config.data.split_seed)
     return train.take(np.sort(rows).tolist()), train.take(others.tolist()), [listed]

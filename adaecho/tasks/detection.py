@@ -48,12 +48,14 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ExampleError: the bytes are no whole image, or it has another size than the annotations say.
     """
+    height, width = example["size"]
     image = decode_image(example["image"])
-    if image.shape[:2] != tuple(example["size"]):
-        height, width = example["size"]
+    if image.shape[:2] == (width, height) != (height, width):  # annotated as stored: COCO's own are
+        image = decode_image(example["image"], turned=False)
+    if image.shape[:2] != (height, width):
         raise ValueError(
-            f"the image has {image.shape[0]}x{image.shape[1]} pixels, its annotations say "
-            f"{height}x{width}; was it turned or resized after it was annotated?"
+            f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its "
+            f"annotations say {width} and {height}; was it turned or resized after it was annotated?"
         )
     return {"image": image, "boxes": example["boxes"], "labels": example["labels"]}
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from adaecho.config.schema import Config
 from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.datasets.labelled_images import LabelledImages, files_of, find_labelled
+from adaecho.datasets.labelled_images import LabelledImages, files_of, find_both
 from adaecho.datasets.split import Rows, hold_out_rows, refuse_number
-from adaecho.errors import DataError, how_they_differ
+from adaecho.errors import DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
@@ -100,14 +100,11 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
         raise DataError(
             "data.path: task imagenet needs a folder, tar shards or a hub id (ILSVRC/imagenet-1k: log in)"
         )
-    train = find_labelled(path, "train")
-    if train is None:
-        raise DataError(f"data.path={path}: has a validation split and no training images")
+    train, validation = find_both(path, options.validation_path)
     num_classes = options.num_classes or train.num_classes
     if num_classes is None:
         raise DataError(f"task.num_classes=null: {path} doesn't say how many classes there are; set it")
     _check_number(path, "training", train, num_classes)
-    validation = _validation(path, options)
     if validation is None:
         if config.data.validation_examples is None:
             raise DataError(
@@ -119,24 +116,8 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
         kept, held_out = Rows(train.source, np.sort(rows)), _first(Rows(train.source, others), config)
         return kept, held_out, num_classes, train.classes
     refuse_number(config.data.validation_examples, path)
-    _check_classes(path, train, validation, num_classes)
-    return train.source, _first(validation.source, config), num_classes, train.classes
-
-
-def _check_classes(path: str, train: LabelledImages, validation: LabelledImages, num_classes: int) -> None:
-    """Raises DataError where the splits' labels mean other classes, as far as the data tells."""
-    if bool(validation.classes) != bool(train.classes):
-        named, numbered = ("training", "validation") if train.classes else ("validation", "training")
-        raise DataError(
-            f"data.path={path}: its {named} split names its classes, its {numbered} split numbers them, so "
-            "it can't be told which is which; store both in one form"
-        )
-    if validation.classes != train.classes:
-        raise DataError(
-            f"data.path={path}: its training and validation splits name other classes: "
-            f"{how_they_differ(train.classes, validation.classes)}"
-        )
     _check_number(path, "validation", validation, num_classes)
+    return train.source, _first(validation.source, config), num_classes, train.classes
 
 
 def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: int) -> None:
@@ -145,13 +126,6 @@ def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: 
             f"task.num_classes: the {split} split of {path} has {labelled.num_classes} classes, the model "
             f"would have {num_classes}; set it to {labelled.num_classes}"
         )
-
-
-def _validation(path: str, options: Options) -> LabelledImages | None:
-    if options.validation_path is None:
-        return find_labelled(path, "validation")
-    named, key = options.validation_path, "task.validation_path"
-    return find_labelled(named, "validation", key) or find_labelled(named, "train", key)
 
 
 def _first(source: Any, config: Config) -> Any:

@@ -4,9 +4,7 @@ A command's configs are composed, checked and compared before anything trains, a
 never does. A task of one's own has its ``Options`` in its own file.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adaecho.config.bounds import at_least, check_depth, one_of, within
@@ -23,6 +21,13 @@ DIGITS_MODELS = ("conv", "mlp")
 PACKINGS = ("packed", "sentence")
 _BYTES_PER_TOKEN = 3  # of English with a vocabulary of some thousand; only the scale matters
 GHOST_STATISTICS = ("average", "sequential")
+
+
+def _of_images(path: str, examples: int, units: int, own: bool) -> Size:
+    """The size of images, some of which can be held out."""
+    if units < 2 and not own:
+        raise DataError(f"data.path={path}: holds one image, so none could be held out; give several")
+    return Size(examples, units, own)
 
 
 @dataclass
@@ -94,12 +99,18 @@ class TextOptions(TaskConfig):
             )
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
-        """About how many blocks there are, by their bytes."""
+    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
+        """About how many blocks there are, by their bytes; all documents are looked at."""
         from adaecho.datasets.documents import find_documents
+        from adaecho.datasets.storage import SkippedExamples
 
         files = find_documents(path, column=plain["column"], lines=plain["lines"])
-        documents = sum(files.count(file) for file in files.parts["train"])
+        documents, bad = 0, SkippedExamples(max_bad_examples)
+        for file in files.parts["train"]:
+            for origin, text in files.read(file):
+                documents += 1
+                if isinstance(text, Exception):
+                    bad.add(origin, str(text))
         characters = sum(file.stat().st_size for file in files.parts["train"])
         own = not {"validation", "test"}.isdisjoint(files.parts)
         if documents < 2 and not own:
@@ -188,15 +199,12 @@ class ImagenetOptions(GhostOptions):
         super().__post_init__()
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
+    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:  # noqa: ARG003
         """How many photographs there are; nothing is decoded, and no torch is loaded."""
-        from adaecho.datasets.labelled_images import find_labelled
+        from adaecho.datasets.labelled_images import find_both
 
-        train = find_labelled(path, "train")
-        if train is None:
-            raise DataError(f"data.path={path}: has a validation split and no training images")
-        own = plain["validation_path"] is not None or find_labelled(path, "validation") is not None
-        return Size(len(train.source), len(train.source), own)
+        train, validation = find_both(path, plain["validation_path"])
+        return _of_images(path, len(train.source), len(train.source), validation is not None)
 
 
 @dataclass
@@ -215,14 +223,14 @@ class CocoOptions(GhostOptions):
         super().__post_init__()
 
     @classmethod
-    def size_of(cls, path: str, plain: dict[str, Any]) -> Size:
+    def size_of(cls, path: str, plain: dict[str, Any], max_bad_examples: int) -> Size:
         """How many images there are, by default those with boxes."""
-        from adaecho.datasets.coco import has_split, read_coco
+        from adaecho.datasets.coco import read_both
         from adaecho.datasets.storage import SkippedExamples
 
-        images = read_coco(path, "train", SkippedExamples(sys.maxsize))
+        images, validation = read_both(path, SkippedExamples(max_bad_examples))
         usable = images if plain["keep_images_without_boxes"] else images.with_boxes()
-        return Size(len(usable), len(images), has_split(Path(path).expanduser(), "val"))
+        return _of_images(path, len(usable), len(images), validation is not None)
 
 
 @dataclass

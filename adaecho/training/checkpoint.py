@@ -5,16 +5,17 @@ import pickle
 import struct
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 
 from adaecho.errors import FolderError
 from adaecho.masking import masked
+from adaecho.records.files import folder_errors
 from adaecho.records.folder import RunFolder
 
 _UNREADABLE = (
-    OSError, RuntimeError, EOFError, pickle.UnpicklingError, struct.error, LookupError, ValueError, TypeError,
-    AttributeError,
+    RuntimeError, EOFError, struct.error, LookupError, ValueError, TypeError, AttributeError, BadZipFile,
 )  # fmt: skip
 
 
@@ -40,13 +41,31 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
     """The state in one of the folder's checkpoints.
 
     Raises:
+        DiskError: it can't be read now.
         FolderError: it is damaged, of another run, or holds no training state; says which.
     """
     run.check_checkpoint(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with folder_errors(path):
+            _check_members(path)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        # Without torch's own words, which end in how to load it all the same.
+        raise FolderError(
+            f"{path}: UnpicklingError: it holds objects that only code in it could make, so none was read"
+        ) from None
     except _UNREADABLE as error:
         raise FolderError(f"{path}: {type(error).__name__} {str(error).partition(chr(10))[0]}") from error
     if not isinstance(state, dict) or "progress" not in state:
         raise FolderError(f"{path}: holds no training state")
     return state
+
+
+def _check_members(path: Path) -> None:
+    """Raise ValueError where an archive's members are not stored as they are: they may be of any size."""
+    with ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(one.compress_type != ZIP_STORED or one.file_size != one.compress_size for one in members):
+        raise ValueError("it is compressed, which no checkpoint is")
+    if sum(one.file_size for one in members) > path.stat().st_size:
+        raise ValueError("its members overlap, which no checkpoint's do")

@@ -377,6 +377,14 @@ class Trainer:
             return Status.PRUNED
         return None
 
+    def evaluate_end(self) -> Status:
+        """Evaluate where the budget ended, unless the last step was just evaluated; how the run ended.
+
+        It is an evaluation like the others, which may meet the target.
+        """
+        status = self._evaluate() if self._losses or not self.progress.evaluations else None
+        return Status.BUDGET_SPENT if status in (None, Status.PRUNED) else status
+
     def factor_changes(self) -> list[list[float]]:
         """What ``echo.factor=auto`` changed: the first fresh example (or batch) under it, and the factor."""
         return [list(change) for change in self.loader.factor_changes]

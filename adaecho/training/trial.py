@@ -4,14 +4,14 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
-from adaecho.config.identity import BUDGETS
+from adaecho.config.identity import BUDGETS, changes
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.datasets.fingerprint import fingerprint_of
@@ -68,19 +68,12 @@ def run_trial(
     """
     trial = _Trial(config, RunFolder(folder), display, prune, ranks)
     with ExitStack() as stack:
-        in_use = ranks.from_first(lambda: _lock(trial.run_folder, stack))
-        if in_use is None:
+        outcome = ranks.from_first(lambda: trial.lock(stack))
+        if outcome is None:
             return _run_locked(trial, overrides, begun)
-    raise in_use  # on all ranks, which can go on with something else
-
-
-def _lock(run: RunFolder, stack: ExitStack) -> FolderInUseError | None:
-    """Take the folder's lock; the error where another process has it."""
-    try:
-        stack.enter_context(run.lock())
-    except FolderInUseError as error:
-        return error
-    return None
+    if isinstance(outcome, FolderInUseError):
+        raise outcome  # on all ranks, which can go on with something else
+    return outcome
 
 
 def _run_locked(trial: "_Trial", overrides: Sequence[str], begun: Callable[[], object]) -> dict[str, Any]:
@@ -126,6 +119,25 @@ class _Trial:
     last_checkpoint: float = field(default_factory=time.monotonic)
     skipped_told: int = 0
     has_ended: bool = False
+
+    def lock(self, stack: ExitStack) -> FolderInUseError | dict[str, Any] | None:
+        """Take the folder's lock; the error where another process has it.
+
+        Where nothing can be written and nothing is left to do, the summary.
+        """
+        run = self.run_folder
+        try:
+            stack.enter_context(run.lock())
+        except FolderInUseError as error:
+            return error
+        except DiskError:
+            recorded, summary = run.read_config(), run.read_summary()
+            if self.config.fresh or recorded is None or changes(recorded, to_plain(self.config)):
+                raise
+            if not is_finished(summary, self.config):
+                raise
+            return summary
+        return None
 
     def open(self, overrides: Sequence[str]) -> dict[str, Any] | None:
         """Make the locked folder this run's; its summary where nothing is left to do."""
@@ -197,14 +209,20 @@ class _Trial:
             status = trainer.train()
         self._tell_skipped(trainer)
         if status in (Status.PREEMPTED, Status.BUDGET_SPENT):
+            # Before the evaluation of the end: with a larger budget there is none at this place.
             self._checkpoint(trainer)
+        if status == Status.BUDGET_SPENT:
+            with self._measuring(trainer, "validation"):
+                status = trainer.evaluate_end()
         summary = self._summary(trainer, status)
         if status == Status.PREEMPTED and trainer.signal:
             summary["signal"] = signal.Signals(trainer.signal).name
-        if status == Status.BUDGET_SPENT:  # wherever that was, maybe between two evaluations
-            summary["final"] = self._measure(trainer, "validation")
+        if status == Status.BUDGET_SPENT:
+            last = self.ranks.from_first(lambda: self.run_folder.read_metrics()[-1])
+            summary["final"] = {name: last[name] for name in trainer.task.metrics}
         if status in (Status.REACHED, Status.BUDGET_SPENT) and trainer.task.has_test_split:
-            summary["test"] = self._measure(trainer, "test")
+            with self._measuring(trainer, "test"):
+                summary["test"] = trainer.measure("test")
         if status in (Status.REACHED, Status.BUDGET_SPENT):
             summary |= trainer.at_end()
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
@@ -215,13 +233,12 @@ class _Trial:
         self.has_ended = True
         return self.ranks.from_first(lambda: summary)
 
-    def _measure(self, trainer: Trainer, split: Split) -> dict[str, float]:
-        """Metrics at the end, which may take as long as all the training: the display says what goes on."""
+    def _measuring(self, trainer: Trainer, split: Split) -> AbstractContextManager[object]:
+        """What is measured inside may take as long as all the training: the display says what goes on."""
         if self.display is None:
-            return trainer.measure(split)
+            return nullcontext()
         number, spent_s = trainer.progress.evaluations, trainer.clocks.eval_time_s
-        with self.display.evaluating(split, spent_s / number if number else None):
-            return trainer.measure(split)
+        return self.display.evaluating(split, spent_s / number if number else None)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
         if self.ranks.is_first:

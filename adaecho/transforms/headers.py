@@ -1,12 +1,14 @@
 """The size of an encoded image from its header alone, before anything is decoded."""
 
 import struct
+from collections.abc import Iterator
 
 # Pillow's limit: an image of more pixels is an attack or a mistake. Decoded it would take 512 MiB.
 MAX_PIXELS = 178_956_970
 
 # JPEG markers that begin a frame: SOF0 to SOF15, without DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_APP1 = 0xE1
 _STAND_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
@@ -50,7 +52,7 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257  # tags, of type 3 (two bytes) or 4 (four)
+_TIFF_WIDTH, _TIFF_HEIGHT, _ORIENTATION = 256, 257, 274  # tags, of type 3 (two bytes) or 4 (four)
 
 
 def _tiff_size(content: bytes | memoryview, order: str) -> tuple[int, int] | None:
@@ -61,31 +63,46 @@ def _tiff_size(content: bytes | memoryview, order: str) -> tuple[int, int] | Non
     """
     found: dict[int, int] = {}
     try:
-        (at,) = struct.unpack_from(f"{order}I", content, 4)
-        (number,) = struct.unpack_from(f"{order}H", content, at)
-        for entry in range(at + 2, at + 2 + 12 * number, 12):
-            tag, kind, count = struct.unpack_from(f"{order}HHI", content, entry)
+        for tag, value in _tiff_tags(content, order):
             if tag in (_TIFF_WIDTH, _TIFF_HEIGHT):
-                if kind not in (3, 4) or count != 1:
+                if value is None:
                     return None
-                (side,) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, entry + 8)
-                found[tag] = max(side, found.get(tag, 0))
+                found[tag] = max(value, found.get(tag, 0))
     except struct.error:  # cut short
         return None
     return (found[_TIFF_HEIGHT], found[_TIFF_WIDTH]) if len(found) == 2 else None
 
 
+def _tiff_tags(content: bytes | memoryview, order: str) -> Iterator[tuple[int, int | None]]:
+    """The tags of the first directory with their values, None where that is no single whole number.
+
+    Raises:
+        struct.error: it is cut short.
+    """
+    (at,) = struct.unpack_from(f"{order}I", content, 4)
+    (number,) = struct.unpack_from(f"{order}H", content, at)
+    for entry in range(at + 2, at + 2 + 12 * number, 12):
+        tag, kind, count = struct.unpack_from(f"{order}HHI", content, entry)
+        if kind not in (3, 4) or count != 1:
+            yield tag, None
+        else:
+            yield tag, struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, entry + 8)[0]
+
+
 def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
-    """Height and width of a JPEG with three components that ends as one; None for anything else."""
+    """Height and width of a JPEG with three components that ends as one and that its EXIF does not turn.
+
+    None for anything else.
+    """
     if bytes(content[:2]) != b"\xff\xd8" or bytes(content[-2:]) != b"\xff\xd9":
         return None
     frame = _jpeg_frame(content)
-    return None if frame is None or frame[2] != 3 or not all(frame) else frame[:2]
+    return None if frame is None or frame[2:] != (3, False) or not all(frame[:2]) else frame[:2]
 
 
-def _jpeg_frame(content: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Height, width and number of components, as the first frame's header says."""
-    at = 2
+def _jpeg_frame(content: bytes | memoryview) -> tuple[int, int, int, bool] | None:
+    """Height, width and number of components, as the first frame's header says; whether EXIF turns it."""
+    at, turned = 2, False
     while at + 10 <= len(content):
         if content[at] != 0xFF:
             return None
@@ -96,7 +113,19 @@ def _jpeg_frame(content: bytes | memoryview) -> tuple[int, int, int] | None:
             at += 2
         elif marker in _FRAMES:
             height, width, components = struct.unpack(">HHB", content[at + 5 : at + 10])
-            return height, width, components
+            return height, width, components, turned
         else:
-            at += 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
+            end = at + 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
+            if marker == _APP1 and content[at + 4 : at + 10] == b"Exif\0\0":
+                turned = turned or _turns(content[at + 10 : end])
+            at = end
     return None
+
+
+def _turns(exif: bytes | memoryview) -> bool:
+    """Whether EXIF, a TIFF without an image, asks for another orientation than the stored one, or might."""
+    try:
+        tags = _tiff_tags(exif, ">" if exif[:2] == b"MM" else "<")
+        return any(tag == _ORIENTATION and value != 1 for tag, value in tags)
+    except struct.error:
+        return True

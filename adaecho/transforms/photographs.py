@@ -39,7 +39,8 @@ Image = NDArray[np.uint8]
 # Weights of red, green and blue in the grey of ITU-R BT.601, which Pillow and torchvision use.
 GREY = (0.299, 0.587, 0.114)
 
-_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_TURNED = cv2.IMREAD_COLOR_RGB
+_AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _TRIES = 10
 
 
@@ -47,7 +48,7 @@ _TRIES = 10
 class DecodeImage:
     """``decode`` for examples with an encoded image: JPEG, PNG, WebP and what else OpenCV reads.
 
-    Orientation tags are ignored, and grey or CMYK images become RGB. All repeats of an image share its
+    Images are turned as their EXIF says, and grey or CMYK ones become RGB. All repeats of an image share its
     read-only memory: an ``augment`` must not write into ``torch.from_numpy`` of it, which ignores that.
 
     Attributes:
@@ -102,7 +103,7 @@ class EncodedImage:
 
 
 def decode_for_crop(encoded: Any) -> Image | EncodedImage:
-    """One image, not yet decoded where its regions can be: a JPEG in colours, with its end.
+    """One image, not yet decoded where its regions can be: a JPEG in colours, with its end, not turned.
 
     Raises:
         ValueError: the bytes are no whole image; for a damaged JPEG perhaps only when it is cropped.
@@ -112,9 +113,9 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
     return _decode_whole(content) if size is None else EncodedImage(content, *size)
 
 
-def decode_image(encoded: Any) -> Image:
-    """One image as ``DecodeImage`` gives it."""
-    return _decode_whole(_content(encoded))
+def decode_image(encoded: Any, *, turned: bool = True) -> Image:
+    """One image as ``DecodeImage`` gives it, or not turned as its EXIF says but as its pixels are stored."""
+    return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
 
 
 def _content(encoded: Any) -> NDArray[np.uint8]:
@@ -144,15 +145,15 @@ def _content(encoded: Any) -> NDArray[np.uint8]:
         )
     if size[0] * size[1] > MAX_PIXELS:
         raise ValueError(
-            f"its {len(content)} bytes claim {size[0]}x{size[1]} pixels, and at most "
+            f"its {len(content)} bytes claim {size[1]}x{size[0]} pixels, and at most "
             f"{MAX_PIXELS:,} are decoded"
         )
     return content
 
 
-def _decode_whole(content: NDArray[np.uint8]) -> Image:
+def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
     try:
-        image = cv2.imdecode(content, _FLAGS)
+        image = cv2.imdecode(content, flags)
     except cv2.error as error:  # e.g. more pixels than OpenCV allows
         if error.code == cv2.Error.StsNoMem:  # says nothing about the image
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error

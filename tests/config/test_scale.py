@@ -24,7 +24,7 @@ from tests.transforms.pictures import encoded
 
 
 def text(path: Path, *, lines: bool = False) -> Size:
-    return TextOptions.size_of(str(path), {"column": "text", "lines": lines, "block": 64})
+    return TextOptions.size_of(str(path), {"column": "text", "lines": lines, "block": 64}, 0)
 
 
 def values(size: Size, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -107,7 +107,7 @@ def test_photographs_in_class_folders_train_at_once(compose_config: Compose, tmp
 
 def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, tmp_path: Path) -> None:
     write(tmp_path, "train", content(10))
-    size = CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True})
+    size = CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}, 0)
     assert (size.units, size.has_validation, size.held_out) == (10, False, 2)
     typed = ("task=coco", "task.ghost_size=null", f"data.path={tmp_path}", "task.image_size=96")
     built = build_task(compose_config(*typed, "data.validation_examples=4"))
@@ -118,7 +118,7 @@ def test_boxes_without_a_validation_split_are_held_out(compose_config: Compose, 
     with pytest.raises(DataError, match=r"data\.validation_examples=null: .* how many of the 10"):
         build_task(compose_config(*typed))
     write(tmp_path, "val", content(4, first=10))
-    assert CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}).held_out is None
+    assert CocoOptions.size_of(str(tmp_path), {"keep_images_without_boxes": True}, 0).held_out is None
     with pytest.raises(
         ConfigError, match=r"data\.validation_examples=4: .* has a validation split of its own"
     ):

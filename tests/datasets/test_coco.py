@@ -195,7 +195,7 @@ def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "train", content(2))
     for image in (tmp_path / "train2017").iterdir():
         image.unlink()
-    with pytest.raises(DataError, match="no image whose file is there"):
+    with pytest.raises(DataError, match="lists no image that can be used"):
         read_coco(str(tmp_path), "train", SkippedExamples(5))
 
 
@@ -210,3 +210,24 @@ def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path, has_k
     np.testing.assert_array_equal(
         read_coco(str(tmp_path), "train", SkippedExamples(0)).truths[0].areas, [300]
     )
+
+
+@pytest.mark.parametrize("name", ["../0.jpg", "/etc/0.jpg", "a/../../0.jpg", "..", "/"])
+def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    listed = content(2)
+    write(tmp_path, "train", listed)
+    listed["images"][0]["file_name"] = name
+    (tmp_path / "annotations/instances_train2017.json").write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=r"images\[0\]: its file_name .* is no name of a file within"):
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+
+
+def test_an_image_of_too_many_boxes_is_a_bad_example(tmp_path: Path) -> None:
+    """A million of them would ask for hundreds of gigabytes when they are matched."""
+    listed = content(2)
+    one = listed["annotations"][0]
+    listed["annotations"] += [{**one, "id": 1000 + number} for number in range(10_000)]
+    write(tmp_path, "train", listed)
+    with pytest.raises(DataError, match="image 0: it has 10,001 boxes, and at most 10,000 are learned"):
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+    assert len(read_coco(str(tmp_path), "train", SkippedExamples(1))) == 1

@@ -156,3 +156,10 @@ def test_help_says_what_to_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(sys, "argv", ["headroom", "--help"])
     headroom.cli()
     assert "images=" in capsys.readouterr().out
+
+
+def test_one_photograph_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photographs(tmp_path)
+    one = next(tmp_path.rglob("*.jpg"))
+    headroom.main([f"images={one}", "step_s=1", "size=8"], budget_s=0.01)
+    assert "decode alone" in capsys.readouterr().out

@@ -95,18 +95,19 @@ def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: Build
 def test_a_value_given_to_a_tasks_axis_wins_over_it_however_it_is_spelled(
     arms_of: BuildArms, overrides: list[str]
 ) -> None:
-    (arm,) = arms_of(*overrides)
+    (arm,) = arms_of("search.trials=2", *overrides)
     assert [axis.key for axis in arm.axes] == ["optimizer.learning_rate", "optimizer.momentum"]
     assert arm.config["schedule"]["decay_steps"] == 9
 
 
 def test_a_comma_list_over_an_axis_makes_arms_of_it(arms_of: BuildArms) -> None:
-    arms = arms_of("optimizer.learning_rate=0.1,0.2")
+    arms = arms_of("search.trials=2", "optimizer.learning_rate=0.1,0.2")
     assert [[axis.key for axis in arm.axes] for arm in arms] == [["optimizer.momentum"]] * 2
 
 
 def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms) -> None:
-    base, echoed = arms_of("task=cifar10", "echo=batch", "echo.factor=1,4", "max_steps=1000")
+    searched = ("task=cifar10", "search.trials=2", "max_steps=1000")
+    base, echoed = arms_of(*searched, "echo=batch", "echo.factor=1,4")
     assert (base.config["max_steps"], echoed.config["max_steps"]) == (1000, 4000)
     decay = [next(axis for axis in arm.axes if axis.key == "schedule.decay_steps") for arm in (base, echoed)]
     assert [(axis.low, axis.high) for axis in decay] == [(10_000, 150_000), (40_000, 600_000)]
@@ -190,3 +191,13 @@ def test_a_value_that_only_what_was_typed_rules_out_is_left_out_and_named(
 def test_more_trials_than_a_sweep_can_hold_are_refused(arms_of: BuildArms) -> None:
     with pytest.raises(ConfigError, match=r"search\.trials=1000000: .* at most 100,000"):
         arms_of("search.trials=1000000")
+
+
+def test_without_a_search_of_several_trials_arms_run_at_the_tasks_own_values(arms_of: BuildArms) -> None:
+    """A random point for each arm would say of one that it ruins training."""
+    for arm in arms_of("echo=none,batch"):
+        assert not arm.axes
+        assert arm.config["optimizer"]["learning_rate"] == 0.02
+    assert all(len(arm.axes) == 2 for arm in arms_of("echo=none,batch", "search.trials=2"))
+    (typed,) = arms_of("optimizer.learning_rate=interval(0.1,0.2)")
+    assert [axis.key for axis in typed.axes] == ["optimizer.learning_rate"], "it was asked for"

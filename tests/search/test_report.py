@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from adaecho.records.files import write_json
-from adaecho.records.table import NARROW, Column, end_of_sweep, summarize
+from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize
 from adaecho.records.terminal import terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
@@ -229,7 +229,7 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
     console.print(terminal_table(end_of_sweep(rows, summarize(rows)), console.width))
     assert isinstance(console.file, io.StringIO)
     line = console.file.getvalue().splitlines()[-1].split()
-    assert line == ["a", "0.6250", "3,200", "100", "6,400", "-", "2"]  # none diverged
+    assert line == ["a", "0.6250", "3,200", "100", "6,400", "2"]  # no gain, and none diverged
 
 
 def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
@@ -256,3 +256,33 @@ def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
     del config.hydra.runtime.config_sources[1]
     (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
     assert line.endswith("--command 'python -m adaecho.run -m experiment=mine'")
+
+
+def _own(arm: str, value: float, **changes: Any) -> dict[str, Any]:
+    """A row of a run on 20 held-out images."""
+    counts = {"fresh_examples": 3200, "steps": 100, "trained_examples": 6400, "train_time_s": 1.0}
+    row = {"arm": arm, "echo_variant": arm, "echo_factor": 1, "status": "budget_spent", "counted": True}
+    ends = {"final_accuracy": value, "final_cross_entropy": 1.23456, "best_value": value, **counts}
+    target = {"target_metric": "accuracy", "target_value": None, "to_target_fresh_examples": None}
+    return {**row, **ends, **target, "repeat": 0, "index": 0, "validation_images": 20, **changes}
+
+
+def test_the_table_of_own_data_says_no_more_than_its_images_carry() -> None:
+    rows = [_own("none", 0.55), _own("batch", 0.6)]
+    columns = end_of_sweep(rows, summarize(rows))
+    shown = {column.heading: column.cells for column in columns}
+    assert (shown["accuracy"], shown["cross entropy"]) == (["0.55", "0.60"], ["1.23", "1.23"])
+    assert not [column.heading for column in columns if set(column.cells) == {"-"}]
+    assert "mean gain" not in shown
+    assert report.noise(rows) == ["20 held-out images: one is 5 points; smaller differences are noise."]
+    assert [decimals_of(number) for number in (1, 10, 20, 142, 10_000, 10**6, None)] == [1, 1, 2, 3, 4, 4, 4]
+
+
+def test_a_sweep_that_missed_its_target_everywhere_says_what_to_raise(state: SweepState) -> None:
+    goal = {"target_value": 0.9}
+    rows = [_own("none", 0.55, **goal), _own("batch", 0.6, **goal)]
+    (line,) = report.missed(rows, state)
+    assert line.startswith("missed: no evaluation met the target, accuracy 0.9, within max_fresh_examples=")
+    assert "(the best was 0.6); raise max_fresh_examples, or set a target.value that was met" in line
+    met = _own("none", 0.95, **goal) | {"to_target_fresh_examples": 320}
+    assert not report.missed([*rows, met], state)

@@ -459,3 +459,18 @@ def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> N
     assert str(refusal.value).splitlines()[1:-1] == [
         "  every arm's config.batch_size: 32 in the folder, 16 now",
     ]
+
+
+def test_a_design_none_of_whose_trials_has_finished_gives_way_to_a_mended_one(
+    run_sweep: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its error said what to mend, and where the data has changed, so may what follows from its size."""
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), {"disk_full": ["none/0/0", "none/0/1", "none/0/2", "none/0/3"]})
+    with pytest.raises(UserError, match="the disk is full"):
+        run_sweep(*ONE_ARM, "batch_size=16")
+    assert run_sweep(*ONE_ARM, "batch_size=8") == Path("sweep")
+    assert "held another design, none of whose trials had finished" in capsys.readouterr().err
+    assert Path("sweep.old-1/design.json").exists()
+    with pytest.raises(FolderError, match="holds another design"):
+        run_sweep(*ONE_ARM, "batch_size=16")

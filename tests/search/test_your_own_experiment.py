@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.programs import blocks
 
 BLOCKS = blocks("An experiment")
-SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=1", "search.repeats=1"]
+SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=2", "search.repeats=1"]
 
 
 def _run(*command: str) -> str:
@@ -35,4 +35,4 @@ def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
     assert Path("results/figures/report.md").exists()
     printed = _run("analysis.py")
     assert "mlp_batch_e2 compared with mlp" in printed
-    assert len(printed.splitlines()) == 8
+    assert len(printed.splitlines()) == 12, "a line for each arm, and for each trial"

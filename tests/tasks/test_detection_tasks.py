@@ -1,17 +1,20 @@
 """Tasks coco and scenes: they learn, resume and refuse, on tiny data."""
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from adaecho.config.schema import from_plain, to_plain
-from adaecho.errors import ConfigError, DataError, FolderError, with_notes
+from adaecho.errors import ConfigError, DataError, ExampleError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
+from adaecho.tasks.detection import decode_detection
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -196,3 +199,18 @@ def test_scenes_resume_to_the_same_bits(compose_config: Compose, tmp_path: Path)
 def test_scenes_refuse_a_path(compose_config: Compose) -> None:
     with pytest.raises(ConfigError, match="task scenes makes its images"):
         build_task(compose_config(*TINY_SCENES, "data.path=somewhere"))
+
+
+def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(stream, "JPEG", exif=exif)
+    height, width = 30, 40
+    example = {"image": stream.getvalue(), "boxes": None, "labels": None}
+    for size in ((height, width), (width, height)):
+        assert decode_detection({**example, "size": size})["image"].shape[:2] == size
+    with pytest.raises(
+        ExampleError, match=rf"width of {height} and a height of {width} pixels.* say 7 and 9"
+    ):
+        decode_detection({**example, "size": (9, 7)})

@@ -200,3 +200,22 @@ def test_a_disk_that_refuses_to_cut_the_metrics_costs_no_checkpoint(
     assert not list(LAST.parent.glob("*.damaged"))
     assert go_on() == "budget_spent"
     assert metrics(FOLDER) == undisturbed
+
+
+def test_a_finished_run_where_nothing_can_be_written_gives_its_summary(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_config(*RUN, "max_steps=2")
+    finished = run_trial(config, FOLDER)
+    real = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert run_trial(config, FOLDER) == finished
+    for other in (["max_steps=3"], ["max_steps=2", "seed=1"], ["max_steps=2", "fresh=true"]):
+        with pytest.raises(DiskError, match="can't be written"):
+            run_trial(compose_config(*RUN, *other), FOLDER)

@@ -59,8 +59,8 @@ def test_a_row_of_evaluations_goes_on_after_an_interruption(
     monkeypatch.setattr(Trainer, "measure", lambda *_: {"cross_entropy": 1.0, "accuracy": 0.9})
     goal = ("target.value=0.8", "target.in_a_row=4", "evaluate.every_fresh_examples=160")
     whole = run_trial(compose_config(*goal), Path("whole"))
-    run_trial(compose_config(*goal, f"max_fresh_examples={whole['fresh_examples'] - 1}"), FOLDER)
-    assert len(metrics(FOLDER, clocks=True)) == 3
+    run_trial(compose_config(*goal, f"max_fresh_examples={whole['fresh_examples'] - 161}"), FOLDER)
+    assert len(metrics(FOLDER, clocks=True)) == 3, "of which that of the end is no longer counted"
     continued = run_trial(compose_config(*goal), FOLDER)
     assert continued["to_target"]["fresh_examples"] == whole["to_target"]["fresh_examples"]
 
@@ -102,8 +102,9 @@ def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -
     summary = run_trial(
         compose_config("task=digits_mlp", "target.value=null", "max_steps=1", "precision=float32"), FOLDER
     )
-    assert summary["best"] is None, "no evaluation was due yet"
-    assert summary["final"].keys() == {"accuracy", "cross_entropy"}
+    (line,) = metrics(FOLDER)
+    assert summary["best"]["value"] == line["accuracy"], "though no evaluation was due yet"
+    assert summary["final"] == {name: line[name] for name in ("accuracy", "cross_entropy")}
     state = torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)
     config = compose_config("task=digits_mlp")
     task = build_task(config)
@@ -305,3 +306,34 @@ def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
     summary = run_trial(config, FOLDER, prune=lambda fresh_examples: fresh_examples >= 480)
     assert (summary["status"], summary["fresh_examples"]) == ("pruned", 480)
     assert run_trial(config, FOLDER) == summary
+
+
+_ENDS = ("task=digits_mlp", "target.value=null", "evaluate.every_fresh_examples=320", "echo.shuffle_buffer=1")
+
+
+def test_the_end_of_a_budget_is_an_evaluation_like_the_others(compose_config: Compose) -> None:
+    summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=800"), FOLDER)
+    lines = metrics(FOLDER)
+    assert [line["fresh_examples"] for line in lines] == [289, 609, 769]
+    assert summary["best"]["value"] == max(line["accuracy"] for line in lines)
+    met = lines[-1]["cross_entropy"]
+    goal = ("target.metric=cross_entropy", f"target.value={met}", "max_fresh_examples=800")
+    reached = run_trial(compose_config(*_ENDS[:1], *_ENDS[2:], *goal), Path("met"))
+    assert reached["status"] == "reached"
+    assert (reached["to_target"]["fresh_examples"], reached["best"]["value"]) == (769, met)
+
+
+def test_an_end_that_was_just_evaluated_is_not_evaluated_again(compose_config: Compose) -> None:
+    summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=640"), FOLDER)
+    lines = metrics(FOLDER)
+    assert [line["fresh_examples"] for line in lines] == [289, 609]
+    assert summary["final"]["accuracy"] == lines[-1]["accuracy"]
+
+
+def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_config: Compose) -> None:
+    """So the evaluation of the first end is none of the continued run's."""
+    for budget in (800, 1000):
+        run_trial(compose_config(*_ENDS, f"max_fresh_examples={budget}"), FOLDER)
+    run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), Path("at once"))
+    assert metrics(FOLDER) == metrics(Path("at once"))
+    assert [line["fresh_examples"] for line in metrics(FOLDER)] == [289, 609, 929, 993]

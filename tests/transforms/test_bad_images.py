@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from adaecho import EchoLoader
 from adaecho.transforms.headers import MAX_PIXELS, encoded_size
@@ -55,14 +55,20 @@ def test_a_transparent_image_loses_its_transparency() -> None:
     near(saved(Image.fromarray(rgba), "PNG"), picture(0), error=0.1)
 
 
-def test_an_exif_turn_is_ignored_so_that_boxes_stay_right() -> None:
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_photograph_is_turned_as_its_exif_says(kind: str, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
+    exif[0x0112] = orientation
     image = Image.fromarray(picture(1))
-    assert decode_image(saved(image, "JPEG", exif=exif)).shape == picture(1).shape
-    np.testing.assert_array_equal(
-        decode_image(saved(image, "JPEG", exif=exif)), decode_image(saved(image, "JPEG"))
-    )
+    content = saved(image, kind, exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
+    for decoded in (decode_image(content), decode_for_crop(content)):
+        shown = decoded[0 : upright.shape[0], 0 : upright.shape[1]]
+        assert decoded.shape == upright.shape
+        assert np.abs(shown.astype(int) - upright).mean() < 2
+    stored = decode_image(saved(image, kind))
+    np.testing.assert_array_equal(decode_image(content, turned=False), stored)
 
 
 def test_a_gif_named_jpg_is_decoded_for_what_it_is() -> None:

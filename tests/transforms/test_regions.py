@@ -36,9 +36,9 @@ def jpeg(row: int, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def turned() -> Any:
+def with_orientation(number: int) -> Any:
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = number
     return exif
 
 
@@ -50,7 +50,7 @@ JPEGS = {
     "coarse": {"quality": 5},
     "fine": {"quality": 100},
     "restarts": {"restart_marker_rows": 1},
-    "turned": {"exif": turned()},
+    "upright by its EXIF": {"exif": with_orientation(1)},
     "RGB": {"keep_rgb": True},
     "comment": {"comment": b"x" * 3000},
 }
@@ -195,3 +195,12 @@ def test_it_says_nothing_of_gpus_and_leaves_stderr_open() -> None:
     code = "import sys; from adaecho.transforms import regions; sys.exit(f'available: {regions.available()}')"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.stderr == "available: True\n"
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("orientation", [2, 3, 6, 9])
+def test_a_jpeg_that_its_exif_turns_is_decoded_whole(orientation: int) -> None:
+    content = jpeg(1, exif=with_orientation(orientation))
+    decoded = decode_for_crop(content)
+    assert not isinstance(decoded, EncodedImage)
+    np.testing.assert_array_equal(decoded, decode_image(content))

@@ -1,0 +1,6 @@
+"""``python -m adaecho``: the command ``adaecho``."""
+
+from adaecho.run import cli
+
+if __name__ == "__main__":
+    cli()
