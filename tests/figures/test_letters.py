@@ -35,7 +35,8 @@ def test_a_font_that_has_the_letters_is_found(capsys: pytest.CaptureFixture[str]
 def test_where_no_font_has_them_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
+    own = [entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     style._fonts_with.cache_clear()
     with figure(2, Path("drawn.png"), title="\u732b") as drawing:
         drawing.text(0.5, 0.5, "a \u732b")
