@@ -82,17 +82,20 @@ def figure(height_inches: float, path: Path, title: str = "", note: str = "") ->
 def _find_letters(drawing: Figure) -> None:
     """Give texts in scripts that matplotlib's font lacks a font of this machine; tell where none has one."""
     own = _letters_of(font_manager.findfont(_RC["font.family"]))
+    told: set[str] = set()
     for text in drawing.findobj(Text):
         assert isinstance(text, Text)
         wanted = {ord(letter) for letter in text.get_text() if not letter.isspace()} - own
-        if wanted:
-            fonts, missing = _fonts_with(frozenset(wanted))
-            text.set_fontfamily([_RC["font.family"], *fonts])
-            if missing:
-                warn(
-                    f"no font here has {missing}, as in {text.get_text()!r}: drawn as boxes; install one, "
-                    "e.g. Noto's of that script"
-                )
+        if not wanted:
+            continue
+        fonts, missing = _fonts_with(frozenset(wanted))
+        text.set_fontfamily([_RC["font.family"], *fonts])
+        if missing and missing not in told:
+            told.add(missing)
+            warn(
+                f"no font here has {missing}, as in {text.get_text()!r}: drawn as boxes; install one, "
+                "e.g. Noto's of that script"
+            )
 
 
 @functools.cache

@@ -36,9 +36,10 @@ def write_outcome(state: SweepState, console: Console) -> None:
     export(state.folder, state.design, rows)
     console.print()
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
-    notes = [*noise(rows), *missed(rows, state), *unfinished(state), *remarks(state)]
+    notes = [*noise(rows), *unfinished(state), *remarks(state)]
     notes += edge_warnings(state.design, arms)
-    for line in [caption(state, rows), *notes, *draw(state.folder, rows, arms)]:
+    about = missed(rows, state) or [caption(state, rows)]
+    for line in [*about, *notes, *draw(state.folder, rows, arms)]:
         console.print(line, soft_wrap=True, highlight=False)
 
 

@@ -35,11 +35,15 @@ def test_a_font_that_has_the_letters_is_found(capsys: pytest.CaptureFixture[str]
 def test_where_no_font_has_them_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
+    own = [entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     style._fonts_with.cache_clear()
-    draw("\u732b")
+    with figure(2, Path("drawn.png"), title="\u732b") as drawing:
+        drawing.text(0.5, 0.5, "a \u732b")
     style._fonts_with.cache_clear()
-    assert "no font here has \u732b, as in '\u732b': drawn as boxes; install one" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.count("no font here has \u732b, as in ") == 1
+    assert "drawn as boxes; install one" in told
 
 
 def test_a_colour_means_the_same_in_every_figure() -> None:
