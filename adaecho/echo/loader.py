@@ -80,7 +80,8 @@ class EchoLoader(Gauges):
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
             What is iterated is read by one of them at a time. Around something that works ahead by itself,
             as a DataLoader with workers, R needs 1 thread to be right.
-        prefetch: batches read ahead of the echo stage.
+        prefetch: batches read ahead of the echo stage. None: two for each worker, as a DataLoader has them, as
+            far as a quarter of the free memory holds them.
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
             whole batches, which their maker has shared out.
@@ -131,7 +132,7 @@ class EchoLoader(Gauges):
         epochs: int | None = None,
         drop_last: bool = False,
         num_workers: int = 0,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,

@@ -52,7 +52,8 @@ class Pipeline:
         settings, functions: of the loader.
         sampler: an order of rows, or None.
         device: where batches go.
-        num_workers, prefetch: threads, and batches read ahead of the echo.
+        num_workers: threads.
+        prefetch: batches read ahead of the echo; None for two of each worker, if memory has them.
 
     Attributes:
         streams: of the loader.
@@ -71,7 +72,7 @@ class Pipeline:
         device: ToDevice,
         *,
         num_workers: int,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
         self.num_workers, self.prefetch = num_workers, prefetch
@@ -331,13 +332,17 @@ class Run:
             workers, size = parts.num_workers, parts.making.batch_size
             if parts.resident is None and not parts.streams.whole:
                 chunk = parts.group * size if parts.group > 1 else math.ceil(size / (2 * workers))
-                window = math.ceil(parts.prefetch * size / chunk) + workers
+                first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
+                window = math.ceil(first * size / chunk) + workers
                 claim = partial(parts.reader.claim, chunk)
                 reading = OrderedMap(
                     self.pool, claim, parts.reader.work, threads=workers, window=window, name="read"
                 )
-                self.queue.read_ahead(reading)
-            ahead = parts.prefetch if parts.settings.variant.batches_upstream else DOWNSTREAM_QUEUE
+                more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
+                self.queue.read_ahead(reading, more)
+            ahead = DOWNSTREAM_QUEUE
+            if parts.prefetch is not None and parts.settings.variant.batches_upstream:
+                ahead = parts.prefetch
             threads = 1 if parts.streams.whole else workers
             batch_map = OrderedMap(
                 self.pool, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,

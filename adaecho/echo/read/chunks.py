@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.memory.budget import affordable
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, Rows, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
@@ -197,10 +198,11 @@ class FreshQueue:
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
+        self._more = 0  # examples to read ahead, once it is known how large they are
 
-    def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
-        """Take from chunks that threads read."""
-        self.map = chunks
+    def read_ahead(self, chunks: OrderedMap[Any, Fresh], more: int) -> None:
+        """Take from chunks that threads read; so many examples further ahead, where memory holds them."""
+        self.map, self._more = chunks, more
 
     def take(self, count: int) -> Fresh | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
@@ -210,4 +212,12 @@ class FreshQueue:
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
+            if self._more and len(chunk.serials):
+                self._widen(chunk.examples)
         return chunk
+
+    def _widen(self, read: Examples) -> None:
+        one = read[:1].tree() if isinstance(read, Columns) else read[0]
+        more, self._more = affordable(self._more, num_bytes(one)), 0
+        assert isinstance(self.map, OrderedMap)
+        self.map.widen(more // len(read))

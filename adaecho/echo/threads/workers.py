@@ -312,6 +312,11 @@ class OrderedMap(InlineMap[Claim, Result]):
         self._ready.put(_WAKE)
         self._room.put(_WAKE)
 
+    def widen(self, pieces: int) -> None:
+        """Let so many more be claimed ahead."""
+        for _ in range(pieces):
+            self._room.put(None)
+
     def get(self) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
 
