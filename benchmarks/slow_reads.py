@@ -1,8 +1,8 @@
 """Reads that take a while and no processor: what share of the ideal rate a loader reaches by default.
 
 Ideal is as many reads at a time as there are workers, each as long as it is. Log-normal reads take 33 ms on
-average (sigma 1); of the others 5 % are fifty times as slow as the rest, with the same average. Batches of 16,
-once the first have come; with echo before augmentation each example is in two batches, so that the ideal
+average (sigma 1); of the others 5 % are fifty times as slow as the rest, with the same average. Batches of
+16, once the first have come; with echo before augmentation each example is in two batches, so that the ideal
 rate of batches is twice that of reads.
 
     python -m benchmarks.slow_reads [SECONDS]

@@ -41,24 +41,23 @@ class Crew:
 
 
 class PoolThread(threading.Thread):
-    """A thread of a pool; its ``helpers`` are closed when it ends.
+    """A thread of a pool.
 
     Attributes:
         working: rather than waiting for something; where a pause begins it is waited for.
         ended: nothing is left to do.
+        elsewhere_s: of the piece of work in hand, what processes were busy with it beyond the wait for them.
     """
 
     def __init__(self, pool: "ThreadPool", crew: Crew, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._pool, self.crew = pool, crew
-        self.helpers: dict[Any, Any] = {}  # of the dataset and of each augmentation, by whose they are
         self.working = self.ended = False
+        self.elsewhere_s = 0.0
 
     def run(self) -> None:
         try:
             super().run()
-            for helper in self.helpers.values():
-                helper.close()
         finally:
             self.working = False
             self._pool.ends(self)
@@ -72,11 +71,6 @@ class PoolThread(threading.Thread):
             self.working = True
         if self.crew.stopping:
             raise Stopped
-
-    def check_open(self) -> None:
-        """Raises GivenUp where the loader is being closed: nobody will take what is waited for."""
-        if self._pool.closing:
-            raise GivenUp
 
     def rest(self, seconds: float) -> None:
         """Sleep, no longer than until the thread is to stop.
@@ -238,12 +232,13 @@ class InlineMap(Generic[Claim, Result]):
 
     Attributes:
         wanted: threads.
+        at_once: pieces that can be worked on at once.
         claim_s, work_s: in which it was busy.
         blocked_s: of those who waited here.
         upstream: whom claims wait for: that time is not busy.
     """
 
-    wanted = 1
+    wanted = at_once = 1
     claim_s = work_s = blocked_s = 0.0
     upstream: "InlineMap[Any, Any] | None" = None
 
@@ -278,6 +273,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         pool: what the threads belong to.
         claim, work: as of ``InlineMap``.
         threads: how many.
+        at_once: pieces that can be worked on at once; by default as many.
         window: pieces claimed and not yet delivered, at most.
         name: of the threads.
     """
@@ -291,9 +287,11 @@ class OrderedMap(InlineMap[Claim, Result]):
         threads: int,
         window: int,
         name: str,
+        at_once: int = 0,
     ) -> None:
         super().__init__(claim, work)
         self._pool, self.wanted, self.name = pool, threads, name
+        self.at_once = at_once or threads
         self._turn = threading.Lock()  # held by the thread that claims
         self._claimed, self._ended = 0, False
         self._order = threading.Lock()  # held by the thread that puts results in order
@@ -348,13 +346,13 @@ class OrderedMap(InlineMap[Claim, Result]):
         with suppress(Stopped):
             while (piece := self._piece(thread)) is not None:
                 number, claim = piece
-                start = time.perf_counter()
+                start, thread.elsewhere_s = time.perf_counter(), 0.0
                 outcome: Outcome
                 try:
                     outcome = True, self._work(claim)
                 except BaseException as error:
                     outcome = False, error
-                self._deliver(number, outcome, time.perf_counter() - start)
+                self._deliver(number, outcome, time.perf_counter() - start + thread.elsewhere_s)
                 thread.working = False
 
     def _piece(self, thread: PoolThread) -> tuple[int, Claim] | None:
