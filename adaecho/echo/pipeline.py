@@ -20,7 +20,7 @@ import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
 from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
-from adaecho.echo.batch.owners import Owners, TokenPool
+from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
@@ -363,13 +363,8 @@ class Run:
         rows, lookahead, away = 0, 1, len(held.examples.items)
         rows_of: RowsOf = absent
         if self.owners is not None:
-            pool, making, group, reader = (
-                TokenPool(),
-                replace(making, augment=self.owners.augmented),
-                1,
-                self.owners,
-            )
-            rows = pool.rows
+            pool, group, reader, rows = self.owners.pool, 1, self.owners, self.owners.pool.rows
+            making = replace(making, augment=self.owners.augmented)
         if parts.resident is not None and isinstance(parts.reader, RandomReader):
             lookahead, away = _FREE_LOOKAHEAD, 0
             if self.owners is None:

@@ -31,27 +31,44 @@ Tokens = NDArray[np.int64]
 
 
 class TokenPool:
-    """Tokens of examples that lie elsewhere, with a count of the uses of each that are still to leave."""
+    """Tokens of examples that lie elsewhere, with a count of the uses of each that are still to leave.
+
+    Args:
+        again: what is not in here has been read for the batch that uses it, and is held once for that.
+    """
 
     rows = 1 << 62
 
-    def __init__(self) -> None:
+    def __init__(self, *, again: bool) -> None:
+        self._again = int(again)
         self._left: dict[int, int] = {}
+        self._total: dict[int, int] = {}
 
     def insert(self, tokens: Tokens, repeats: NDArray[np.int64]) -> Tokens:
         """The tokens [n] are the rows."""
-        self._left.update(zip(tokens.tolist(), repeats.tolist(), strict=True))
+        uses = dict(zip(tokens.tolist(), repeats.tolist(), strict=True))
+        self._left.update(uses)
+        self._total.update(uses)
         return tokens
 
     def take(self, tokens: Tokens) -> Tokens:
-        """One use of each [n]: twice the token, plus one where no more follow; as of those not in here."""
-        listed, left = tokens.tolist(), self._left
-        for token in listed:
-            if token in left:
-                left[token] -= 1
-                if not left[token]:
-                    del left[token]
-        return 2 * tokens + np.array([token not in left for token in listed], dtype=np.int64)  # [n]
+        """One use of each: [n, 2], the token, and with the last one how many uses there were, else 0."""
+        listed, left, totals = tokens.tolist(), self._left, []
+        unknown = Counter(token for token in listed if token not in left)
+        for token in reversed(listed):
+            if token in unknown:
+                totals.append(unknown[token] - self._again)
+                unknown[token] = self._again
+                continue
+            left[token] -= 1
+            totals.append(0 if left[token] else self._total.pop(token))
+            if not left[token]:
+                del left[token]
+        return np.stack([tokens, np.array(totals[::-1], dtype=np.int64)], axis=1)
+
+    def begin_anew(self) -> None:
+        """The owners are others, which have used none yet."""
+        self._total = dict(self._left)
 
 
 class Contents:
@@ -65,39 +82,39 @@ class Contents:
         reader.go_alone()
         self._reader, self._making = reader, making
         self._examples: dict[int, Any] = {}  # by serial
-        self._holds = Counter[int]()  # how often each was read to be used, and has not been used up
+        # By serial: uses known to come, less those that came. Requests of several threads overtake one another,
+        # so that the last use may come before others.
+        self._left = Counter[int]()
 
     def __call__(self, what: str, *arguments: Any) -> Any:
         return self._read(*arguments) if what == "read" else self._made(*arguments)
 
-    def _read(self, claim: Any) -> Fresh:
+    def _read(self, claim: Any, hold: int) -> Fresh:
         fresh = self._reader.work(claim)
-        self._keep(fresh.serials.tolist(), fresh.examples)
+        self._keep(fresh.serials.tolist(), fresh.examples, hold)
         size = num_bytes(fresh.examples[0]) if len(fresh.serials) else 0
         return Fresh(fresh.serials, None, fresh.next_index, fresh.bad, size)
 
-    def _keep(self, serials: list[int], examples: Examples) -> None:
+    def _keep(self, serials: list[int], examples: Examples, hold: int = 0) -> None:
         singles = map(duplicate, examples.examples()) if isinstance(examples, Columns) else examples
         self._examples.update(zip(serials, singles, strict=True))
-        self._holds.update(serials)
+        self._left.update(dict.fromkeys(serials, hold))
 
-    def _made(self, items: keyed.Items, spent: NDArray[np.bool_]) -> Examples:
+    def _made(self, items: keyed.Items, totals: NDArray[np.int64]) -> Examples:
         serials = (items >> keyed.ECHO_BITS).tolist()
         lacking = np.array(sorted({serial for serial in serials if serial not in self._examples}), np.int64)
         if len(lacking):
             self._keep(lacking.tolist(), self._reader.reread(lacking, np.ones_like(lacking)))
-        left, used_up = Counter(serials), set((items[spent] >> keyed.ECHO_BITS).tolist())
-        examples = []
+        for serial, total in zip(serials, totals.tolist(), strict=True):
+            self._left[serial] += total - 1
+        uses, examples = Counter(serials), []
         for serial in serials:
-            left[serial] -= 1
-            last = not left[serial] and serial in used_up
-            if last:
-                self._holds[serial] -= 1
-            if last and not self._holds[serial]:
-                del self._holds[serial]
-                examples.append(self._examples.pop(serial))
-            else:  # writing into this use must not change later ones
+            uses[serial] -= 1
+            if uses[serial] or self._left[serial]:  # writing into this use must not change the others
                 examples.append(duplicate(self._examples[serial]))
+            else:
+                del self._left[serial]
+                examples.append(self._examples.pop(serial))
         made = self._making.augmented(items, examples)
         whole = self._making.length is not None or isinstance(made, Columns)
         return made if whole else stack(made) or made
@@ -113,6 +130,9 @@ class Owners:
         reader, making: of the loader.
         slots: of the buffer before batches.
         resident: reading costs nothing and never fails: it need not be done before an example is used.
+
+    Attributes:
+        pool: of their tokens.
     """
 
     def __init__(
@@ -128,6 +148,7 @@ class Owners:
     ) -> None:
         self._number, self._reader, self._making, self._world = number, reader, making, world
         self._buffered, self._resident = slots, resident
+        self.pool = TokenPool(again=not resident)
         self.reads_again = reader.reads_again
         self._all: list[Forked] = []
         self._choosing = threading.Lock()
@@ -142,6 +163,8 @@ class Owners:
     def begin(self) -> None:
         """Fork them, unless they are there. No thread of the loader may be at work."""
         reader, making = self._reader, self._making
+        if not self._all:
+            self.pool.begin_anew()
         while len(self._all) < self._number:
             self._all.append(Forked(lambda: Contents(reader, making), self._all, self._num_slots))
 
@@ -163,8 +186,8 @@ class Owners:
         except IndexError:  # closed by another thread
             raise GivenUp from None
 
-    def read(self, claim: Any) -> Fresh:
-        """What was claimed is read by one of them: tokens."""
+    def read(self, claim: Any, hold: int = 0) -> Fresh:
+        """What was claimed is read by one of them, and held for so many uses: tokens."""
         serials = claim[0]
         if self._resident:
             return Fresh(serials, self.tokens(serials), claim[2])
@@ -174,7 +197,7 @@ class Owners:
             self._given[number] += len(serials)
         try:
             forked = self._of(number)
-            fresh: Fresh = forked.receive(forked.send(0, "read", claim))
+            fresh: Fresh = forked.receive(forked.send(0, "read", claim, hold))
         finally:
             with self._choosing:
                 self._reads[number] -= 1
@@ -196,17 +219,18 @@ class Owners:
         """The tokens of what a resume finds in the buffer."""
         if self._resident:
             return self.tokens(serials)
-        tokens: Any = all_of(self.read(self._reader.again(serials, uses)), serials)
+        tokens: Any = all_of(self.read(self._reader.again(serials, uses), 1), serials)
         return np.asarray(tokens)
 
     def augmented(self, items: keyed.Items, taken: Any) -> Examples:
         """The augmented examples of items [n], of which a pool gave these tokens."""
-        spent, owners = taken % 2 == 1, taken // 2 % self._number  # [n] each
+        tokens, totals = np.asarray(taken).T  # [n] each
+        owners = tokens % self._number
         slot, sent = self._slots.get(), []
         try:
             for forked, number in [(self._of(number), number) for number in np.unique(owners).tolist()]:
                 where = np.flatnonzero(owners == number)
-                sent.append((where, forked, forked.send(slot, "made", items[where], spent[where])))
+                sent.append((where, forked, forked.send(slot, "made", items[where], totals[where])))
             return _together(len(items), _received(sent))
         finally:
             self._slots.put(slot)

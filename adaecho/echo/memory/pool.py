@@ -129,7 +129,7 @@ def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_])
     if not len(first) or not len(second):
         return first if len(first) else second
     if isinstance(first, np.ndarray):  # of tokens, see batch.owners
-        both = np.empty(len(of_second), first.dtype)
+        both = np.empty((len(of_second), *first.shape[1:]), first.dtype)
         both[~of_second], both[of_second] = first, second
         return both
     parts = [iter(part.examples() if isinstance(part, Columns) else part) for part in (first, second)]

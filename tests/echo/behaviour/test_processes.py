@@ -35,7 +35,7 @@ ENDS = needs(str(OPEN), present=OPEN.exists(), remedy="nothing else lists a proc
 class Mixed:
     """Of a kind of examples each: numbers, large tensors, of unequal shapes."""
 
-    def __init__(self, kind: str, length: int = 90) -> None:
+    def __init__(self, kind: str, length: int = 60) -> None:
         self.kind, self.length = kind, length
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Mixed:
         if self.kind == "dict":
             return {"x": draws.random(3), "y": row, "name": torch.tensor(row)}
         if self.kind == "large":
-            return torch.from_numpy(draws.integers(0, 255, (40, 50, 20), dtype=np.uint8))
+            return torch.from_numpy(draws.integers(0, 255, (10, 12, 20), dtype=np.uint8))
         return draws.random(1 + row % 3), "s" * (row % 5)
 
 
@@ -89,26 +89,25 @@ def as_list(examples: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("kind", ["dict", "large", "ragged"])
 @pytest.mark.parametrize("augment", [keyed, seeded, (seeded, keyed)], ids=["keyed", "seeded", "both"])
 def test_the_same_batches_for_any_number_of_processes_and_after_a_resume(kind: str, augment: Any) -> None:
-    for variant in VARIANTS:
+    for variant in VARIANTS[::2] + VARIANTS[-2:-1]:
         common: dict[str, Any] = {
             "shuffle_buffer": 20, **variant, "augment": augment, "epochs": 1, "batch_size": 8,
             "collate": as_list if kind == "ragged" else None,
         }  # fmt: skip
         expected = list(EchoLoader(Mixed(kind), **common))
-        for number in (1, 3):
-            with EchoLoader(Mixed(kind), num_workers=number, processes=True, **common) as loader:
-                head = list(islice(loader, 5))
-                state = loader.state_dict()
-                loader.load_state_dict(state)
-                assert_same(head + list(loader), expected)
-            with EchoLoader(Mixed(kind), num_workers=number, processes=True, **common) as other:
-                other.load_state_dict(state)
-                assert_same(head + list(other), expected)
+        with EchoLoader(Mixed(kind), num_workers=3, processes=True, **common) as loader:
+            head = list(islice(loader, 5))
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+            assert_same(head + list(loader), expected)
+        with EchoLoader(Mixed(kind), num_workers=1, processes=True, **common) as other:
+            other.load_state_dict(state)
+            assert_same(head + list(other), expected)
     assert multiprocessing.active_children() == []
 
 
 def streamed() -> Iterator[Any]:
-    return map(Mixed("ragged").__getitem__, range(90))
+    return map(Mixed("ragged").__getitem__, range(60))
 
 
 @pytest.mark.parametrize("make", [lambda: streamed, lambda: arrays(90)], ids=["iterated", "arrays"])
@@ -119,17 +118,17 @@ def test_what_is_iterated_and_arrays(make: Any) -> None:
             "shuffle_buffer": 20, **variant, "augment": keyed if source is streamed else add_noise,
             "batch_size": 8, "collate": as_list if source is streamed else None,
         }  # fmt: skip
-        expected = list(islice(EchoLoader(source, **common), 40))
+        expected = list(islice(EchoLoader(source, **common), 25))
         with EchoLoader(source, num_workers=2, processes=True, **common) as loader:
             head = list(islice(loader, 9))
             loader.stop()
-            assert_same(head + list(islice(loader, 31)), expected)
+            assert_same(head + list(islice(loader, 16)), expected)
         with EchoLoader(source, num_workers=2, processes=True, **common) as loader:
             list(islice(loader, 9))
             state = loader.state_dict()
         with EchoLoader(source, num_workers=1, processes=True, **common) as loader:
             loader.load_state_dict(state)
-            assert_same(head + list(islice(loader, 31)), expected)
+            assert_same(head + list(islice(loader, 16)), expected)
 
 
 class Torn(Dataset):
@@ -169,7 +168,7 @@ class LocalError(Exception):
 
 
 def test_errors_name_the_example_shortly() -> None:
-    def fail(example: Any, rng: Any) -> Any:
+    def fail(example: Any, rng: Any) -> Any:  # noqa: ARG001
         if example["label"] == 5:
             raise LocalError(5, "no five")
         return example
@@ -201,10 +200,11 @@ def test_what_is_no_examples_error_is_raised() -> None:
 def test_a_process_that_dies_is_one_short_error_and_the_loader_can_go_on() -> None:
     with EchoLoader(Dataset(40), 4, num_workers=2, processes=True, augment=add_noise) as loader:
         expected = list(islice(EchoLoader(Dataset(40), 4, augment=add_noise), 60))
-        batches = list(islice(loader, 3))
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        others = set(multiprocessing.active_children())
+        batches = list(islice(iterator := iter(loader), 3))
+        os.kill((set(multiprocessing.active_children()) - others).pop().pid or 0, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="ended with exit code -9") as caught:
-            batches.extend(loader)
+            batches.extend(islice(iterator, 50))
         assert not hasattr(caught.value, "__notes__")
         assert_same(batches + list(islice(loader, 60 - len(batches))), expected)
     assert multiprocessing.active_children() == []
@@ -249,7 +249,8 @@ def given_up(loader: EchoLoader) -> None:
 @pytest.mark.parametrize("end", [break_off, interrupt, given_up, EchoLoader.close])
 @pytest.mark.parametrize("iterated", [False, True])
 def test_no_process_and_no_pipe_is_left(end: Callable[[EchoLoader], None], iterated: bool) -> None:
-    multiprocessing.active_children()  # so that those of others are gone
+    gc.collect()  # what others have left
+    assert_none_soon()
     before = pipes()
     source: Any = streamed if iterated else Dataset(40)
     loader = EchoLoader(source, 4, num_workers=2, processes=True, collate=as_list)
@@ -272,7 +273,8 @@ def test_no_process_and_no_pipe_is_left(end: Callable[[EchoLoader], None], itera
 def run(folder: Path, code: str, stop: int | None = None) -> tuple[int, str, str]:
     (folder / "script.py").write_text(textwrap.dedent(code))
     process = subprocess.Popen(
-        [sys.executable, str(folder / "script.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, str(folder / "script.py")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -368,7 +370,7 @@ def test_without_fork_threads_do_it_or_one_place_with_one_warning() -> None:
         assert_same(list(loader), expected)
         list(loader)
     assert len(caught) == 1
-    with (  # noqa: PT031
+    with (
         pytest.warns(UserWarning, match="works in one place, as with num_workers=0") as caught,
         EchoLoader(Mixed("dict"), 4, num_workers=2, augment=seeded, epochs=1) as loader,
     ):
@@ -382,7 +384,7 @@ def test_r_counts_what_processes_do() -> None:
         time.sleep(0.004)
         return example
 
-    def quick(example: Any, rng: Any) -> Any:
+    def quick(example: Any, rng: Any) -> Any:  # noqa: ARG001
         return example
 
     with EchoLoader(
