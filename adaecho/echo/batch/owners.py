@@ -82,7 +82,7 @@ class Contents:
         reader.go_alone()
         self._reader, self._making = reader, making
         self._examples: dict[int, Any] = {}  # by serial
-        # By serial: uses known to come, less those that came. Requests of several threads overtake one another,
+        # By serial: uses known to come, less those that came. Requests of threads overtake one another,
         # so that the last use may come before others.
         self._left = Counter[int]()
 
