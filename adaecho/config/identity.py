@@ -21,7 +21,10 @@ _NOT_IDENTITY = (
     "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS,
 )  # fmt: skip
 # Below a group: what only decides how fast or in how much memory the same batches are made.
-_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore", "allow_changed"), "echo": ("place",)}
+_NOT_IDENTITY_IN = {
+    "data": ("num_workers", "processes", "prefetch", "restore", "allow_changed"),
+    "echo": ("place",),
+}
 # Keys that came after the first records, with the value that means what runs did before: at that value they
 # are no part of the identity, so that folders keep their names and searches their points.
 _ADDED_KEYS = {"compile": "off"}

@@ -32,7 +32,7 @@ from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings
+from adaecho.echo.settings import Settings, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
@@ -83,6 +83,10 @@ class Pipeline:
         self._processes = processes or (bool(num_workers) and functions.draws)
         self._one_place = functions.draws  # without processes
         self._warned = False
+        refuse(
+            processes and settings.batch_size is None,
+            "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
+        )
         _check(source, settings, functions, num_workers)
         order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
@@ -325,8 +329,8 @@ class Run:
         self.owners: Owners | None = None
         if processes:
             self.owners = Owners(
-                self._workers, self._workers + 1, reader, parts.making, world=streams.world,
-                slots=parts.settings.shuffle_buffer, resident=parts.resident is not None,
+                self._workers, reader, parts.making, world=streams.world,
+                buffered=parts.settings.shuffle_buffer, resident=parts.resident is not None,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
         self.queue = FreshQueue(reader.claim, self._read, streams.log.bad, position.next_index)

@@ -24,8 +24,10 @@ from adaecho.echo.memory.tree import Columns, duplicate, num_bytes, same_layout,
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.chunks import Reader, Serials, all_of
-from adaecho.echo.threads.processes import Forked
+from adaecho.echo.threads.processes import Forked, Shared
 from adaecho.echo.threads.workers import GivenUp
+
+_MEMORY_BYTES = 1 << 28  # for the arrays of one batch on their way, of which each owner has a part
 
 Tokens = NDArray[np.int64]
 
@@ -100,7 +102,7 @@ class Contents:
         self._examples.update(zip(serials, singles, strict=True))
         self._left.update(dict.fromkeys(serials, hold))
 
-    def _made(self, items: keyed.Items, totals: NDArray[np.int64]) -> Examples:
+    def _made(self, items: keyed.Items, totals: NDArray[np.int64]) -> Any:
         serials = (items >> keyed.ECHO_BITS).tolist()
         lacking = np.array(sorted({serial for serial in serials if serial not in self._examples}), np.int64)
         if len(lacking):
@@ -116,8 +118,9 @@ class Contents:
                 del self._left[serial]
                 examples.append(self._examples.pop(serial))
         made = self._making.augmented(items, examples)
-        whole = self._making.length is not None or isinstance(made, Columns)
-        return made if whole else stack(made) or made
+        if isinstance(made, list) and self._making.length is None:
+            made = stack(made) or made
+        return Shared(made) if isinstance(made, Columns) else made
 
 
 class Owners:
@@ -126,9 +129,8 @@ class Owners:
     Args:
         number: of processes.
         world: ranks that share out serials.
-        threads: of this process that ask for batches.
         reader, making: of the loader.
-        slots: of the buffer before batches.
+        buffered: examples in the buffer before batches.
         resident: reading costs nothing and never fails: it need not be done before an example is used.
 
     Attributes:
@@ -138,23 +140,22 @@ class Owners:
     def __init__(
         self,
         number: int,
-        threads: int,
         reader: Reader,
         making: Making,
         *,
         world: int,
-        slots: int,
+        buffered: int,
         resident: bool,
     ) -> None:
         self._number, self._reader, self._making, self._world = number, reader, making, world
-        self._buffered, self._resident = slots, resident
+        self._buffered, self._resident = buffered, resident
         self.pool = TokenPool(again=not resident)
         self.reads_again = reader.reads_again
         self._all: list[Forked] = []
         self._choosing = threading.Lock()
         self._reads, self._given = [0] * number, [0] * number  # at work, and examples of each so far
         self._slots: SimpleQueue[int] = SimpleQueue()
-        self._num_slots = threads + 1  # one for a batch that is made again
+        self._num_slots = number + 2  # of threads that make batches, and one that makes some again
         for slot in range(self._num_slots):
             self._slots.put(slot)
 
@@ -162,11 +163,14 @@ class Owners:
 
     def begin(self) -> None:
         """Fork them, unless they are there. No thread of the loader may be at work."""
-        reader, making = self._reader, self._making
+        reader, making, room = self._reader, self._making, _MEMORY_BYTES // self._number
         if not self._all:
             self.pool.begin_anew()
         while len(self._all) < self._number:
-            self._all.append(Forked(lambda: Contents(reader, making), self._all, self._num_slots))
+            forked = Forked(
+                lambda: Contents(reader, making), self._all, slots=self._num_slots, slot_bytes=room // 64 * 64
+            )
+            self._all.append(forked)
 
     def kill(self) -> None:
         """End them, whatever they do."""

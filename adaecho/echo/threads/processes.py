@@ -18,17 +18,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import torch
 
-from adaecho.echo.memory.tree import Columns
 from adaecho.echo.threads import generators
 from adaecho.echo.threads.workers import GivenUp, PoolThread
 
-_SLOT_BYTES = 1 << 26  # for the arrays of one answer; a page is committed when it is first written
 _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
 _LOOK_EVERY_S = 0.5  # whether the parent lives
 _END_S = 1.0  # for a process to end by itself
@@ -46,33 +44,48 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
+@dataclass
+class Shared:
+    """An answer whose large arrays lie in the memory of its slot: gone when the slot is used again."""
+
+    value: Any
+
+
 class Forked:
     """One process.
 
     Args:
         make: gives, in the process, what answers requests there.
         others: forked before, to whose pipes it must not hold on.
-        slots: of arrays of answers that may be there at once.
+        slots: of arrays of answers that may be there at once; 0 where none is ``Shared``.
+        slot_bytes: of each; a page is committed when it is first written.
     """
 
-    def __init__(self, make: Callable[[], Handler], others: Sequence["Forked"] = (), slots: int = 0) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Handler],
+        others: Sequence["Forked"] = (),
+        *,
+        slots: int = 0,
+        slot_bytes: int = 0,
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, there = context.Pipe()
-        self._memory = mmap.mmap(-1, slots * _SLOT_BYTES) if slots else None
+        self._memory = mmap.mmap(-1, slots * slot_bytes) if slots else None
         close = [self._connection, *(other._connection for other in others)]
         self._process = context.Process(
-            target=_serve, args=(there, close, self._memory, make), name="adaecho", daemon=True
+            target=_serve, args=(there, close, self._memory, slot_bytes, make), name="adaecho", daemon=True
         )
         self._sending, self._last = threading.Lock(), threading.Lock()
         self.closed = False
         # No interrupt before the process ignores them; Python warns of a fork beside others' threads.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
 
     def send(self, slot: int, *request: Any) -> Ticket:
@@ -95,7 +108,7 @@ class Forked:
         start, (before, turn) = time.perf_counter(), ticket
         before.acquire()
         try:
-            good, result, busy_s = pickle.loads(self._connection.recv_bytes())
+            spans, body = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             if self.closed:
                 raise GivenUp from None
@@ -106,6 +119,8 @@ class Forked:
             ) from None
         finally:
             turn.release()
+        parts = [memoryview(self._memory)[begin:end] for begin, end in spans]  # type: ignore[arg-type]
+        good, result, busy_s = pickle.loads(body, buffers=parts)
         thread = threading.current_thread()
         if isinstance(thread, PoolThread):
             thread.elsewhere_s += busy_s - (time.perf_counter() - start)
@@ -113,17 +128,7 @@ class Forked:
             error, where = result
             error.add_note(f"in a worker process:\n{where}")
             raise error from None
-        if isinstance(result, Columns):
-            result.arrays = [self._array(array) for array in result.arrays]
-        return result
-
-    def _array(self, array: Any) -> Any:
-        """An array that lies in the memory of a slot, as long as the slot is not used again."""
-        if isinstance(array, np.ndarray):
-            return array
-        start, dtype, shape = array
-        flat = np.frombuffer(self._memory, dtype, int(np.prod(shape)), start)  # type: ignore[call-overload]
-        return flat.reshape(shape)
+        return result.value if isinstance(result, Shared) else result
 
     def kill(self) -> None:
         """End it in the middle of whatever it does; those who wait for answers give up."""
@@ -148,19 +153,20 @@ def in_fork(function: Callable[[], Any]) -> Any:
         forked.close()
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, 5)
+    pickler = pickle.Pickler(file, 5, buffer_callback=put)
     # A tensor would bring all of the memory that it looks at a part of.
     pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: one.clone().__reduce_ex__(5)}
     pickler.dump(value)
     return file.getvalue()
 
 
-def _serve(connection: Any, others: list[Any], memory: Any, make: Callable[[], Handler]) -> None:
+def _serve(
+    connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # these are the parent's
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
         other.close()  # or their ends would not be seen
     torch.set_num_threads(1)
@@ -171,17 +177,18 @@ def _serve(connection: Any, others: list[Any], memory: Any, make: Callable[[], H
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
     while (request := requests.get()) is not None:
-        start = time.perf_counter()
+        start, spans = time.perf_counter(), list[tuple[int, int]]()
         try:
             slot, arguments = pickle.loads(request)
             result = handler(*arguments)
-            if isinstance(result, Columns) and memory is not None:
-                result = Columns(result.form, _placed(result.arrays, memory, slot * _SLOT_BYTES))
-            answer = _dumps((True, result, time.perf_counter() - start))
+            put = None
+            if isinstance(result, Shared):
+                put = _shared(memory, slot * slot_bytes, (slot + 1) * slot_bytes, spans)
+            body = _dumps((True, result, time.perf_counter() - start), put)
         except Exception as error:
-            answer = _dumps((False, (_sendable(error), traceback.format_exc().rstrip()), 0.0))
+            spans, body = [], _dumps((False, (_sendable(error), traceback.format_exc().rstrip()), 0.0))
         try:
-            connection.send_bytes(answer)
+            connection.send_bytes(pickle.dumps((spans, body)))
         except OSError:  # nobody is there any more
             return
 
@@ -198,18 +205,21 @@ def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -
     os._exit(0)
 
 
-def _placed(arrays: list[Any], memory: mmap.mmap, start: int) -> list[Any]:
-    """Where arrays were put in a slot; those that are small or don't fit, as they are."""
-    placed, end = [], start + _SLOT_BYTES
-    for array in arrays:
-        if array.nbytes < _LEAST_BYTES or start + array.nbytes > end:
-            placed.append(array)
-            continue
-        flat = np.frombuffer(memory, array.dtype, array.size, start)
-        flat.reshape(array.shape)[...] = array
-        placed.append((start, array.dtype, array.shape))
-        start += -(-array.nbytes // 64) * 64
-    return placed
+def _shared(
+    memory: mmap.mmap, begin: int, end: int, spans: list[tuple[int, int]]
+) -> Callable[[pickle.PickleBuffer], bool]:
+    """For a pickler: puts what is large and fits into a slot, and notes where; whether it did not."""
+
+    def put(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        start = -(-(spans[-1][1] if spans else begin) // 64) * 64
+        if raw.nbytes < _LEAST_BYTES or start + raw.nbytes > end:
+            return True
+        memory[start : start + raw.nbytes] = raw
+        spans.append((start, start + raw.nbytes))
+        return False
+
+    return put
 
 
 def _sendable(error: Exception) -> Exception:
