@@ -354,6 +354,51 @@ def test_processes_that_lose_their_parent_end_without_a_word(tmp_path: Path, sto
     assert errors.count("Traceback") == (stop == signal.SIGINT), errors
 
 
+INTERRUPTED = """
+import random, signal, time
+from itertools import islice
+from adaecho import EchoLoader
+from tests.echo.sources import Dataset, add_noise
+
+fired = []
+
+def interrupt(*_):
+    fired.append(True)
+    raise KeyboardInterrupt
+
+def new(**more):
+    return EchoLoader(
+        Dataset(50), 4, echo="example_before_augmentation", factor=2, shuffle_buffer=10, augment=add_noise,
+        **more,
+    )
+
+expected = [batch["x"].tolist() for batch in islice(new(), 400)]
+signal.signal(signal.SIGALRM, interrupt)
+draw, loader, seen = random.Random(0), new(num_workers=2, processes=True), []
+iterator = iter(loader)
+for _ in range(40):
+    fired.clear()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-3, 0.1))
+        while not fired:
+            seen.extend(islice(iterator, 1))
+    except KeyboardInterrupt:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+seen.extend(islice(iterator, 5))
+assert [batch["x"].tolist() for batch in seen[:400]] == expected[: len(seen)]
+loader.close()
+import multiprocessing
+assert not multiprocessing.active_children()
+print(len(seen) > 20)
+"""
+
+
+def test_interrupts_at_any_moment_change_nothing(tmp_path: Path) -> None:
+    code, said, errors = run(tmp_path, INTERRUPTED)
+    assert (code, said) == (0, "True\n"), errors
+
+
 @pytest.fixture
 def _no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline, rows):
