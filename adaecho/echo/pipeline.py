@@ -92,7 +92,8 @@ class Pipeline:
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
-        place = functions.choose_place((lambda: source.peek(0)) if isinstance(source, MapSource) else None)
+        peek = partial(source.peek, 0, self.num_workers) if isinstance(source, MapSource) else None
+        place = functions.choose_place(peek)
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         self.making = Making(

@@ -112,7 +112,7 @@ class MapSource:
             return
         hindrance = "" if self.draws else self._copy(num_workers)
         if self.draws is None:
-            self.draws = self._tried(_first_draws)
+            self.draws = self._tried(_first_draws, num_workers)
             if self.draws:
                 warn_caller(_told_draws(self.name))
         if num_workers > 1 and hindrance and not (self.draws or processes or self._warned):
@@ -128,9 +128,9 @@ class MapSource:
             return str(error) or type(error).__name__
         return ""
 
-    def _tried(self, trial: Callable[[Any], Any]) -> Any:
+    def _tried(self, trial: Callable[[Any], Any], num_workers: int) -> Any:
         """What a trial of it tells, which may open a file in it: never in the one that workers will get."""
-        if self._copied is None and can_fork():
+        if num_workers and not self._shared and self._copied is None and can_fork():
             return in_fork(lambda: trial(self._dataset))
         with self._here() as dataset:
             return trial(dataset)
@@ -151,12 +151,12 @@ class MapSource:
                 self._own.dataset = self._copied()
             yield self._own.dataset
 
-    def peek(self, row: int) -> Any:
+    def peek(self, row: int, num_workers: int) -> Any:
         """One example before any iteration."""
         if not self._shared:
             self._copy(num_workers=1)
         with global_generators_kept():
-            return self._tried(lambda dataset: isolated(dataset[row], pictures=False))
+            return self._tried(lambda dataset: isolated(dataset[row], pictures=False), num_workers)
 
     def fetched(self, rows: Rows, keys: list[int] | None) -> Fetched:
         """Examples of rows [n]; the keys [n] seed what they draw.

@@ -1,6 +1,7 @@
 """Background threads: ordered, bounded, parallel maps that can pause, and stop without losing what is done.
 
-Threads, not processes: reading, decoding and NumPy or torch kernels release the interpreter's lock.
+Reading, decoding and NumPy or torch kernels release the interpreter's lock; for Python that holds it these
+threads ask processes (``threads.processes``).
 
 They are crash-only. A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread
 between any two calls, in a library's locks too. So that thread takes no lock that a worker takes: it sets

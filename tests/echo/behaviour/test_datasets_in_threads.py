@@ -51,6 +51,14 @@ class OpenFile(LazyFile):
         self[0]
 
 
+class Unsendable(LazyFile):
+    """It can't be copied, and can be forked before it has opened its file."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        super().__init__(path, length)
+        self.hook = lambda: None
+
+
 class InHand(Dataset[Any]):
     """Tells whether two threads were ever in it together."""
 
@@ -104,6 +112,15 @@ def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_worker
     with EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader:
         found = torch.cat([batch["x"] if wrap == "stack" else batch for batch in loader])
     assert found.tolist() == [[row] * (RECORD // 8) for row in range(200)]
+
+
+def test_no_two_processes_share_a_file_that_a_trial_has_opened(records: Path) -> None:
+    dataset = Unsendable(records, 200)
+    with EchoLoader(
+        dataset, 8, order="stored", epochs=1, num_workers=4, processes=True, place="auto", decode=np.copy
+    ) as loader:
+        assert torch.cat(list(loader))[:, 0].tolist() == list(range(200))
+    assert dataset.file is None
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
