@@ -41,7 +41,6 @@ from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
-_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 _OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
 
@@ -81,8 +80,7 @@ class Pipeline:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
         self.num_workers, self.prefetch = max(num_workers, int(processes)), prefetch
         self._processes = processes or (bool(num_workers) and functions.draws)
-        self._one_place = functions.draws  # without processes
-        self._warned = False
+        self._one_place, self._warned = functions.draws, False  # where processes can't be had
         refuse(
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
@@ -104,7 +102,7 @@ class Pipeline:
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None
             if before.decode is None and place == "decoded":
-                self.group = _batches_at_once(source, self.streams.batch_size)
+                self.group = source.batches_at_once(self.streams.batch_size)
         if length is not None:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
@@ -213,6 +211,11 @@ class Pipeline:
         """The threads, if there are any."""
         return None if self._newest is None else self._newest.pool
 
+    @property
+    def owners(self) -> Owners | None:
+        """The processes, if there are any."""
+        return None if self._newest is None else self._newest.owners
+
     def counters(self) -> Counters:
         """What has been done so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
@@ -229,8 +232,8 @@ class Pipeline:
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
-        if self._newest is not None and self._newest.owners is not None:
-            self._newest.owners.close()
+        if self.owners is not None:
+            self.owners.close()
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float | None = None) -> None:
@@ -244,8 +247,8 @@ class Pipeline:
             pool.closing = True
             pool.stop()
             in_time = pool.join(wait_s)
-            if not in_time and self._newest is not None and self._newest.owners is not None:
-                self._newest.owners.kill()
+            if not in_time and self.owners is not None:
+                self.owners.kill()
                 in_time = pool.join(wait_s)
             if not in_time:
                 _OPEN.pop(self, None)
@@ -347,11 +350,9 @@ class Run:
                 lambda number: self._remade(held.batches.pop(number)),
             )  # fmt: skip
 
-    def _remade(self, items: Any) -> Batch:
-        if self.owners is None:
-            return self._batches.remade(items)
-        batch: Batch = self.owners.apart(partial(self._batches.remade, items))
-        return batch
+    def _remade(self, items: Any) -> Any:
+        remade = partial(self._batches.remade, items)
+        return remade() if self.owners is None else self.owners.apart(remade)
 
     def _released(self) -> None:
         """No thread works any more, after a stop."""
@@ -491,12 +492,6 @@ def _check(source: Source, settings: Settings, functions: Functions, num_workers
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
     check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
     check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
-
-
-def _batches_at_once(source: ArraySource, batch_size: int) -> int:
-    """Arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
-    examples = min(_GROUP, _GROUP_BYTES // max(source.arrays.example_bytes, 1))
-    return max(1, examples // batch_size)
 
 
 def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:

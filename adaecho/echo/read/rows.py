@@ -27,6 +27,7 @@ from adaecho.echo.threads.processes import can_fork, in_fork
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
 _LARGEST_COPY_BYTES = 1 << 28
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _DATASET_SEED = 2  # beside the seeds of examples and of batches
 
 Fetched = tuple[Callable[[int], Any], Exception | None]
@@ -50,6 +51,11 @@ class ArraySource:
     def read(self, rows: Rows) -> Columns:
         """A copy of some rows."""
         return self.arrays.take(rows)
+
+    def batches_at_once(self, batch_size: int) -> int:
+        """Small arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
+        examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
+        return max(1, examples // batch_size)
 
     def fetched(self, rows: Rows, keys: Any) -> Fetched:  # noqa: ARG002 (they draw nothing)
         """The same one by one."""
