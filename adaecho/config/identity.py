@@ -21,7 +21,10 @@ _NOT_IDENTITY = (
     "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS,
 )  # fmt: skip
 # Below a group: what only decides how fast or in how much memory the same batches are made.
-_NOT_IDENTITY_IN = {"data": ("num_workers", "prefetch", "restore", "allow_changed"), "echo": ("place",)}
+_NOT_IDENTITY_IN = {
+    "data": ("num_workers", "processes", "prefetch", "restore", "allow_changed"),
+    "echo": ("place",),
+}
 # Allowances, which an error may advise to raise: they can't change what a run computes before they are used
 # up. In the identity at one value, so that folders keep their names.
 _ALLOWANCES = {"data": {"max_bad_examples": 0}}

@@ -39,7 +39,8 @@ class DataConfig:
     split_seed: int = 0  # of that permutation
     order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
     num_workers: int = 0  # threads that read, decode and augment; 0: in the training thread
-    prefetch: int = 2  # batches read ahead of the echo stage
+    processes: bool = False  # instead of threads: for Python that holds the interpreter's lock
+    prefetch: int | None = None  # batches read ahead of the echo stage; null: two for each worker
     allow_changed: bool = False  # continue a run although the files of its data have changed since
     max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
 

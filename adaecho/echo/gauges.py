@@ -107,8 +107,13 @@ class Gauges:
 
     @property
     def num_workers(self) -> int:
-        """Threads that read and decode, and as many that augment and collate."""
+        """Threads that read and decode, and as many that augment and collate; or processes."""
         return self._num_workers
+
+    @property
+    def processes(self) -> bool:
+        """Whether workers are processes."""
+        return self._pipeline.workers()[1]
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

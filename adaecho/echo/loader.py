@@ -55,10 +55,9 @@ class EchoLoader(Gauges):
             decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
-            generators: seeded for each example, slower, and under ``num_workers`` run in as many processes,
-            for which it must pickle. A pair ``(once, each_time)`` of these is split by
-            ``example_before_augmentation``: the first comes before the echo, once for each fresh example,
-            the second after it. Elsewhere one follows the other.
+            generators: seeded for each example, slower, and under ``num_workers`` run in processes. A pair
+            ``(once, each_time)`` of these is split by ``example_before_augmentation``: the first comes before
+            the echo, once for each fresh example, the second after it. Elsewhere one follows the other.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
         sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
             ``order.permutation.SampledOrder``.
@@ -80,7 +79,13 @@ class EchoLoader(Gauges):
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
             What is iterated is read by one of them at a time. Around something that works ahead by itself,
             as a DataLoader with workers, R needs 1 thread to be right.
-        prefetch: batches read ahead of the echo stage.
+        prefetch: batches read ahead of the echo stage. None: two for each worker, as far as a quarter of the
+            free memory holds them.
+        processes: workers are processes, at least one: each reads rows of a dataset, keeps, decodes and
+            augments them. The same batches; quicker where Python holds the interpreter's lock. They are
+            forked at the first batch of an iteration, and so need no main guard and nothing that pickles but
+            examples. Where a dataset, or an augment of one argument, draws from the global generators,
+            workers always are processes. Without fork (macOS, Windows) they are threads, or none.
         seed: any integer.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
             whole batches, which their maker has shared out.
@@ -131,7 +136,8 @@ class EchoLoader(Gauges):
         epochs: int | None = None,
         drop_last: bool = False,
         num_workers: int = 0,
-        prefetch: int = 2,
+        prefetch: int | None = None,
+        processes: bool = False,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -167,7 +173,7 @@ class EchoLoader(Gauges):
         given.check_iterable(readable, shuffle=shuffle, sampler=sampler)
         self._pipeline = Pipeline(
             readable, self.settings, functions, sampler, self._device, num_workers=self._num_workers,
-            prefetch=prefetch,
+            prefetch=prefetch, processes=processes,
         )  # fmt: skip
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None

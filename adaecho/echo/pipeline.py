@@ -20,6 +20,7 @@ import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
 from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
+from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
@@ -31,15 +32,15 @@ from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings
+from adaecho.echo.settings import Settings, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
+from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
 from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
 _FREE_LOOKAHEAD = 2048  # rows planned at once where reading costs nothing
-_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _EXIT_WAIT_S = 10.0  # for a source that does not answer, when the process ends
 _OPEN: dict["Pipeline", int] = {}  # what a process's exit has to close, by the order of its making
 
@@ -52,7 +53,9 @@ class Pipeline:
         settings, functions: of the loader.
         sampler: an order of rows, or None.
         device: where batches go.
-        num_workers, prefetch: threads, and batches read ahead of the echo.
+        num_workers: threads.
+        prefetch: batches read ahead of the echo; None for two of each worker, if memory has them.
+        processes: workers are processes.
 
     Attributes:
         streams: of the loader.
@@ -71,17 +74,25 @@ class Pipeline:
         device: ToDevice,
         *,
         num_workers: int,
-        prefetch: int,
+        prefetch: int | None,
+        processes: bool = False,
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
-        self.num_workers, self.prefetch = num_workers, prefetch
+        self.num_workers, self.prefetch = max(num_workers, int(processes)), prefetch
+        self._processes = processes or (bool(num_workers) and functions.draws)
+        self._one_place, self._warned = functions.draws, False  # where processes can't be had
+        refuse(
+            processes and settings.batch_size is None,
+            "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
+        )
         _check(source, settings, functions, num_workers)
         order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
-        place = functions.choose_place((lambda: source.peek(0)) if isinstance(source, MapSource) else None)
-        before, after = functions.around_the_buffer(place, origin, threads=bool(num_workers))
+        peek = partial(source.peek, 0, self.num_workers) if isinstance(source, MapSource) else None
+        place = functions.choose_place(peek)
+        before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         self.making = Making(
             self.streams.batch_size, after, functions.collate, device.move, origin, length,
@@ -91,7 +102,7 @@ class Pipeline:
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None
             if before.decode is None and place == "decoded":
-                self.group = _batches_at_once(source, self.streams.batch_size)
+                self.group = source.batches_at_once(self.streams.batch_size)
         if length is not None:
             before = replace(before, stacked=False, length=length)
         self.reader = self._reader(order, before)
@@ -112,8 +123,24 @@ class Pipeline:
         assert order is not None
         return RandomReader(
             self.source, order, preparation, rank=rank, world=world, resident=self.resident is not None,
-            seed=settings.seed, num_workers=self.num_workers,
+            seed=settings.seed, num_workers=self.num_workers, processes=self._processes,
         )  # fmt: skip
+
+    def workers(self) -> tuple[int, bool]:
+        """How many, and whether they are processes."""
+        draws = getattr(self.source, "draws", False) and not isinstance(self.source, IterableSource)
+        wanted = bool(self.num_workers) and (self._processes or draws)
+        if not wanted or can_fork():
+            return self.num_workers, wanted
+        one_place = self._one_place or draws
+        if not self._warned:
+            self._warned = True
+            warn_caller(
+                "processes can't be forked here: "
+                + ("what draws from the global generators works in one place, as with num_workers=0"
+                   if one_place else "workers are threads")
+            )  # fmt: skip
+        return (0 if one_place else self.num_workers), False
 
     def begin(self, position: Position, iteration: int) -> tuple[Position, "Run"]:
         """Begin an iteration, giving up the one before if it hasn't ended: where it is, and its run."""
@@ -184,6 +211,11 @@ class Pipeline:
         """The threads, if there are any."""
         return None if self._newest is None else self._newest.pool
 
+    @property
+    def owners(self) -> Owners | None:
+        """The processes, if there are any."""
+        return None if self._newest is None else self._newest.owners
+
     def counters(self) -> Counters:
         """What has been done so far."""
         return Counters((0.0,) * 4, (0.0, 0.0), 0.0) if self._newest is None else self._newest.counters()
@@ -200,6 +232,8 @@ class Pipeline:
         if self.pool is not None:
             self.pool.stop()
             self.pool.join()
+        if self.owners is not None:
+            self.owners.close()
         self._read_before, self._newest, self.run = self.examples_read, None, None
 
     def close(self, wait_s: float | None = None) -> None:
@@ -212,7 +246,11 @@ class Pipeline:
         if pool is not None:
             pool.closing = True
             pool.stop()
-            if not pool.join(wait_s):
+            in_time = pool.join(wait_s)
+            if not in_time and self.owners is not None:
+                self.owners.kill()
+                in_time = pool.join(wait_s)
+            if not in_time:
                 _OPEN.pop(self, None)
                 warnings.warn(
                     f"the source has not answered a reading thread for {wait_s:g} s: it is left behind",
@@ -284,14 +322,23 @@ class Run:
 
     Attributes:
         pool: the threads; None inline.
+        owners: the processes; None without.
         queue: of fresh examples.
     """
 
     def __init__(self, parts: Pipeline, position: Position, held: Held) -> None:
         self._parts, self._reread, self._in_whole = parts, position.reread_examples, position.fresh_examples
         streams, reader = parts.streams, parts.reader
-        self.queue = FreshQueue(reader.claim, reader.work, streams.log.bad, position.next_index)
-        self.pool = ThreadPool(reader.release) if parts.num_workers else None
+        self._workers, processes = parts.workers()
+        self.owners: Owners | None = None
+        if processes:
+            self.owners = Owners(
+                self._workers, reader, parts.making, world=streams.world,
+                buffered=parts.settings.shuffle_buffer, resident=parts.resident is not None,
+            )  # fmt: skip
+        self._read = reader.work if self.owners is None else self.owners.read
+        self.queue = FreshQueue(reader.claim, self._read, streams.log.bad, position.next_index)
+        self.pool = ThreadPool(self._released) if self._workers else None
         # read > decode > [augment >] [echo >] shuffle > [augment >] batch [> echo > shuffle batches]
         self._batches = self._made(position, held)
         self._map = self._connected()
@@ -300,24 +347,41 @@ class Run:
         if streams.echoes_batches:
             self._echo = EchoedBatches(
                 self._next_made, streams.batches(position), position,
-                lambda number: self._batches.remade(held.batches.pop(number)),
+                lambda number: self._remade(held.batches.pop(number)),
             )  # fmt: skip
+
+    def _remade(self, items: Any) -> Any:
+        remade = partial(self._batches.remade, items)
+        return remade() if self.owners is None else self.owners.apart(remade)
+
+    def _released(self) -> None:
+        """No thread works any more, after a stop."""
+        self._parts.reader.release()
+        if self.owners is not None and not isinstance(self._parts.source, IterableSource):
+            self.owners.close()  # what they have can be read again
 
     def _made(self, position: Position, held: Held) -> Batches:
         """The middle stages: [echo >] shuffle > [augment >] batch."""
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
-        pool: ExamplePool | ResidentPool = ExamplePool(settings.shuffle_buffer, block)
+        pool: Any = ExamplePool(settings.shuffle_buffer, block)
+        making, group, reader = parts.making, parts.group, parts.reader
         rows, lookahead, away = 0, 1, len(held.examples.items)
         rows_of: RowsOf = absent
+        if self.owners is not None:
+            pool, group, reader, rows = self.owners.pool, 1, self.owners, self.owners.pool.rows
+            making = replace(making, augment=self.owners.augmented)
         if parts.resident is not None and isinstance(parts.reader, RandomReader):
-            pool, rows_of = ResidentPool(parts.resident), parts.reader.rows
-            rows, lookahead, away = len(parts.resident), _FREE_LOOKAHEAD, 0
+            lookahead, away = _FREE_LOOKAHEAD, 0
+            if self.owners is None:
+                pool, rows_of, rows = ResidentPool(parts.resident), parts.reader.rows, len(parts.resident)
+            else:
+                rows_of = self.owners.tokens_of
         stream = parts.streams.examples(position)
         stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
         stage.resume(position.examples, position.next_index, held.examples, rows_of)
         return Batches(
-            stage, pool, parts.making, parts.reader, position, group=parts.group,
+            stage, pool, making, reader, position, group=group,
             drop_last=settings.drop_last, absent=away,
         )  # fmt: skip
 
@@ -328,20 +392,28 @@ class Run:
         if self.pool is None:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
-            workers, size = parts.num_workers, parts.making.batch_size
+            workers, size = self._workers, parts.making.batch_size
+            # Of processes each has a piece of work before it while it works on another.
+            readers, makers = (workers, workers) if self.owners is None else (2 * workers, workers + 1)
             if parts.resident is None and not parts.streams.whole:
-                chunk = parts.group * size if parts.group > 1 else math.ceil(size / (2 * workers))
-                window = math.ceil(parts.prefetch * size / chunk) + workers
+                grouped = parts.group > 1 and self.owners is None
+                chunk = parts.group * size if grouped else math.ceil(size / (2 * workers))
+                first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
+                window = math.ceil(first * size / chunk) + readers
                 claim = partial(parts.reader.claim, chunk)
                 reading = OrderedMap(
-                    self.pool, claim, parts.reader.work, threads=workers, window=window, name="read"
-                )
-                self.queue.read_ahead(reading)
-            ahead = parts.prefetch if parts.settings.variant.batches_upstream else DOWNSTREAM_QUEUE
-            threads = 1 if parts.streams.whole else workers
+                    self.pool, claim, self._read, threads=readers, window=window, name="read",
+                    at_once=workers,
+                )  # fmt: skip
+                more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
+                self.queue.read_ahead(reading, more)
+            ahead = DOWNSTREAM_QUEUE
+            if parts.prefetch is not None and parts.settings.variant.batches_upstream:
+                ahead = parts.prefetch
+            threads = 1 if parts.streams.whole else makers
             batch_map = OrderedMap(
                 self.pool, batches.claim, batches.work, threads=threads, window=ahead + threads - 1,
-                name="batch",
+                name="batch", at_once=min(threads, workers),
             )  # fmt: skip
         batch_map.upstream = self.queue.map
         return batch_map
@@ -361,6 +433,9 @@ class Run:
     def next(self) -> Batch | None:
         """The next batch; None at the end of the pass. Starts the threads it needs."""
         if self.pool is not None:
+            if self.owners is not None and self.pool.stopping:
+                self.pool.join()  # a fork would copy what they hold
+                self.owners.begin()
             self.pool.go()
         try:
             batch = self._next_made() if self._echo is None else self._echo.next()
@@ -397,7 +472,7 @@ def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, f
         inline_s: of another stage, spent within its claims.
     """
     claim_s = stage.claim_s + inline_s
-    return claim_s, (claim_s + stage.work_s) / stage.wanted
+    return claim_s, (claim_s + stage.work_s) / stage.at_once
 
 
 def _check(source: Source, settings: Settings, functions: Functions, num_workers: int) -> None:
@@ -417,12 +492,6 @@ def _check(source: Source, settings: Settings, functions: Functions, num_workers
     example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
     check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
     check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
-
-
-def _batches_at_once(source: ArraySource, batch_size: int) -> int:
-    """Arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
-    examples = min(_GROUP, _GROUP_BYTES // max(source.arrays.example_bytes, 1))
-    return max(1, examples // batch_size)
 
 
 def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:

@@ -314,10 +314,10 @@ def translated(
     *,
     order: str,
     collate: Collate | None,
-    prefetch: int,
+    prefetch: int | None,
     num_workers: int,
     shuffle_buffer: int,
-) -> tuple[str, Collate | None, int]:
+) -> tuple[str, Collate | None, int | None]:
     """``order``, ``collate`` and ``prefetch`` where a DataLoader's arguments may ask for others.
 
     Args:
@@ -339,7 +339,7 @@ def translated(
         collate_fn is not None and collate is not None,
         "collate_fn with collate: they are the same argument; give one",
     )
-    prefetch = whole("prefetch", prefetch, 0)
+    prefetch = None if prefetch is None else whole("prefetch", prefetch, 0)
     if factor is not None:
         refuse(not num_workers, f"prefetch_factor={factor}: with num_workers=0 nothing is read ahead")
         prefetch = whole("prefetch", factor * num_workers, 0)

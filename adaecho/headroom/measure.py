@@ -166,7 +166,7 @@ class Upstream:
         decoded = self._decoded(encoded)
         times["decode"] = time_call(lambda: self._decoded(encoded), budget_s)
         given = self.arguments.get("augment")
-        augment = in_turn(augmentations(given, 0, "example {}".format, threads=False))
+        augment = in_turn(augmentations(given, 0, "example {}".format))
         if augment is not None:
             items = np.arange(len(decoded), dtype=np.int64)
             times["augment"] = time_call(lambda: augment(items, decoded), budget_s)

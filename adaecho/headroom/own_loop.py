@@ -304,8 +304,9 @@ class Watch:
         except TypeError:
             batches = 0
         return Loop(
-            self.wait_s, self.step_s, self.upstream_s, self.downstream_s, self.workers, self._is_ours,
-            self.busy, cores(), self.batch_bytes, batches, self._echoed,
+            self.wait_s, self.step_s, self.upstream_s, self.downstream_s, self.workers,
+            self._is_ours and not getattr(self._loader, "processes", False), self.busy, cores(),
+            self.batch_bytes, batches, self._echoed,
         )  # fmt: skip
 
     def _expected(self) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from adaecho.config.schema import Config
 from adaecho.config.tasks import callback_path
-from adaecho.echo.threads.seeded_process import global_generators_kept
+from adaecho.echo.threads.generators import global_generators_kept
 from adaecho.errors import ConfigError, UserError, with_notes
 
 HOOKS = ("on_evaluation", "on_end")

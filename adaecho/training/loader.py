@@ -33,6 +33,7 @@ def upstream_arguments(config: Config, task: Task, device: torch.device) -> dict
         "place": config.echo.place,
         "num_workers": config.data.num_workers,
         "prefetch": config.data.prefetch,
+        "processes": config.data.processes,
         "max_bad_examples": config.data.max_bad_examples,
         "device": None if device.type == "cpu" else device,
     }

@@ -50,6 +50,7 @@ def test_no_config_names_a_class_to_build() -> None:
         "tracking=wandb",
         "data.num_workers=3",
         "data.prefetch=9",
+        "data.processes=true",
         "echo.place=encoded",
         "max_steps=3",
         "search.trials=9",

@@ -17,7 +17,7 @@ import torch
 from adaecho.config import tasks
 from adaecho.config.identity import run_id
 from adaecho.config.schema import from_plain, from_typed, to_plain
-from adaecho.echo.threads.seeded_process import draws
+from adaecho.echo.threads.generators import draws
 from adaecho.errors import ConfigError, UserError
 from adaecho.evaluate import evaluate
 from adaecho.records.folder import RunFolder

@@ -4,8 +4,6 @@ Augmentation is keyed to (seed, fresh serial, echo index), one example at a time
 """
 
 import inspect
-import pickle
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import Preparation, Tried
 from adaecho.echo.read.failures import NONE_SKIPPED
 from adaecho.echo.settings import Settings, one_of, refuse
-from adaecho.echo.threads.seeded_process import SeededProcess, global_generators_kept, one_by_one, seeded
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads.generators import global_generators_kept, one_by_one, seeded
 from adaecho.echo.variants import PLACES
 
 Origin = Callable[[int], str]
@@ -37,7 +34,7 @@ class Augmentation:
       the same form. Draw with ``adaecho.echo.order.keyed``. It is used wherever it exists.
     * ``augment(example, rng)``: ``rng`` is a NumPy generator of this example and repeat.
     * ``augment(example)``: draws from the global generators of torch, NumPy and ``random``, which are seeded
-      for each example and given back afterwards. Slower; worker threads have it done in processes.
+      for each example and given back afterwards. Slower; with workers, these are processes.
 
     What it raises is passed on with a note of the example.
 
@@ -71,29 +68,11 @@ class Augmentation:
 
         if not self.uses_global_generators:
             return one_by_one(self._with_generator, singles, drawn, failed)
-        thread = threading.current_thread()
-        if isinstance(thread, PoolThread):
-            if self not in thread.helpers:
-                augmenting = SeededProcess(self.pickled(), "augment", "augment(example, rng)")
-                thread.helpers[self] = augmenting
-            augmented: list[Any] = thread.helpers[self](singles, drawn.tolist(), failed)
-            return augmented
         with global_generators_kept():
             return seeded(self._augment, singles, drawn.tolist(), failed)
 
     def _with_generator(self, example: Any, key: Any) -> Any:
         return self._augment(example, keyed.generator(key))
-
-    def pickled(self) -> bytes:
-        """For a worker process; raises ValueError where it can't be run by worker threads."""
-        try:
-            return pickle.dumps(self._augment)
-        except Exception as error:
-            raise ValueError(
-                "augment: of one argument with num_workers > 0 it runs in worker processes, and can't be "
-                f"pickled for them ({error}); define it at the top of a module, without lambdas, or give "
-                "augment(example, rng), or num_workers=0"
-            ) from error
 
 
 def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Columns:
@@ -114,23 +93,18 @@ def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, exampl
     return stacked.with_tree(block(stacked.tree(), drawn))
 
 
-def augmentations(augment: Any, seed: int, origin: Origin, *, threads: bool) -> list[Augmentation]:
+def augmentations(augment: Any, seed: int, origin: Origin) -> list[Augmentation]:
     """What ``augment=`` was given, in turn: none, one, or the two of (once, each_time).
 
     Raises:
-        ValueError: it is another tuple, can't be called so, or can't be run by ``threads``.
+        ValueError: it is another tuple, or can't be called so.
     """
     if isinstance(augment, tuple) and len(augment) != 2:
         raise ValueError(f"augment: a tuple is (once, each_time), and this one has {len(augment)} parts")
     if isinstance(augment, tuple):
         once, each_time = augment
-        both = [Augmentation(once, seed ^ _ONCE, origin), Augmentation(each_time, seed, origin)]
-    else:
-        both = [] if augment is None else [Augmentation(augment, seed, origin)]
-    for augmentation in both:
-        if threads and augmentation.uses_global_generators:
-            augmentation.pickled()
-    return both
+        return [Augmentation(once, seed ^ _ONCE, origin), Augmentation(each_time, seed, origin)]
+    return [] if augment is None else [Augmentation(augment, seed, origin)]
 
 
 def in_turn(augments: Sequence[Augment]) -> Augment | None:
@@ -278,12 +252,15 @@ class Functions:
             return True
         return self.settings.shuffle_buffer * num_bytes(first) <= free / 2
 
-    def around_the_buffer(
-        self, place: str, origin: Origin, *, threads: bool
-    ) -> tuple[Preparation, Augment | None]:
+    @property
+    def draws(self) -> bool:
+        """Whether an augmentation draws from the global generators."""
+        return any(part.uses_global_generators for part in augmentations(self.augment, 0, str))
+
+    def around_the_buffer(self, place: str, origin: Origin) -> tuple[Preparation, Augment | None]:
         """What happens to examples before the buffer, and what augments after it, decoding if nothing has."""
         settings = self.settings
-        parts = augmentations(self.augment, settings.seed, origin, threads=threads)
+        parts = augmentations(self.augment, settings.seed, origin)
         # Of (once, each_time) the first is done with before repeats of examples are made.
         cut = len(parts) if settings.variant.augments_before else len(parts) - 1
         cut = max(cut, 0) if settings.variant.repeats == "examples" else 0

@@ -164,8 +164,8 @@ class Batches:
         examples, absent = claim.examples, claim.absent
         if absent is not None:
             examples = interleaved(examples, self._again(items[absent]), absent)
-        length = self.making.examples_in(examples)
         examples = self.making.augmented(items, examples)
+        length = self.making.examples_in(examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
         for start in range(0, len(items) - short, size):  # slices of one stack: nothing is copied
@@ -202,9 +202,9 @@ class Batches:
 
     def remade(self, items: keyed.Items) -> Batch:
         """A batch made a second time."""
-        examples = self._again(items)
+        examples = self.making.augmented(items, self._again(items))
         length = self.making.examples_in(examples)
-        content = self.making.batch(items, self.making.augmented(items, examples))
+        content = self.making.batch(items, examples)
         return Batch(content, self._position, length, self._num_read(items) * (length or 1))
 
     def _num_read(self, items: keyed.Items) -> int:

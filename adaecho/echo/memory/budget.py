@@ -29,6 +29,12 @@ def check_slots(items: int, example_bytes: int, key: str) -> None:
     check_memory(items * (_SLOT_BYTES + example_bytes), key)
 
 
+def affordable(items: int, item_bytes: int) -> int:
+    """As many of the items as a quarter of the free memory holds."""
+    free = free_bytes()
+    return items if free is None else min(items, free // 4 // max(item_bytes, 1))
+
+
 def _spelt(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.1f} GiB"
 

@@ -43,7 +43,7 @@ class Bad:
         """The error to be raised, with a note, and where it was."""
         self.error.add_note(note)
         if self.where:
-            self.error.add_note(f"in a thread of the loader:\n{self.where}")
+            self.error.add_note(f"in a worker of the loader:\n{self.where}")
         return self.error
 
 
@@ -56,12 +56,14 @@ class Fresh:
         examples: what the pool takes: a stack or list of n, or row numbers of a resident source.
         next_index: local number of the first fresh example after these.
         bad: the bad ones among them.
+        example_bytes: of one, where the examples themselves lie elsewhere.
     """
 
     serials: NDArray[np.int64]
     examples: Any
     next_index: int
     bad: list[Bad] = field(default_factory=list)
+    example_bytes: int = 0
 
 
 class Pool(Protocol):

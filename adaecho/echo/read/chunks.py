@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.echo.memory.budget import affordable
 from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, Rows, isolated, num_bytes, stack
 from adaecho.echo.order import keyed
@@ -47,12 +48,14 @@ class Preparation:
         augment: applied to many, before the echo; None where it comes after.
         stacked: whether to stack examples of one shape into arrays.
         length: how many examples a whole batch holds; None where examples are read.
+        alone: in a process of its own, where examples stay one by one.
     """
 
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[keyed.Items, Examples], Examples] | None = None
     stacked: bool = True
     length: Callable[[Any], int] | None = None
+    alone: bool = False
 
     def own(self, example: Any) -> Any:
         """An example as the loader may keep it and write into it; whole batches are copied as they leave."""
@@ -71,7 +74,7 @@ class Preparation:
         """Augment where that comes before the echo, and stack what can be stacked."""
         if self.augment is not None and len(serials):
             examples = self.augment(serials << keyed.ECHO_BITS, examples)
-        if isinstance(examples, Columns) or not self.stacked or not examples:
+        if isinstance(examples, Columns) or not self.stacked or self.alone or not examples:
             return examples
         return examples if num_bytes(examples[0]) > _LARGE_BYTES else stack(examples) or examples
 
@@ -110,7 +113,7 @@ class Preparation:
                     raise
                 row = None if rows is None else int(rows[position])
                 # Read ahead it waits for its turn, and would keep all that the frames of its traceback hold.
-                ahead = isinstance(threading.current_thread(), PoolThread)
+                ahead = self.alone or isinstance(threading.current_thread(), PoolThread)
                 where = without_frames(error) if ahead else ""
                 bad.append(Bad(serial // world, origin(position), error, row, where))
             else:
@@ -160,8 +163,15 @@ class Reader(Protocol):
         for.
         """
 
+    def again(self, serials: Serials, uses: NDArray[np.int64]) -> Any:
+        """A claim of some of the needed serials, rising, of each of which so many uses are for this."""
+
     def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:
-        """The examples of some of the needed serials, rising, of each of which so many uses are for this."""
+        """Their examples."""
+        return all_of(self.work(self.again(serials, uses)), serials)
+
+    def go_alone(self) -> None:
+        """This is a process of its own from here on: what is read stays there, one by one."""
 
     def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:
         """What ``resume`` needs to go to a local number, reading again from a serial on: plain numbers."""
@@ -197,10 +207,11 @@ class FreshQueue:
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
+        self._more = 0  # examples to read ahead, once it is known how large they are
 
-    def read_ahead(self, chunks: OrderedMap[Any, Fresh]) -> None:
-        """Take from chunks that threads read."""
-        self.map = chunks
+    def read_ahead(self, chunks: OrderedMap[Any, Fresh], more: int) -> None:
+        """Take from chunks that threads read; so many examples further ahead, where memory holds them."""
+        self.map, self._more = chunks, more
 
     def take(self, count: int) -> Fresh | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
@@ -210,4 +221,13 @@ class FreshQueue:
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
+            if self._more and len(chunk.serials):
+                self._widen(chunk)
         return chunk
+
+    def _widen(self, chunk: Fresh) -> None:
+        read = chunk.examples
+        one = read[:1].tree() if isinstance(read, Columns) else read[0]
+        more, self._more = affordable(self._more, chunk.example_bytes or num_bytes(one)), 0
+        assert isinstance(self.map, OrderedMap)
+        self.map.widen(more // len(read))

@@ -9,11 +9,10 @@ import warnings
 from typing import Any
 
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.threads.seeded_process import ProcessDiedError
 
 _NEVER_THE_EXAMPLE = (
     ConnectionError, TimeoutError, MemoryError, FileNotFoundError, PermissionError, urllib.error.URLError,
-    http.client.HTTPException, ProcessDiedError,
+    http.client.HTTPException,
 )  # fmt: skip
 # What a file of wrong content, or a wrong name, can cause by itself.
 _OF_THE_EXAMPLE = (None, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG)
@@ -33,9 +32,9 @@ NONE_SKIPPED = (
 def is_of_machine(error: Exception) -> bool:
     """Whether machine or network failed, so that the error is raised and never counted as a bad example.
 
-    These are the built-in errors of connections, memory and missing files; a worker process that died; an
-    ``OSError`` with the number of a cause such as a full disk or too many open files (one that a decoder
-    raises has none); and whatever is of a class of a network client, wrong values apart.
+    These are the built-in errors of connections, memory and missing files; an ``OSError`` with the number of
+    a cause such as a full disk or too many open files (one that a decoder raises has none); and whatever is
+    of a class of a network client, wrong values apart.
     """
     if isinstance(error, _NEVER_THE_EXAMPLE):
         return True

@@ -3,9 +3,7 @@
 Threads read a dataset of others in copies, or in turns; what it draws from the global generators is seeded.
 """
 
-import functools
 import io
-import operator
 import pickle
 import sys
 import threading
@@ -17,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, Rows, isolated
 from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.chunks import Preparation, Reader, Serials, all_of
+from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import is_of_machine, warn_caller
 from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.seeded_process import SeededProcess, draws, global_generators_kept, seeded
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads.generators import draws, global_generators_kept, seeded
+from adaecho.echo.threads.processes import can_fork, in_fork
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
 _LARGEST_COPY_BYTES = 1 << 28
+_GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
 _DATASET_SEED = 2  # beside the seeds of examples and of batches
 
 Fetched = tuple[Callable[[int], Any], Exception | None]
@@ -47,12 +45,17 @@ class ArraySource:
         # Rows of a memory map are read from storage when they are used, all others lie in memory.
         self.resident = not any(map(_is_memory_map, arrays.arrays))
 
-    def begin(self, num_workers: int) -> None:
+    def begin(self, num_workers: int, *, processes: bool = False) -> None:
         """Nothing has to be made ready."""
 
     def read(self, rows: Rows) -> Columns:
         """A copy of some rows."""
         return self.arrays.take(rows)
+
+    def batches_at_once(self, batch_size: int) -> int:
+        """Small arrays are read and worked on in groups of batches; anything slower comes batch by batch."""
+        examples = min(_GROUP, _GROUP_BYTES // max(self.arrays.example_bytes, 1))
+        return max(1, examples // batch_size)
 
     def fetched(self, rows: Rows, keys: Any) -> Fetched:  # noqa: ARG002 (they draw nothing)
         """The same one by one."""
@@ -92,7 +95,7 @@ class MapSource:
     nothing that changes, such as an open file, a cache or a global generator. Otherwise each thread reads a
     copy of its own, as it was when the iteration began, or where there can be none they take turns; and
     examples that it draws from the global generators are seeded, so that their values depend on neither
-    threads nor a resume: in place, and given back; or, where threads read, in a process for each of them.
+    workers nor a resume: in place, and given back; or, with workers, in processes.
 
     Attributes:
         draws: from the global generators as it reads an example; None until it has been tried.
@@ -108,21 +111,18 @@ class MapSource:
         self.draws: bool | None = False if self._shared else None
         self._turns, self._own = threading.Lock(), threading.local()
         self._copied: Callable[[], Any] | None = None  # makes a copy
-        self._pickled, self._warned = b"", False
+        self._warned = False
 
-    def begin(self, num_workers: int) -> None:
-        """See whether it draws, and copy it as it is now for the threads of an iteration to come."""
+    def begin(self, num_workers: int, *, processes: bool = False) -> None:
+        """See whether it draws, and copy it as it is now for the workers of an iteration to come."""
         if self._shared:
             return
         hindrance = "" if self.draws else self._copy(num_workers)
         if self.draws is None:
-            with self._here() as dataset:
-                self.draws = _first_draws(dataset)
+            self.draws = self._tried(_first_draws, num_workers)
             if self.draws:
                 warn_caller(_told_draws(self.name))
-        if self.draws and num_workers:
-            self._pickle()
-        elif num_workers > 1 and hindrance and not self._warned:
+        if num_workers > 1 and hindrance and not (self.draws or processes or self._warned):
             self._warned = True
             warn_caller(_told_turns(self.name, hindrance))
 
@@ -135,15 +135,12 @@ class MapSource:
             return str(error) or type(error).__name__
         return ""
 
-    def _pickle(self) -> None:
-        try:
-            self._pickled = pickle.dumps(functools.partial(operator.getitem, self._dataset))
-        except Exception as error:
-            raise ValueError(
-                f"source: {self.name} draws random numbers, so that with num_workers > 0 it is read in "
-                f"worker processes, and can't be pickled for them ({error}); move what is random to "
-                "augment=, or give num_workers=0"
-            ) from error
+    def _tried(self, trial: Callable[[Any], Any], num_workers: int) -> Any:
+        """What a trial of it tells, which may open a file in it: never in the one that workers will get."""
+        if num_workers and not self._shared and self._copied is None and can_fork():
+            return in_fork(lambda: trial(self._dataset))
+        with self._here() as dataset:
+            return trial(dataset)
 
     @contextmanager
     def _here(self) -> Iterator[Any]:
@@ -161,12 +158,12 @@ class MapSource:
                 self._own.dataset = self._copied()
             yield self._own.dataset
 
-    def peek(self, row: int) -> Any:
-        """One example before any iteration, of a copy where there can be one: a file opened stays closed."""
+    def peek(self, row: int, num_workers: int) -> Any:
+        """One example before any iteration."""
         if not self._shared:
             self._copy(num_workers=1)
-        with global_generators_kept(), self._here() as dataset:
-            return isolated(dataset[row], pictures=False)
+        with global_generators_kept():
+            return self._tried(lambda dataset: isolated(dataset[row], pictures=False), num_workers)
 
     def fetched(self, rows: Rows, keys: list[int] | None) -> Fetched:
         """Examples of rows [n]; the keys [n] seed what they draw.
@@ -203,14 +200,8 @@ class MapSource:
 
     def _drawn(self, row: int, key: int) -> Any:
         """One example, with the global generators seeded by a key."""
-        thread = threading.current_thread()
-        if not isinstance(thread, PoolThread):
-            with global_generators_kept():
-                return seeded(self._dataset.__getitem__, [row], [key], _failed)[0]
-        if self not in thread.helpers:
-            process = SeededProcess(self._pickled, "the dataset", "a dataset that draws nothing")
-            thread.helpers[self] = process
-        return thread.helpers[self]([row], [key], _failed)[0]
+        with global_generators_kept():
+            return seeded(self._dataset.__getitem__, [row], [key], _failed)[0]
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
@@ -266,7 +257,7 @@ def _told_draws(name: str) -> str:
         f"source: {name} draws random numbers as it reads an example: repeats, if there are any, show the "
         "same draw, which is echoing after augmentation; give the dataset without its random transform, and "
         "that as EchoLoader(augment=...). Until then the generators of random, NumPy and torch are seeded "
-        "for each example, and num_workers read in as many processes"
+        "for each example, and num_workers are processes"
     )
 
 
@@ -289,7 +280,7 @@ class RandomReader(Reader):
         rank, world: this rank reads the serials congruent to ``rank`` modulo ``world``.
         resident: give row numbers instead of examples; the pool is the source itself.
         seed: of what a dataset draws from global generators.
-        num_workers: threads that read.
+        num_workers: that read: threads, or ``processes``.
 
     Attributes:
         method: how rows are permuted, which a state names: see ``Permutation``.
@@ -306,16 +297,17 @@ class RandomReader(Reader):
         resident: bool,
         seed: int = 0,
         num_workers: int = 0,
+        processes: bool = False,
     ) -> None:
         self.reads_again, self.method = not resident, permutation.method  # each when it is needed
         self.witnesses = Witnesses()  # none: the order is the loader's own
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
         self._index, self._limit = 0, sys.maxsize
-        self._seed, self._num_workers = seed + _DATASET_SEED, num_workers
+        self._seed, self._num_workers, self._processes = seed + _DATASET_SEED, num_workers, processes
 
     def begin(self, iteration: int, passes: int | None, abandoned_at: int | None = None) -> int:  # noqa: ARG002 (where passes begin is known)
-        self._source.begin(self._num_workers)
+        self._source.begin(self._num_workers, processes=self._processes)
         self._index, self._limit = (0, sys.maxsize) if passes is None else self.span(iteration)
         return self._index
 
@@ -356,8 +348,11 @@ class RandomReader(Reader):
         self._index = index
         return 0
 
-    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:  # noqa: ARG002
-        return all_of(self.work((serials, self._permutation.rows(serials), 0)), serials)
+    def again(self, serials: Serials, uses: NDArray[np.int64]) -> tuple[Serials, Rows, int]:  # noqa: ARG002
+        return serials, self._permutation.rows(serials), 0
+
+    def go_alone(self) -> None:
+        self._resident, self._preparation.alone = False, True
 
     def rows(self, items: keyed.Items) -> Rows:
         """The rows of items: where they lie in a resident source."""

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import duplicate
 from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.around import IterableSource, OwnMemory
 from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
-from adaecho.echo.read.chunks import Preparation, Reader, Serials, all_of
+from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.witness import Witnesses, tells_content
 
@@ -259,7 +258,7 @@ class SequentialReader(Reader):
                 self._again[number] = (self._own(example), wanted[number])
         return reread
 
-    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:
+    def again(self, serials: Serials, uses: NDArray[np.int64]) -> SequentialClaim:
         counts, raw = self._counts(serials), []
         for count, used in zip(counts, uses.tolist(), strict=True):
             with self._taking:
@@ -267,7 +266,10 @@ class SequentialReader(Reader):
                 if left > used:
                     self._again[count] = duplicate(example), left - used
             raw.append(example)
-        return all_of(self.work((serials, raw, counts)), serials)
+        return serials, raw, counts
+
+    def go_alone(self) -> None:
+        self._preparation.alone = True
 
     def release(self) -> None:
         if not self._source.seekable or self._source.kept_open or self._reading.locked():

@@ -1,6 +1,7 @@
 """Background threads: ordered, bounded, parallel maps that can pause, and stop without losing what is done.
 
-Threads, not processes: reading, decoding and NumPy or torch kernels release the interpreter's lock.
+Reading, decoding and NumPy or torch kernels release the interpreter's lock; for Python that holds it these
+threads ask processes (``threads.processes``).
 
 They are crash-only. A signal handler's exception, e.g. KeyboardInterrupt, may come up in the main thread
 between any two calls, in a library's locks too. So that thread takes no lock that a worker takes: it sets
@@ -41,24 +42,23 @@ class Crew:
 
 
 class PoolThread(threading.Thread):
-    """A thread of a pool; its ``helpers`` are closed when it ends.
+    """A thread of a pool.
 
     Attributes:
         working: rather than waiting for something; where a pause begins it is waited for.
         ended: nothing is left to do.
+        elsewhere_s: of the piece of work in hand, what processes were busy with it beyond the wait for them.
     """
 
     def __init__(self, pool: "ThreadPool", crew: Crew, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._pool, self.crew = pool, crew
-        self.helpers: dict[Any, Any] = {}  # of the dataset and of each augmentation, by whose they are
         self.working = self.ended = False
+        self.elsewhere_s = 0.0
 
     def run(self) -> None:
         try:
             super().run()
-            for helper in self.helpers.values():
-                helper.close()
         finally:
             self.working = False
             self._pool.ends(self)
@@ -72,11 +72,6 @@ class PoolThread(threading.Thread):
             self.working = True
         if self.crew.stopping:
             raise Stopped
-
-    def check_open(self) -> None:
-        """Raises GivenUp where the loader is being closed: nobody will take what is waited for."""
-        if self._pool.closing:
-            raise GivenUp
 
     def rest(self, seconds: float) -> None:
         """Sleep, no longer than until the thread is to stop.
@@ -238,12 +233,13 @@ class InlineMap(Generic[Claim, Result]):
 
     Attributes:
         wanted: threads.
+        at_once: pieces that can be worked on at once.
         claim_s, work_s: in which it was busy.
         blocked_s: of those who waited here.
         upstream: whom claims wait for: that time is not busy.
     """
 
-    wanted = 1
+    wanted = at_once = 1
     claim_s = work_s = blocked_s = 0.0
     upstream: "InlineMap[Any, Any] | None" = None
 
@@ -278,6 +274,7 @@ class OrderedMap(InlineMap[Claim, Result]):
         pool: what the threads belong to.
         claim, work: as of ``InlineMap``.
         threads: how many.
+        at_once: pieces that can be worked on at once; by default as many.
         window: pieces claimed and not yet delivered, at most.
         name: of the threads.
     """
@@ -291,9 +288,11 @@ class OrderedMap(InlineMap[Claim, Result]):
         threads: int,
         window: int,
         name: str,
+        at_once: int = 0,
     ) -> None:
         super().__init__(claim, work)
         self._pool, self.wanted, self.name = pool, threads, name
+        self.at_once = at_once or threads
         self._turn = threading.Lock()  # held by the thread that claims
         self._claimed, self._ended = 0, False
         self._order = threading.Lock()  # held by the thread that puts results in order
@@ -311,6 +310,11 @@ class OrderedMap(InlineMap[Claim, Result]):
         """Let those who wait see that there is a stop."""
         self._ready.put(_WAKE)
         self._room.put(_WAKE)
+
+    def widen(self, pieces: int) -> None:
+        """Let so many more be claimed ahead."""
+        for _ in range(pieces):
+            self._room.put(None)
 
     def get(self) -> Result | None:
         """The next result; None after the last. Raises what claim or work raised for it.
@@ -343,13 +347,13 @@ class OrderedMap(InlineMap[Claim, Result]):
         with suppress(Stopped):
             while (piece := self._piece(thread)) is not None:
                 number, claim = piece
-                start = time.perf_counter()
+                start, thread.elsewhere_s = time.perf_counter(), 0.0
                 outcome: Outcome
                 try:
                     outcome = True, self._work(claim)
                 except BaseException as error:
                     outcome = False, error
-                self._deliver(number, outcome, time.perf_counter() - start)
+                self._deliver(number, outcome, time.perf_counter() - start + thread.elsewhere_s)
                 thread.working = False
 
     def _piece(self, thread: PoolThread) -> tuple[int, Claim] | None:

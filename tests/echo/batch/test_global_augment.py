@@ -13,10 +13,6 @@ from tests.echo.global_augments import die, draw, fail
 from tests.echo.sources import Dataset
 
 
-def processes() -> list[Any]:
-    return [child for child in multiprocessing.active_children() if child.name == "adaecho-augment"]
-
-
 def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left_alone() -> None:
     common: dict[str, Any] = {
         "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7, "augment": draw,
@@ -33,7 +29,7 @@ def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left
             assert torch.equal(batch["label"], other["label"])
             assert os.getpid() not in batch["pid"].tolist()
     assert torch.equal(torch.stack(drawn), own)
-    assert processes() == []
+    assert multiprocessing.active_children() == []
 
 
 def test_its_errors_reach_the_caller() -> None:
@@ -41,16 +37,10 @@ def test_its_errors_reach_the_caller() -> None:
         assert next(iter(loader))["label"].tolist() == [0, 1, 2]
         with pytest.raises(KeyError, match="no five") as caught:
             next(iter(loader))
-    assert "in fail" in caught.value.__notes__[0]
+    assert "in fail" in caught.value.__notes__[-1]
     with (
         EchoLoader(Dataset(9), 3, num_workers=1, augment=die) as loader,
         pytest.raises(RuntimeError, match="ended with exit code 3"),
     ):
         next(iter(loader))
-    assert processes() == []
-
-
-def test_what_can_not_be_pickled_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ValueError, match=r"can't be pickled for them .*lambda"):
-        EchoLoader(Dataset(9), 3, num_workers=1, augment=lambda example: example)
-    EchoLoader(Dataset(9), 3, num_workers=0, augment=lambda example: example).close()
+    assert multiprocessing.active_children() == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.echo.threads.seeded_process import global_generators_kept
+from adaecho.echo.threads.generators import global_generators_kept
 
 
 def draw(numbers: int) -> list[Any]:

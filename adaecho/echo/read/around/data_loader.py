@@ -22,7 +22,7 @@ from adaecho.echo.read.around import IterableSource, tell_pass
 from adaecho.echo.read.around.position import Position
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import may_be_shared
-from adaecho.echo.threads.seeded_process import global_generators_kept
+from adaecho.echo.threads.generators import global_generators_kept
 from adaecho.echo.threads.workers import PoolThread
 
 

@@ -1,0 +1,88 @@
+"""What an owner keeps, and for how long."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaecho.echo.batch.owners import Contents, TokenPool
+from adaecho.echo.order import keyed
+from adaecho.echo.order.stage import Fresh
+
+
+class Reader:
+    """Examples are lists of their serial; tells what it has read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def go_alone(self) -> None:
+        pass
+
+    def work(self, claim: Any) -> Fresh:
+        self.read += claim[0].tolist()
+        return Fresh(claim[0], [[serial] for serial in claim[0].tolist()], 0)
+
+    def reread(self, serials: Any, uses: Any) -> Any:  # noqa: ARG002
+        return self.work((serials,)).examples
+
+
+def contents(reader: Reader) -> Any:
+    return Contents(reader, SimpleNamespace(length=1, augmented=lambda _, examples: examples))  # type: ignore[arg-type]
+
+
+def use(owner: Any, taken: Any) -> Any:
+    tokens, totals = taken.T
+    return owner("made", tokens << keyed.ECHO_BITS, totals)  # one owner: a token is its serial
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_an_example_is_read_once_and_kept_until_its_last_use_in_whatever_order_they_come(order: Any) -> None:
+    reader, pool = Reader(), TokenPool(again=True)
+    owner = contents(reader)
+    tokens = np.arange(3)
+    owner("read", (tokens,), 0)
+    pool.insert(tokens, np.array([1, 3, 4]))
+    batches = [pool.take(np.array(rows)) for rows in ([2, 1], [1, 0, 2], [2, 1, 2])]
+    made = [use(owner, batches[number]) for number in order]
+    assert [example for number in (0, 1, 2) for example in made[order.index(number)]] == [
+        [2], [1], [1], [0], [2], [2], [1], [2],
+    ]  # fmt: skip
+    assert reader.read == [0, 1, 2]
+    assert not owner._examples
+    assert not owner._left
+
+
+def test_no_two_uses_share_memory() -> None:
+    reader, pool = Reader(), TokenPool(again=True)
+    owner = contents(reader)
+    owner("read", (np.arange(1),), 0)
+    pool.insert(np.arange(1), np.array([3]))
+    first, second = use(owner, pool.take(np.array([0, 0])))
+    (third,) = use(owner, pool.take(np.array([0])))
+    assert len({id(first), id(second), id(third)}) == 3
+
+
+def test_new_owners_read_what_they_lack_and_let_it_go_too() -> None:
+    reader, pool = Reader(), TokenPool(again=True)
+    owner = contents(reader)
+    owner("read", (np.arange(2),), 0)
+    pool.insert(np.arange(2), np.array([2, 3]))
+    use(owner, pool.take(np.array([0, 1])))
+    owner = contents(reader)
+    pool.begin_anew()
+    assert use(owner, pool.take(np.array([1, 0, 1]))) == [[1], [0], [1]]
+    assert reader.read == [0, 1, 0, 1]
+    assert not owner._examples
+
+
+def test_what_was_read_again_for_two_batches_serves_both() -> None:
+    reader, pool = Reader(), TokenPool(again=True)
+    owner = contents(reader)
+    for _ in range(2):
+        owner("read", (np.arange(1),), 1)
+    assert use(owner, pool.take(np.array([0]))) == [[0]]
+    assert use(owner, pool.take(np.array([0, 0]))) == [[0], [0]]
+    assert reader.read == [0, 0]
+    assert not owner._examples
