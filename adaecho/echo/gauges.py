@@ -21,6 +21,15 @@ class Gauges:
     settings: Settings
 
     @property
+    def epoch(self) -> int:
+        """Number, from 0, of the iteration that the next ``iter()`` goes on with or begins.
+
+        After ``load_state_dict`` too, wherever in an epoch it was saved: ``for epoch in range(loader.epoch,
+        epochs): for batch in loader: ...``
+        """
+        return self._position.iteration - self._position.in_pass
+
+    @property
     def fresh_examples(self) -> int:
         """Examples of this rank that had to be read for the batches taken so far."""
         return self._position.fresh_examples

@@ -40,6 +40,10 @@ class EchoLoader(Gauges):
     for any ``num_workers`` and ``prefetch``, and after any resume. Iteration is endless unless ``epochs`` is
     given: epochs follow one another inside the stream and no batch is short; a second ``iter()`` continues.
 
+    The first six arguments are what most loops need; the others follow by theme: examples, their order,
+    speed, more of the echo, ranks.
+
+
     Args:
         source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
             function that returns an iterator for each pass.
@@ -50,17 +54,14 @@ class EchoLoader(Gauges):
         factor: echoing factor e >= 1: how often each item leaves the echo stage. Not whole: floor or ceil
             for each item, right in expectation. ``auto`` follows R, from 1 up to ``max_factor``.
         shuffle_buffer: examples; 0 doesn't shuffle beyond ``order``.
-        batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
-        decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
-            decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
         augment: ``augment(example, rng)`` with a NumPy generator keyed to the example and its repeat; or
             with ``augment.block(arrays, keys)``, vectorised; or of one argument, which draws from the global
             generators: seeded for each example, slower, and under ``num_workers`` run in processes. A pair
             ``(once, each_time)`` of these is split by ``example_before_augmentation``: the first comes before
             the echo, once for each fresh example, the second after it. Elsewhere one follows the other.
+        decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
+            decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
         collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples.
-        sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
-            ``order.permutation.SampledOrder``.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
@@ -68,37 +69,40 @@ class EchoLoader(Gauges):
             ``auto`` takes ``encoded`` where that costs nothing more (nothing echoed before augmentation, no
             bad examples allowed), or where a buffer of decoded examples as large as the source's first would
             take more than half of the free memory.
+        max_bad_examples: undecodable examples to skip and list in ``bad_examples``; failures of machine and
+            network are always raised.
+        batch_length: examples in a whole batch, where its form (see ``batch.whole``) doesn't tell.
         order: where the source has a length: ``permutation`` (a new one for each epoch), ``shards`` (shuffled
             for each epoch and read through) or ``stored``. What can only be iterated has an order of its own.
+        sampler: gives the rows of each pass, as a DataLoader's, in place of ``order``; see
+            ``order.permutation.SampledOrder``.
         epochs: passes of each ``iter()``, which drain the buffer and may end with a short batch; None is
             endless. Every rank makes equally many batches: where its passes can't be shared out evenly, up
             to ``world_size - 1`` of their first examples come again at the end, as with DistributedSampler.
             With ``batch_shuffle_buffer`` each rank's short batch falls on a step of its own.
         drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
             can't be shared out evenly.
+        seed: any integer.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
             What is iterated is read by one of them at a time. Around something that works ahead by itself,
             as a DataLoader with workers, R needs 1 thread to be right.
-        prefetch: batches read ahead of the echo stage. None: two for each worker, as far as a quarter of the
-            free memory holds them.
         processes: workers are processes, at least one: each reads rows of a dataset, keeps, decodes and
             augments them. The same batches; quicker where Python holds the interpreter's lock. They are
             forked at the first batch of an iteration, and so need no main guard and nothing that pickles but
             examples. Where a dataset, or an augment of one argument, draws from the global generators,
             workers always are processes. Without fork (macOS, Windows) they are threads, or none.
-        seed: any integer.
+        prefetch: batches read ahead of the echo stage. None: two for each worker, as far as a quarter of the
+            free memory holds them.
+        device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
+        batch_shuffle_buffer: batches, after batch echoing (paper, Fig. 7a); 0 repeats a batch at once.
+        max_factor: bound of ``factor="auto"``.
         rank, world_size: this process's share; by default torch.distributed's, else 0 of 1. Not used with
             whole batches, which their maker has shared out.
-        max_bad_examples: undecodable examples to skip and list in ``bad_examples``; failures of machine and
-            network are always raised.
-        max_factor: bound of ``factor="auto"``.
-        device: where the loader's threads put batches, beside the step; None leaves them on the CPU.
-        batch_length: examples in a whole batch, where its form (see ``batch.whole``) doesn't tell.
         state_of_all_ranks: ``state_dict()`` holds the positions of all of torch.distributed's ranks, for
             checkpoints that one of them writes for all (Lightning, Fabric, Accelerate); all call it together.
         arguments_of_data_loader: other arguments that a DataLoader has. ``dataset``, ``shuffle``,
             ``collate_fn`` and ``prefetch_factor`` are taken for ``source``, ``order``, ``collate`` and
-            ``prefetch``, others refused with what replaces them (docs/from-dataloader.md).
+            ``prefetch``, others refused with what replaces them (docs/around-your-loader.md).
 
     Attributes:
         agree_on_R: what ``factor="auto"`` follows, as a function of this rank's R (None until known); may be
@@ -131,7 +135,7 @@ class EchoLoader(Gauges):
         augment: Any = None,
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Any = None,
-        place: str = "decoded",
+        place: str = "auto",
         order: str = "permutation",
         epochs: int | None = None,
         drop_last: bool = False,

@@ -233,3 +233,19 @@ def test_the_first_batch_after_a_resume_waits_for_no_buffer() -> None:
     restored.load_state_dict(loader.state_dict())
     labels(restored, 1)
     assert source.reads <= 8  # four that leave, four that enter
+
+
+@pytest.mark.parametrize("stop", range(17))
+def test_the_epoch_that_a_restored_loader_goes_on_with_is_told(stop: int) -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(np.arange(40.0), 10, epochs=1, echo="batch", factor=2, seed=1)
+
+    whole = make()
+    expected = [batch.tolist() for _ in range(3) for batch in whole]
+    first = make()
+    seen = [batch.tolist() for batch in islice((batch for _ in range(3) for batch in first), stop)]
+    resumed = make()
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.epoch == stop // 8
+    seen += [batch.tolist() for _ in range(resumed.epoch, 3) for batch in resumed]
+    assert seen == expected
