@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
+from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making, Rereader
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
@@ -365,7 +365,8 @@ class Run:
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, group, reader = parts.making, parts.group, parts.reader
+        making, group = parts.making, parts.group
+        reader: Rereader = parts.reader
         rows, lookahead, away = 0, 1, len(held.examples.items)
         rows_of: RowsOf = absent
         if self.owners is not None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, Stage, absent
 from adaecho.echo.order.stream import Stream
-from adaecho.echo.read.chunks import Reader
 from adaecho.echo.state import Position
 
 
@@ -115,6 +114,15 @@ class Making:
         return span(items, self.origin)
 
 
+class Rereader(Protocol):
+    """What reads again: see ``Reader``."""
+
+    reads_again: bool
+
+    def reread(self, serials: NDArray[np.int64], uses: NDArray[np.int64]) -> Any:
+        """The examples, or the rows that a pool has them in."""
+
+
 class Batches:
     """Batches of what leaves a stage.
 
@@ -135,7 +143,7 @@ class Batches:
         stage: Stage,
         pool: ExamplePool | ResidentPool,
         making: Making,
-        reader: Reader,
+        reader: Rereader,
         position: Position,
         *,
         group: int = 1,
