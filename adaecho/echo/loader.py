@@ -43,7 +43,6 @@ class EchoLoader(Gauges):
     The first six arguments are what most loops need; the others follow by theme: examples, their order,
     speed, more of the echo, ranks.
 
-
     Args:
         source: arrays or CPU tensors (alone, in a dict or in a tuple), a map-style dataset, an iterable, or a
             function that returns an iterator for each pass.
