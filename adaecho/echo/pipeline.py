@@ -394,11 +394,14 @@ class Run:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, size = self._workers, parts.making.batch_size
-            # Of processes each has a piece of work before it while it works on another.
-            readers, makers = (workers, workers) if self.owners is None else (2 * workers, workers + 1)
+            # A worker has half a batch's share at a time; a process all of it, since each crossing costs, and
+            # another before it while it works on one.
+            readers, makers, share = workers, workers, 0.5
+            if self.owners is not None:
+                readers, makers, share = 2 * workers, workers + 1, 1.0
             if parts.resident is None and not parts.streams.whole:
                 grouped = parts.group > 1 and self.owners is None
-                chunk = parts.group * size if grouped else math.ceil(size / (2 * workers))
+                chunk = parts.group * size if grouped else math.ceil(size * share / workers)
                 first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
                 window = math.ceil(first * size / chunk) + readers
                 claim = partial(parts.reader.claim, chunk)
