@@ -278,9 +278,11 @@ class AdaScale(Optimizer):
         self._statistics.collector.refuse_between_passes("load_state_dict()")
         optimizer_state, own = saved_state.split(state_dict)
         read = self._statistics.read(own, self._parameters())
-        self._optimizer.load_state_dict(optimizer_state)  # the last that may refuse
+        progress = ScaleInvariantSteps().state_dict() if own is None else own["progress"]
+        ScaleInvariantSteps().load_state_dict(progress)  # refuses what can't be
+        self._optimizer.load_state_dict(optimizer_state)  # the last that may
         self._statistics.restore(read)
-        self._progress.load_state_dict(ScaleInvariantSteps().state_dict() if own is None else own["progress"])
+        self._progress.load_state_dict(progress)
         self._statistics.begin(self._groups())
 
     def __getstate__(self) -> dict[str, Any]:

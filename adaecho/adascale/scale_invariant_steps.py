@@ -68,7 +68,15 @@ class ScaleInvariantSteps:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict()``."""
+        """Continue from ``state_dict()``.
+
+        Raises:
+            ValueError: a count is missing, or no finite number of at least 0.
+        """
+        for name in self.state_dict():
+            count = state.get(name) if isinstance(state, dict) else None
+            if not (isinstance(count, int | float) and math.isfinite(count) and count >= 0):
+                raise ValueError(f"AdaScale: the checkpoint is damaged: {name} is {count!r}")
         skipped_steps = state["skipped_steps"]
         self._set(torch.tensor([state["scale_invariant_steps"], skipped_steps], dtype=torch.float64))
         reported = torch.tensor([state["reported_scale_invariant_steps"], skipped_steps], dtype=torch.float64)

@@ -6,6 +6,7 @@ Types catch typos and wrong kinds at composition, ``validate`` what a type can't
 import functools
 import inspect
 import math
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -215,6 +216,9 @@ def from_typed(plain: dict[str, Any]) -> Config:
     return from_plain(plain, names_in(plain))
 
 
+_NO_URL = re.compile(r"://.*[\s\x00-\x1f]|^[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", re.DOTALL)
+
+
 def _resolved(value: Any, key: str = "") -> Any:
     """Return plain values with urls in full, whose secrets are known from here on.
 
@@ -230,6 +234,10 @@ def _resolved(value: Any, key: str = "") -> Any:
         return value
     if "${" in value:
         raise ConfigError(f"{key}: holds an interpolation ({value}), and records hold values alone")
+    if _NO_URL.search(value):  # what is no url is not masked, and may hold a secret all the same
+        raise ConfigError(
+            f"{key}: a url begins with scheme:// and holds no blank: write two slashes, and %20 for a blank"
+        )
     know([value])
     try:
         return whole(value)

@@ -69,7 +69,7 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     top = Path(path).expanduser()
     if not top.exists():
         raise DataError(f"images={path}: there is no such file or folder")
-    found = sorted(top.rglob("*")) if top.is_dir() else [top]
+    found = sorted(file for file in top.rglob("*") if file.is_file()) if top.is_dir() else [top]
     images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
         return ImageFiles(images)
@@ -268,7 +268,7 @@ def files_of(source: Any) -> list[Path] | list[str]:
 
 
 def _folders(top: Path) -> LabelledImages:
-    classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir())
+    classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir() and folder.name[0] != ".")
     files: list[Path] = []
     labels: list[int] = []
     others: Counter[str] = Counter()  # by their endings

@@ -3,6 +3,7 @@
 import os
 import threading
 import uuid
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -54,7 +55,7 @@ class IndexedTarShards:
         self.urls, self.open_shards = shard_urls(shards), open_shards
         self._retries = retries or Retries()
         path = None if index is None else Path(index)
-        if path is not None and path.exists():
+        if path is not None and path.is_file():
             self._load(path)
         else:
             self._make()
@@ -105,10 +106,14 @@ class IndexedTarShards:
         with path.open("rb") as file:
             try:
                 # The archive that NumPy writes has a checksum of each array.
-                with np.load(file, allow_pickle=False) as saved:
+                with zipfile.ZipFile(file) as archive:
+                    if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                        raise ValueError("its parts are compressed, which those of an index are not")
+                with np.load(path, allow_pickle=False) as saved:
                     urls = saved["urls"].tolist()
                     self.shard_lengths, self._spans = saved["shard_lengths"], saved["spans"]
                     self._versions = [Version(*one) for one in saved["versions"].tolist()]
+                self._check(len(urls))
             except Exception as error:  # a damaged zip archive raises nearly anything
                 raise ValueError(
                     f"index={str(path)!r}: it is damaged, or no index of this version "
@@ -116,6 +121,21 @@ class IndexedTarShards:
                 ) from error
         if urls != [shown_url(url) for url in self.urls]:
             raise ValueError(f"index={str(path)!r}: it is of other shards; delete it, or name another file")
+
+    def _check(self, shards: int) -> None:
+        """Raises ValueError where lengths, spans and versions can't be of that many shards."""
+        lengths, spans = self.shard_lengths, self._spans
+        if lengths.dtype != np.int64 or spans.dtype != np.int64 or spans.shape != (len(spans), 2):
+            raise ValueError("its arrays are of another form")
+        if not (lengths.shape == (shards,) and len(self._versions) == shards and (lengths >= 0).all()):
+            raise ValueError("it has not one length and version for each shard")
+        within = np.ones(len(spans), dtype=bool)  # [examples], whether the one before is of the same shard
+        within[np.cumsum(lengths)[:-1][lengths[1:] > 0] if lengths.sum() == len(spans) else []] = False
+        rising = (spans[1:, 0] >= spans[:-1, 1]) | ~within[1:]
+        if lengths.sum() != len(spans) or (spans[:, 0] < 0).any() or (spans[:, 1] <= spans[:, 0]).any():
+            raise ValueError("its spans are no bytes of so many examples")
+        if not rising.all():
+            raise ValueError("its spans overlap")
 
     def __len__(self) -> int:
         return len(self._spans)

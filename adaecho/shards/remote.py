@@ -4,6 +4,7 @@ Not ``obstore`` (tried at 0.12), which streams faster: it refuses servers that i
 of a read, where neither Ctrl-C nor the end of a loader is heard before its own time limit.
 """
 
+import errno
 import hashlib
 import http.client
 import io
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from adaecho.shards.http import asked_to_wait_s, open_http
@@ -357,7 +359,10 @@ def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tupl
         return stream, Version(length, digest_of(tag), digest_of(modified)), start
     if is_remote(url):
         return _open_fsspec(url, start, end)
-    stream = open(url.removeprefix("file://"), "rb")  # noqa: SIM115 (the Transfer closes it)
+    path = Path(url.removeprefix("file://"))
+    if path.exists() and not path.is_file():  # to open a pipe would wait for ever
+        raise IsADirectoryError(errno.EISDIR, "no regular file", str(path))
+    stream = path.open("rb")
     stream.seek(start)
     about = os.fstat(stream.fileno())
     return stream, Version(about.st_size, modified=digest_of(str(about.st_mtime_ns))), start

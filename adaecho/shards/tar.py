@@ -30,6 +30,7 @@ _WITHOUT_CONTENT = (  # whatever size they tell (POSIX.1-2001, ustar)
 )  # fmt: skip
 # Bytes: names and attributes take a few thousand; what a header claims is no limit.
 _LONGEST_EXTENDED = 1 << 20
+_LARGEST = 1 << 31  # bytes of one file of an example, which is read into memory as a whole
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).
@@ -88,6 +89,11 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         if extension in group.example:
             raise ArchiveError(
                 f"{transfer.name}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
+            )
+        if size > _LARGEST:
+            raise ArchiveError(
+                f"{transfer.name}: {name} (byte {start}) claims {size} bytes, and one of an example has at "
+                f"most {_LARGEST}: it is damaged, or to be split"
             )
         group.example[extension] = _exactly(transfer, size) if read else b""
     if group is not None:

@@ -1,6 +1,7 @@
 """Checkpoints: ours, FairScale's, and what they must not disconnect."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
@@ -212,3 +213,26 @@ def test_fairscale_layout_is_accepted(debias):
     train(model, optimizer, batches(1, 3))
     weight = 0.9 * 0.271 + 0.1 if debias else 4.0
     assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([weight])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("variance", torch.tensor([-1.0])),
+        ("square", torch.tensor([math.nan])),
+        ("square", torch.tensor([1.0, 1.0])),
+        ("progress", {}),
+        ("progress", None),
+        ("progress", {"scale_invariant_steps": math.nan, "skipped_steps": 0}),
+    ],
+)
+def test_a_damaged_checkpoint_changes_nothing(name, value):
+    model = mlp()
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    before = copy.deepcopy(optimizer.state_dict())
+    state = copy.deepcopy(before)
+    state["adascale"][name] = value
+    with pytest.raises(ValueError, match="the checkpoint is damaged"):
+        optimizer.load_state_dict(state)
+    assert_identical(optimizer.state_dict(), before)

@@ -133,3 +133,18 @@ def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compo
     plain["echo"]["faktor"] = 2
     with pytest.raises(ConfigError, match="faktor"):
         schema.from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "http://bob:my s3cretpw@host/train.tar",
+        "https://host/train.tar?sig=S1 s3cretpw",
+        "https:/bob:s3cretpw@host/train.tar",
+        "https://host/a\ts3cretpw",
+    ],
+)
+def test_what_is_no_url_is_refused_without_being_repeated(compose_config: Compose, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.path: a url begins with scheme://") as caught:
+        compose_config("task=imagenet", f"data.path='{path}'")
+    assert "s3cret" not in str(caught.value)

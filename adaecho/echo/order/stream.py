@@ -216,6 +216,11 @@ class Stream:
 
     def _block_before(self, stop: int, last: int) -> tuple[keyed.Items, int]:
         """What entered up to an item, of a block of local numbers before one, and where that block begins."""
+        if stop <= self.begin:
+            raise ValueError(
+                "load_state_dict: its place lies before its beginning: the state is damaged, or of another "
+                "loader; load the one that was saved by this"
+            )
         start = max(self.begin, stop - max(self.size, _LEAST_LOOK))
         items = self.entering(start, stop)
         return items[: np.searchsorted(items, last, side="right")], start

@@ -249,3 +249,17 @@ def test_the_epoch_that_a_restored_loader_goes_on_with_is_told(stop: int) -> Non
     assert resumed.epoch == stop // 8
     seen += [batch.tolist() for _ in range(resumed.epoch, 3) for batch in resumed]
     assert seen == expected
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", ["last", "first_index"])
+def test_a_place_that_cannot_be_is_refused_and_not_looked_for_without_end(damage: str) -> None:
+    loader = EchoLoader(np.arange(200.0), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=30)
+    list(islice(loader, 7))
+    state = loader.state_dict()
+    if damage == "first_index":
+        state["first_index"] = 10**6
+    else:
+        state["examples"] = [state["examples"][0], 1, 0]
+    with pytest.raises(ValueError, match="load_state_dict: its place lies before its beginning"):
+        loader.load_state_dict(state)
