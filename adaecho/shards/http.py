@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+_MOST_LINES = 100
 _NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -94,6 +95,26 @@ class _Head:
         return line
 
 
+class _Lines:
+    """The file of an answer in chunks: each of its lines must come within a time, and a trailer has few.
+
+    http.client reads the lines between chunks within one read, where no other limit is asked.
+    """
+
+    def __init__(self, file: Any, limit_s: float) -> None:
+        self._file, self._limit_s, self._in_a_row = file, limit_s, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self._in_a_row = 0
+        return getattr(self._file, name)
+
+    def readline(self, limit: int) -> bytes:
+        self._in_a_row += 1
+        if self._in_a_row > _MOST_LINES:
+            raise ConnectionError(f"more than {_MOST_LINES} lines between two chunks, or after the last")
+        return _Head(self._file, self._limit_s).readline(limit)
+
+
 class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
@@ -106,6 +127,8 @@ class _Response(http.client.HTTPResponse):
             super().begin()
         finally:
             self.fp = self.fp and file  # None where it has been closed
+        if self.fp and self.chunked:
+            self.fp = _Lines(file, self._limit_s)
 
 
 class _Connection(http.client.HTTPConnection):

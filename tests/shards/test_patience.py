@@ -299,3 +299,18 @@ def test_a_lack_of_memory_is_no_broken_transfer(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MemoryError):
         read("http://h/a")
     assert len(tries) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["first", "between", "trailer"])
+def test_a_chunked_answer_whose_lines_have_no_end_is_given_up(kind: str) -> None:
+    def answer(connection: Connection, _: str) -> None:
+        connection.send("200 x\r\nTransfer-Encoding: chunked", b"" if kind == "first" else b"5\r\nhello\r\n")
+        if kind == "trailer":
+            connection.wfile.write(b"0\r\n")
+            while True:
+                connection.wfile.write(b"a: b\r\n")
+        connection.drip(b"0" * 1000, 0.05)
+
+    with served(answer) as (host, _), pytest.raises(TransferError):
+        read(f"http://{host}/a", replace(QUICK, tries=2))
