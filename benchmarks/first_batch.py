@@ -21,8 +21,8 @@ import cv2
 import torch
 
 from adaecho import EchoLoader
-from adaecho.tasks.images import PadCropFlip
 from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
+from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 from benchmarks.echo_jpeg import Encoded
 from benchmarks.echo_small_arrays import Transformed

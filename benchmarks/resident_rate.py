@@ -19,7 +19,7 @@ from torch import nn
 from adaecho import EchoLoader
 from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
-from adaecho.tasks.images import PadCropFlip
+from adaecho.transforms.small_images import PadCropFlip
 from benchmarks import record
 
 BATCH_SIZE = 128

@@ -149,7 +149,8 @@ def test_a_bad_example_that_was_read_ahead_keeps_no_frame_and_tells_where_it_was
                 raise TornError("torn") from error
         return row
 
-    with EchoLoader(list(range(8)), 1, shuffle=False, decode=decode, num_workers=1, prefetch=8) as loader:
+    decoding: dict[str, Any] = {"decode": decode, "place": "decoded"}  # as it is read, not as a batch is made
+    with EchoLoader(list(range(8)), 1, shuffle=False, **decoding, num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
         deadline = time.monotonic() + 60
