@@ -7,14 +7,13 @@ commits do. Processor time per batch, of all threads, depends less on that work;
 copying a batch, as batch echo does for each repeat: at a factor of 2 each batch takes half of a fresh one and
 half of a copy.
 
-    python -m benchmarks.loader_against [--commit da1233f]
+    python -m benchmarks.loader_against [--commit ea1e3bf]
 
 The other commit is taken from this checkout's history.
 """
 
 import argparse
 import io
-import os
 import statistics
 import subprocess
 import sys
@@ -35,8 +34,8 @@ CASES = (
     ("none", 1, "list"),
     ("example_before_augmentation", 2, "list"),
 )
-# Before the loader was made anew from rooms, and one plan of identities.
-BEFORE = "da1233f"
+# Before the stream was a function of seed and number.
+BEFORE = "ea1e3bf"
 
 Turn = tuple[float, float]  # examples per second, processor's seconds per example
 
@@ -50,9 +49,9 @@ def extract(commit: str, folder: Path) -> None:
 
 
 def loader_of(folder: Path) -> Peer:
-    """The loader of a folder's package, in a process of its own."""
-    script = str(CHECKOUT / "benchmarks" / "peers" / "echo_small_arrays_loader.py")
-    return Peer(sys.executable, script, path=os.pathsep.join(map(str, (folder, CHECKOUT))))
+    """The loader of a folder's package, in a process of its own, made by the script of its own commit."""
+    script = folder / "benchmarks" / "peers" / "echo_small_arrays_loader.py"
+    return Peer(sys.executable, str(script), path=str(folder))
 
 
 def in_turns(sides: tuple[Peer, Peer], rounds: int, seconds: float) -> list[list[tuple[Turn, Turn]]]:
