@@ -125,8 +125,8 @@ def _echo(loop: Loop) -> str:
     fresh_ratio = loop.R * loop.echoed  # of a fresh batch, not of one of its repeats
     # experiments/distance: at e = 4 a buffer of 4,096 kept 0.9 of what a whole pass between repeats gives.
     worth = (
-        f"up to {fresh_ratio:.1f} costs no time; each further repeat is worth less, and below a shuffle_buffer "
-        f"of 4,096 much less{memory}"
+        f"up to {fresh_ratio:.1f} costs no time; each further repeat is worth less, and below a "
+        f"shuffle_buffer of 4,096 much less{memory}"
     )
     if loop.echoed > 1:
         return f"a larger factor than this EchoLoader's {loop.echoed:g}: {worth}"
