@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 
 from adaecho.errors import DataError
 
+_MOST_HELD = 1 << 28  # bytes that a column may unpack to, of whatever file; else four times the file's
+
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
     """Turn what a damaged file raises inside the block into a DataError that names it."""
     import pyarrow
 
+    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+        raise DataError(f"{file}: is no regular file; remove it")
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
@@ -29,16 +33,46 @@ def opened(file: Path) -> Iterator[Any]:
     """The ``ParquetFile`` of a file.
 
     Raises:
-        DataError: it is damaged, or its footer counts less than no rows.
+        DataError: it is damaged, or its footer counts less than no rows, or more than it has bytes.
     """
     from pyarrow import parquet
 
     with readable(file), parquet.ParquetFile(file) as table:
         about = table.metadata
         counts = [about.num_rows, *(about.row_group(group).num_rows for group in range(about.num_row_groups))]
-        if min(counts) < 0:
-            raise DataError(f"{file}: not readable as parquet (it counts {min(counts)} rows); fetch it again")
+        wrong = [count for count in counts if not 0 <= count <= file.stat().st_size]
+        if wrong:
+            raise DataError(f"{file}: not readable as parquet (it counts {wrong[0]} rows); fetch it again")
         yield table
+
+
+def values(table: Any, column: str, groups: list[int] | None = None) -> Iterator[Any]:
+    """The rows of a column, of all row groups or some, each an Arrow array of one: no more is unpacked.
+
+    A page of a dictionary, or one of zeros, makes a hundred gigabytes out of some hundred bytes.
+    """
+    rows = table.iter_batches(batch_size=1, row_groups=groups, columns=[column], use_threads=False)
+    return (row.column(0) for row in rows)
+
+
+def held(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Any:
+    """``values`` as one chunked array.
+
+    Raises:
+        DataError: they take more than 256 MiB, and more than four times what the file does.
+    """
+    import pyarrow
+
+    most, size, rows = max(_MOST_HELD, 4 * file.stat().st_size), 0, []
+    for row in values(table, column, groups):
+        size += row.nbytes
+        if size > most:
+            raise DataError(
+                f"{file}: its column {column!r} unpacks to more than {most:,} bytes"
+                + ("" if groups is None else f" in row group {groups[0]}; write it anew in smaller ones")
+            )
+        rows.append(row)
+    return pyarrow.chunked_array(rows, table.schema_arrow.field(column).type)
 
 
 def read_schema(file: Path) -> Any:

@@ -4,7 +4,8 @@ Everything else (buffers, pools, read-ahead, threads) is a cache that may be dro
 anew.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 
 from adaecho.echo.order import keyed
-from adaecho.echo.order.factor import Factor
+from adaecho.echo.order.factor import Factor, History
 from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
 from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, share
+from adaecho.echo.variants import VARIANTS
 
 VERSION = 4  # raised whenever a state of before would continue differently, or can't be read
 _SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
@@ -280,8 +282,10 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
     states = state["ranks"]
+    if not _listed(states, lambda one: isinstance(one, Mapping)) or not states:
+        raise ValueError(f"load_state_dict: its ranks are no states: {_DAMAGED}")
     rank, world_size = share(None, None)
-    if len(states) == world_size or not states[0]["in_pass"]:
+    if len(states) == world_size or not states[0].get("in_pass"):
         return dict(states[rank if len(states) == world_size else 0])
     raise ValueError(
         f"load_state_dict: the state is that of {len(states)} ranks, and there are {world_size} now; "
@@ -310,7 +314,10 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
             f"load_state_dict: version={state['version']!r} of the state's format, and this adaecho reads "
             f"{VERSION}: other batches would follow than in the run that saved it; {otherwise}"
         )
-    settings.check_same(state["settings"], held=bool(state["in_pass"]))
+    for name, (fits, form) in _FORMS.items():
+        if name not in state or not fits(state[name]):
+            raise ValueError(f"load_state_dict: its {name} is missing, or not {form}: {_DAMAGED}")
+    settings.check_same(state["settings"], held=state["in_pass"])
     had, has = (_examples(number) for number in (state["source_length"], length))
     if had != has:
         raise ValueError(
@@ -323,6 +330,149 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
             f"load_state_dict: the permutation of the state's {had} is {drawn}, and this "
             f"adaecho's of so many is {permutation}: other examples would follow; {otherwise}"
         )
+    wrong = next((what for what, is_so in _contradictions(state).items() if is_so), None)
+    if wrong:
+        raise ValueError(f"load_state_dict: {wrong}: {_DAMAGED}")
+
+
+_DAMAGED = "the state is damaged, or of another loader; load the one that was saved by this"
+
+
+def _whole(value: Any, least: int = 0, bits: int = 63 - keyed.ECHO_BITS) -> bool:
+    return isinstance(value, int | np.integer) and type(value) is not bool and least <= value < 1 << bits
+
+
+def _listed(value: Any, fits: Callable[[Any], bool], length: int | None = None) -> bool:
+    return isinstance(value, list | tuple) and length in (None, len(value)) and all(map(fits, value))
+
+
+def _real(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, float | np.floating) and 0 <= value < math.inf)
+
+
+def _is_place(value: Any) -> bool:
+    return _listed(value, lambda part: _whole(part, -1, 63), 3) and min(value[0], value[2]) >= 0
+
+
+def _is_history(value: Any) -> bool:
+    if not value or not _listed(value, lambda change: _listed(change, _real, 2)):
+        return False
+    numbers = [number for number, _ in value]
+    rising = all(map(_whole, numbers)) and numbers == sorted(numbers) and not numbers[0]
+    return rising and all(1 <= factor <= keyed.MAX_ECHOES for _, factor in value)
+
+
+def _is_mark(value: Any) -> bool:
+    return _listed(value, lambda _: True, 4) and all(map(_whole, value[:3])) and _is_position(value[3])
+
+
+def _is_position(value: Any) -> bool:
+    return isinstance(value, dict) or _listed(value, lambda part: _whole(part, -1 << 63, 63))
+
+
+def _has(*names: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and value.keys() >= {*names}
+
+
+def _are_settings(value: Any) -> bool:
+    if not _has(*Settings.__dataclass_fields__)(value):
+        return False
+    size, echo, factor = value["batch_size"], value["echo"], value["factor"]
+    possible = (size is None or _whole(size, 1)) and _whole(value["world_size"], 1)
+    return possible and isinstance(echo, str) and echo in VARIANTS and (factor == "auto" or _real(factor))
+
+
+def _is_clock(value: Any) -> bool:
+    if not _has("wait_time_s", "sums")(value) or not _listed(value["sums"], lambda _: True, 5):
+        return False
+    upstream, own, *others = value["sums"]
+    lists = (
+        _listed(upstream, _real) and len(upstream) in (0, 4) and _listed(own, _real) and len(own) in (0, 2)
+    )
+    return lists and all(map(_real, (value["wait_time_s"], *others)))
+
+
+# Each field of a state: what tells that it may be one, and what it is called where it is not.
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(Position._fields, (_whole, "a whole number from 0")),
+    "skipped": (lambda value: _whole(value, -1 << 47), "a whole number"),
+    "oldest": (lambda value: _whole(value, 0, 63), "an item"),
+    "in_pass": (lambda value: isinstance(value, bool), "true or false"),
+    "settings": (_are_settings, "a loader's"),
+    "source_length": (lambda value: value is None or _whole(value), "a length"),
+    "permutation": (lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys(("examples", "batches"), (_is_place, "a place")),
+    "factors": (
+        lambda value: (
+            _has("examples", "batches")(value)
+            and all(_is_history(value[name]) for name in ("examples", "batches"))
+        ),
+        "two histories of factors",
+    ),
+    "bad_examples": (
+        lambda value: _listed(
+            value, lambda bad: _has("index", "origin", "error", "row")(bad) and _whole(bad["index"])
+        ),
+        "a list of bad examples",
+    ),
+    "bad_numbers": (
+        lambda value: _listed(value, _whole) and list(value) == sorted({*value}),
+        "a list of rising numbers",
+    ),
+    "progress": (lambda value: _listed(value, _is_mark), "a list of marks"),
+    "witnesses": (
+        lambda value: _listed(value, lambda one: _listed(one, lambda part: _whole(part, -1 << 63, 63), 3)),
+        "a list of witnesses",
+    ),
+    "clocks": (_is_clock, "times"),
+}
+
+
+def _contradictions(state: dict[str, Any]) -> dict[str, bool]:
+    """What of a state's parts, each possible, can't be together."""
+    settings = state["settings"]
+    whole, endless = settings["batch_size"] is None, settings["epochs"] is None
+    found = {
+        "its iteration has ended, and can't": endless and not state["in_pass"],
+        "it tells what was read and not where": bool(state["witnesses"]) and not state["progress"],
+        "its fresh_examples are more than were read": (
+            not whole and state["fresh_examples"] > state["next_index"] - state["skipped"]
+        ),
+    }
+    for name, first, following in (
+        ("examples", "first_index", "next_index"),
+        ("batches", "first_number", "next_number"),
+    ):
+        place, history = Place(*state[name]), state["factors"][name]
+        last = (place.last >> keyed.ECHO_BITS) // (1 if whole else settings["world_size"])
+        begun = place.last >= 0 or state["in_pass"]
+        end = max(state[first], last + 1)
+        fewest, most = _entered(place, last, history, state[first])
+        if name == "examples" and state["bad_examples"]:
+            fewest = 0
+        value = settings["factor"] if name == VARIANTS[settings["echo"]].repeats else 1
+        found |= {
+            f"its {name} end before their {first}": 0 <= last < state[first],
+            f"its {following} follows on other {name}": (
+                end > state[following] or (begun and not place.drained and end < state[following])
+            ),
+            f"its {name} are more or fewer than entered": not fewest <= place.entered <= most,
+            f"its {name} can't have left": place.drained > (0 if endless else place.entered),
+            f"its factor of {name} is not its settings'": value != "auto" and history[-1][1] != value,
+        }
+    return found
+
+
+def _entered(place: Place, number: int, history: History, first: int) -> tuple[int, int]:
+    """The fewest and the most items that may have entered from a local number up to a place."""
+    if place.last < 0:
+        return 0, 0
+    fewest = most = place.last % keyed.MAX_ECHOES + 1
+    ends = [*(start for start, _ in history[1:]), number]
+    for (start, factor), end in zip(history, ends, strict=True):
+        numbers = max(0, min(end, number) - max(start, first))
+        fewest, most = fewest + numbers * math.floor(factor), most + numbers * math.ceil(factor)
+    return fewest, most
 
 
 def _foreign(state: Any) -> str:

@@ -7,6 +7,7 @@ import torch
 
 from adaecho.config.schema import Config
 from adaecho.echo import EchoLoader
+from adaecho.echo.memory.budget import check_slots
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Task
@@ -49,10 +50,11 @@ def make_loader(config: Config, task: Task, device: torch.device, ranks: Ranks =
         ranks: those that share the examples out; under ``echo.factor=auto`` they follow their mean R.
 
     Raises:
-        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory; or see
-            ``upstream_arguments``.
+        ConfigError: the loader refuses a setting, e.g. a shuffle buffer beyond all memory, or a batch is; or
+            see ``upstream_arguments``.
     """
     try:
+        check_slots(config.batch_size, 0, "batch_size")
         loader = EchoLoader(
             **upstream_arguments(config, task, device),
             echo=config.echo.variant,

@@ -64,6 +64,12 @@ def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> N
         make_loader(config, build_task(config), CPU)
 
 
+def test_a_batch_beyond_all_memory_is_refused(compose_config: Compose) -> None:
+    config = compose_config("batch_size=100000000000")
+    with pytest.raises(ConfigError, match=r"batch_size: it would take 1,117\.6 GiB and .* are free"):
+        make_loader(config, build_task(config), CPU)
+
+
 def test_a_budget_that_filling_the_buffer_would_spend_is_refused_before_anything_is_read(
     compose_config: Compose,
 ) -> None:

@@ -252,14 +252,46 @@ def test_the_epoch_that_a_restored_loader_goes_on_with_is_told(stop: int) -> Non
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["last", "first_index"])
-def test_a_place_that_cannot_be_is_refused_and_not_looked_for_without_end(damage: str) -> None:
-    loader = EchoLoader(np.arange(200.0), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=30)
-    list(islice(loader, 7))
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"first_index": 10**6}, {"examples": [86, 1, 0]}, {"examples": [10**6, 2752513, 0]},
+        {"examples": [85, 2752513, 0]}, {"examples": [86, 2752513, 1]}, {"examples": [86, 2752513]},
+        {"next_index": -1}, {"next_index": 44}, {"next_index": 10**400}, {"next_number": 1.5},
+        {"in_pass": False}, {"in_pass": 1}, {"fresh_examples": 44}, {"skipped": None}, {"batches": {}},
+        {"factors": {"examples": [[0, 1.5]], "batches": [[0, 1.0]]}}, {"factors": {"examples": []}},
+        {"factors": {"examples": [[0, 2.0], [9, 0.5]], "batches": [[0, 1.0]]}},
+        {"bad_examples": [{"index": 1}]}, {"bad_numbers": [3, 2]}, {"witnesses": [[1, 2]]},
+        {"witnesses": [[1, 2, 3]]}, {"progress": [[0, 0, 0, "x"]]}, {"settings": {}}, {"source_length": "x"},
+        {"clocks": {"wait_time_s": 0.0, "sums": []}}, {"clocks": None}, {"permutation": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
+    """Nor is a place that can't be looked for without end."""
+
+    def make() -> EchoLoader:
+        return EchoLoader(
+            np.arange(200.0), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=30
+        )
+
+    loader, other = make(), make()
+    whole = [batch.tolist() for batch in islice(loader, 7)]
     state = loader.state_dict()
-    if damage == "first_index":
-        state["first_index"] = 10**6
-    else:
-        state["examples"] = [state["examples"][0], 1, 0]
-    with pytest.raises(ValueError, match="load_state_dict: its place lies before its beginning"):
-        loader.load_state_dict(state)
+    list(islice(other, 5))
+    other.load_state_dict(state)  # it is the damage that is refused
+    other = make()
+    list(islice(other, 5))
+    name = next(iter(damage))
+    for damaged in ({**state, **damage}, {key: state[key] for key in state if key != name}):
+        with pytest.raises(
+            ValueError, match=r"load_state_dict: (its? .*the state is damaged|this is no state)"
+        ):
+            other.load_state_dict(damaged)
+    assert [batch.tolist() for batch in islice(other, 2)] == whole[5:]
+
+
+@pytest.mark.parametrize("ranks", [[], 5, [None], [{}]])
+def test_damaged_states_of_all_ranks_are_refused(ranks: Any) -> None:
+    with pytest.raises(ValueError, match="load_state_dict"):
+        EchoLoader(np.arange(9.0)).load_state_dict({"ranks": ranks})
