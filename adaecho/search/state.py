@@ -262,12 +262,17 @@ def read_design(folder: Path) -> Design:
     if not path.exists():
         raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
     try:
-        return Design.from_dict(read_json(path))
+        design = Design.from_dict(read_json(path))
+        design.named()
+        for arm in design.arms:
+            arm.content()
+            design.trial_config(arm, 0, 0)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FolderError(
             f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
             "fresh=true"
         ) from error
+    return design
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
