@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.storage import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples, read_image
 from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
@@ -77,7 +77,7 @@ class DetectionImages:
     def __getitem__(self, row: int) -> dict[str, Any]:
         truth = self.truths[row]
         return {
-            "image": self.files[row].read_bytes(),
+            "image": read_image(self.files[row]),
             "boxes": truth.boxes[~truth.crowd],
             "labels": truth.labels[~truth.crowd],
             "size": self.sizes[row],

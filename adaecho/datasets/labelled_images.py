@@ -16,7 +16,7 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import shard_errors
+from adaecho.datasets.storage import read_image, shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
@@ -36,7 +36,7 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"image": self.files[row].read_bytes()}
+        return {"image": read_image(self.files[row])}
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""

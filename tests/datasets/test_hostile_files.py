@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from adaecho import EchoLoader
 from adaecho.datasets import documents, fingerprint
 from adaecho.datasets.cifar10 import ParquetFolder
 from adaecho.datasets.documents import find_documents
@@ -20,6 +21,7 @@ from adaecho.datasets.labelled_images import find_images, find_labelled
 from adaecho.datasets.parquet import values
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
+from tests.transforms.pictures import encoded
 
 
 def read_all(path: Path, *, lines: bool = False) -> None:
@@ -160,6 +162,18 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: s
     for path in (tmp_path, tmp_path / name):
         with pytest.raises(DataError):
             READERS[reader](path)
+
+
+def test_an_image_of_holes_is_a_bad_example(tmp_path: Path) -> None:
+    for name in ("a/0.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(encoded(0))
+    os.truncate(tmp_path / "a/0.jpg", 1 << 40)
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    with EchoLoader(found.source, 1, max_bad_examples=1, epochs=1) as loader:
+        assert [batch["label"].tolist() for batch in loader] == [[1]]
+        assert "its 1,099,511,627,776 bytes are no image's" in loader.bad_examples[0]["error"]
 
 
 def test_names_may_be_no_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
