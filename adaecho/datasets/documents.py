@@ -199,7 +199,7 @@ def _lines(file: Path, opened_file: BufferedIOBase) -> Iterator[bytes]:
 def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
     with opened(file) as table:
         _check_column(file, table.schema_arrow, column)
-        for row in values(table, column):
+        for row in values(table, file, column):
             yield _row(row[0])
 
 

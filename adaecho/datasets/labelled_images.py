@@ -52,7 +52,7 @@ class ImageTables:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for file in self.files:
             with opened(file) as table:
-                for row in values(table, "image"):
+                for row in values(table, file, "image"):
                     image = row[0].as_py()
                     yield {"image": image["bytes"] if isinstance(image, dict) else image}
 
@@ -89,6 +89,7 @@ _NAMES: dict[Part, tuple[str, ...]] = {
     "validation": ("validation", "val", "valid", "test", "testing"),
 }
 _GROUPS_KEPT = 8  # row groups of parquet in memory, 100 images each as the hub writes them
+_MOST_KEPT = 1 << 30  # bytes of these
 
 
 class ClassFolders(ImageFiles):
@@ -151,6 +152,8 @@ class LabelledTables:
             with opened(file) as table:
                 images = held(table, file, "image", [number])
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
+            while sum(each.nbytes for _, each in kept) > _MOST_KEPT:
+                kept.pop(0)
             # A new dict, so that another thread goes on with the old one.
             self._kept = {**dict(kept), group: images}
         return images

@@ -46,13 +46,23 @@ def opened(file: Path) -> Iterator[Any]:
         yield table
 
 
-def values(table: Any, column: str, groups: list[int] | None = None) -> Iterator[Any]:
+def values(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Iterator[Any]:
     """The rows of a column, of all row groups or some, each an Arrow array of one: no more is unpacked.
 
     A page of a dictionary, or one of zeros, makes a hundred gigabytes out of some hundred bytes.
+
+    Raises:
+        DataError: of a row group it takes more than 256 MiB, and more than a hundred times the file's size.
     """
-    rows = table.iter_batches(batch_size=1, row_groups=groups, columns=[column], use_threads=False)
-    return (row.column(0) for row in rows)
+    most = max(_MOST_HELD, 100 * file.stat().st_size)  # text is packed ten times
+    for group in range(table.num_row_groups) if groups is None else groups:
+        about = table.metadata.row_group(group)
+        chunks = [about.column(number) for number in range(about.num_columns)]
+        parts = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
+        if sum(part.total_uncompressed_size for part in parts) > most:
+            raise _too_large(file, column, most, group)
+    for row in table.iter_batches(batch_size=1, row_groups=groups, columns=[column], use_threads=False):
+        yield row.column(0)
 
 
 def held(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Any:
@@ -64,15 +74,20 @@ def held(table: Any, file: Path, column: str, groups: list[int] | None = None) -
     import pyarrow
 
     most, size, rows = max(_MOST_HELD, 4 * file.stat().st_size), 0, []
-    for row in values(table, column, groups):
+    for row in values(table, file, column, groups):
         size += row.nbytes
         if size > most:
-            raise DataError(
-                f"{file}: its column {column!r} unpacks to more than {most:,} bytes"
-                + ("" if groups is None else f" in row group {groups[0]}; write it anew in smaller ones")
-            )
+            raise _too_large(file, column, most, *(groups or ()))
         rows.append(row)
     return pyarrow.chunked_array(rows, table.schema_arrow.field(column).type)
+
+
+def _too_large(file: Path, column: str, most: int, *groups: int) -> DataError:
+    where = f"row group {groups[0]} of its" if groups else "its"
+    return DataError(
+        f"{file}: {where} column {column!r} unpacks to more than {most:,} bytes; write it anew in smaller "
+        "row groups"
+    )
 
 
 def read_schema(file: Path) -> Any:

@@ -136,7 +136,7 @@ def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compo
         schema.from_plain(plain)
 
 
-@pytest.mark.parametrize("group", ["task", "data", "evaluate", "search", "optimizer"])
+@pytest.mark.parametrize("group", ["task", "data", "evaluate", "search"])
 @pytest.mark.parametrize("value", [None, 1, [], "x"])
 def test_a_config_read_back_whose_group_is_none_is_refused(
     compose_config: Compose, group: str, value: Any
