@@ -339,7 +339,8 @@ _DAMAGED = "the state is damaged, or of another loader; load the one that was sa
 
 
 def _whole(value: Any, least: int = 0, bits: int = 63 - keyed.ECHO_BITS) -> bool:
-    return isinstance(value, int | np.integer) and type(value) is not bool and least <= value < 1 << bits
+    is_whole = isinstance(value, int | np.integer) and type(value) is not bool
+    return is_whole and least <= int(value) < 1 << bits
 
 
 def _listed(value: Any, fits: Callable[[Any], bool], length: int | None = None) -> bool:
@@ -347,7 +348,7 @@ def _listed(value: Any, fits: Callable[[Any], bool], length: int | None = None) 
 
 
 def _real(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, float | np.floating) and 0 <= value < math.inf)
+    return _whole(value) or (isinstance(value, float | np.floating) and 0 <= float(value) < math.inf)
 
 
 def _is_place(value: Any) -> bool:

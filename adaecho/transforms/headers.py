@@ -123,7 +123,8 @@ class _Frame(NamedTuple):
 
 
 def _jpeg_frame(content: bytes | memoryview) -> _Frame | None:
-    at, size, turned, progressive, several_scans = 2, None, False, False, True
+    size: tuple[int, int, int] | None = None
+    at, turned, progressive, several_scans = 2, False, False, True
     while at + 10 <= len(content) and content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF:  # padding before a marker
