@@ -197,7 +197,7 @@ def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
     """
     plain = _resolved(plain)
     others: dict[Any, Any] = {**plain, "task": {"name": "checked below"}}
-    for group in _GONE.keys() & others.keys():
+    for group in (name for name in _GONE if isinstance(others.get(name), dict)):
         others[group] = {key: value for key, value in others[group].items() if key not in _GONE[group]}
     try:
         config = OmegaConf.to_object(OmegaConf.merge(_schema(), others))

@@ -148,7 +148,7 @@ def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskCon
     Raises:
         ConfigError: no such task, an option that it doesn't have, of another type or out of range.
     """
-    name = plain.get("name")
+    name = plain.get("name") if isinstance(plain, dict) else None
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: is missing; choose a workload with task=")
     options = options_class(name, typed)

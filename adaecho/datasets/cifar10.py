@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, opened, read_schema, whole_numbers
+from adaecho.datasets.parquet import describe, held, opened, read_schema, whole_numbers
 from adaecho.datasets.split import Arrays as Images
 from adaecho.datasets.storage import SkippedExamples, shard_errors
 from adaecho.errors import DataError
@@ -96,7 +96,8 @@ class ParquetFolder:
         for file in sorted(self.folder.glob(f"{part}-*.parquet")):
             _check_schema(read_schema(file), str(file))
             with opened(file) as table:
-                rows += _rows(table.read(columns=list(_COLUMNS)), str(file))
+                labels = table.read(columns=["label"]).column(0)
+                rows += _rows(held(table, file, "img"), labels, str(file))
         return _decoded(rows, decode, bad)
 
 
@@ -113,7 +114,8 @@ class HubDataset:
     def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
         table = hub.load(self.name, split=part).data.table
         _check_schema(table.schema, self.name)
-        return _decoded(_rows(table, f"{self.name} ({part})"), decode, bad)
+        rows = _rows(table.column("img"), table.column("label"), f"{self.name} ({part})")
+        return _decoded(rows, decode, bad)
 
 
 @dataclass(frozen=True)
@@ -163,15 +165,15 @@ def _check_schema(schema: Any, origin: str) -> None:
         raise DataError(f"{origin}: needs the columns {_NEEDED}, and has {describe(schema)}")
 
 
-def _rows(table: Any, origin: str) -> list[tuple[str, dict[str, Any]]]:
+def _rows(images: Any, labels: Any, origin: str) -> list[tuple[str, dict[str, Any]]]:
     """Encoded examples, each with what to call it in a message."""
     from pyarrow import compute
 
-    encoded = compute.struct_field(table.column("img"), "bytes").to_pylist()
-    labels = whole_numbers(table.column("label"), origin).tolist()
+    encoded = compute.struct_field(images, "bytes").to_pylist()
+    numbers = whole_numbers(labels, origin).tolist()
     return [
         (f"{origin}, row {row}", {"image": image, "label": label})
-        for row, (image, label) in enumerate(zip(encoded, labels, strict=True))
+        for row, (image, label) in enumerate(zip(encoded, numbers, strict=True))
     ]
 
 

@@ -4,8 +4,10 @@ T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the schema 
 https://cocodataset.org/#format-data.
 """
 
+import errno
 import json
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.storage import SkippedExamples
+from adaecho.datasets.storage import SkippedExamples, read_image
 from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
@@ -75,7 +77,7 @@ class DetectionImages:
     def __getitem__(self, row: int) -> dict[str, Any]:
         truth = self.truths[row]
         return {
-            "image": self.files[row].read_bytes(),
+            "image": read_image(self.files[row]),
             "boxes": truth.boxes[~truth.crowd],
             "labels": truth.labels[~truth.crowd],
             "size": self.sizes[row],
@@ -138,14 +140,15 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
             usable = _usable(annotation, images, labels, seen)
             annotations[annotation["image_id"]].append(usable)
         except ValueError as error:
-            bad.add(f"{file}, annotation {annotation.get('id')}", str(error))
+            bad.add(f"{file}, annotation {_told(annotation.get('id'))}", str(error))
     kept = []
     for number, image in images.items():
         if image["file_name"] not in present:
-            bad.add(f"{file}, image {number}", f"its file {image['file_name']} is missing")
+            reason = f"its file {image['file_name'][:200]} is missing"
+            bad.add(f"{file}, image {_told(number)}", reason)
         elif len(annotations[number]) > MOST_BOXES:
             reason = f"it has {len(annotations[number]):,} boxes, and at most {MOST_BOXES:,} are learned"
-            bad.add(f"{file}, image {number}", reason)
+            bad.add(f"{file}, image {_told(number)}", reason)
         else:
             kept.append(number)
     if not kept:
@@ -200,12 +203,27 @@ def _names(part: Part) -> list[str]:
     return [name.format(part=one) for one in parts for name in _ANNOTATIONS]
 
 
+def _told(value: Any) -> str:
+    """A value of a file, of any size, for a message."""
+    shown = reprlib.Repr()
+    shown.maxstring = shown.maxlong = shown.maxother = 200
+    return shown.repr(value)
+
+
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int | float | str)
+    return isinstance(value, int | float | str) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float:
+    """A number, nan for anything else: a text, true, or one beyond all floats."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and 1 <= value < math.inf
+    return 1 <= _number(value) < 1 << 31
 
 
 def _is_inside(value: Any) -> bool:
@@ -238,7 +256,9 @@ def _load(file: Path) -> dict[str, Any]:
                 raise DataError(f"{file}: {key}[{index}] has no {' and no '.join(missing)}")
             for name, kind in fields.items():
                 if kind is not None and not kind[0](entry[name]):
-                    raise DataError(f"{file}: {key}[{index}]: its {name} {entry[name]!r} is no {kind[1]}")
+                    raise DataError(
+                        f"{file}: {key}[{index}]: its {name} {_told(entry[name])} is no {kind[1]}"
+                    )
     return dict(content)
 
 
@@ -258,10 +278,19 @@ def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
     folders = [top / name.format(part=one) for one in parts for name in _IMAGES]
     for folder in [*folders, file.parent]:
         if folder.is_dir():
-            found = {name: folder / name for name in names if (folder / name).is_file()}
+            found = {name: folder / name for name in names if _is_there(folder / name)}
             if found:
                 return found
     return {}
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _usable(
@@ -274,31 +303,33 @@ def _usable(
     """
     for name in ("id", "image_id", "category_id"):
         if annotation.get(name) is not None and not _is_id(annotation[name]):
-            raise ValueError(f"its {name} {annotation[name]!r} is no number or text")
+            raise ValueError(f"its {name} {_told(annotation[name])} is no number or text")
     number = annotation.get("id")
     if number is not None and number in seen:
         raise ValueError("another annotation has the same id")
     seen.add(number)
     image = images.get(annotation["image_id"])
     if image is None:
-        raise ValueError(f"its image {annotation['image_id']} is not listed")
+        raise ValueError(f"its image {_told(annotation['image_id'])} is not listed")
     if annotation["category_id"] not in labels:
-        raise ValueError(f"its category {annotation['category_id']} is not listed")
-    bbox, area = annotation["bbox"], annotation.get("area")
-    try:
-        x, y, width, height = map(float, bbox)
-    except (TypeError, ValueError):
-        raise ValueError(f"its bbox {bbox!r} is not four numbers x, y, width, height") from None
-    if not np.isfinite([x, y, width, height]).all() or width <= 0 or height <= 0:
-        raise ValueError(f"its bbox {bbox} has no area")
-    if area is not None and not (isinstance(area, int | float) and 0 <= area < math.inf):
-        raise ValueError(f"its area {area!r} is no number of pixels")
+        raise ValueError(f"its category {_told(annotation['category_id'])} is not listed")
+    bbox, area, crowd = annotation["bbox"], annotation.get("area"), annotation.get("iscrowd")
+    if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(math.isfinite, map(_number, bbox))):
+        raise ValueError(f"its bbox {_told(bbox)} is not four numbers x, y, width, height")
+    x, y, width, height = map(_number, bbox)
+    if width <= 0 or height <= 0:
+        raise ValueError(f"its bbox {_told(bbox)} has no area")
+    if area is not None and not 0 <= _number(area) < math.inf:
+        raise ValueError(f"its area {_told(area)} is no number of pixels")
+    if crowd not in (0, 1, None):
+        raise ValueError(f"its iscrowd {_told(crowd)} is neither 0 nor 1")
     x1, y1 = max(x, 0.0), max(y, 0.0)
     x2, y2 = min(x + width, float(image["width"])), min(y + height, float(image["height"]))
     if x2 <= x1 or y2 <= y1:
-        raise ValueError(f"its bbox {bbox} lies outside its image of {image['width']}x{image['height']}")
+        size = f"{image['width']}x{image['height']}"
+        raise ValueError(f"its bbox {_told(bbox)} lies outside its image of {size}")
     area = (x2 - x1) * (y2 - y1) if area is None else float(area)
-    return [x1, y1, x2, y2], labels[annotation["category_id"]], bool(annotation.get("iscrowd", 0)), area
+    return [x1, y1, x2, y2], labels[annotation["category_id"]], bool(crowd), area
 
 
 def _as_boxes(found: list[_Annotation]) -> TrueBoxes:

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import re
 import sysconfig
 import zlib
@@ -14,7 +15,7 @@ from typing import Any
 
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.datasets.parquet import opened
+from adaecho.datasets.parquet import opened, values
 from adaecho.errors import DataError
 
 Text = str | Exception
@@ -24,7 +25,6 @@ _TEXT_ENDINGS = (".txt", ".py", ".md")
 _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
-_ROWS = 256  # read from parquet at once
 _PARTS = ("train", "validation", "valid", "test")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
 
@@ -76,7 +76,7 @@ class Files:
         digest = hashlib.sha256()
         for path in self.all():
             name = str(path.relative_to(_LIBRARY if self.root is None else self.root.parent))
-            digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+            digest.update(os.fsencode(f"{name}\0{path.stat().st_size}\0"))
             with path.open("rb") as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
@@ -112,7 +112,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
             "owner/name/configuration)"
         )
-    inside = sorted(one for one in root.rglob("*") if one.is_file()) if root.is_dir() else [root]
+    inside = sorted(one for one in (root.rglob("*") if root.is_dir() else [root]) if one.is_file())
     rows = [one for one in inside if one.name.endswith(_ROW_ENDINGS)]
     files = rows or [one for one in inside if one.suffix in _TEXT_ENDINGS]
     if not files:
@@ -199,9 +199,8 @@ def _lines(file: Path, opened_file: BufferedIOBase) -> Iterator[bytes]:
 def _parquet_rows(file: Path, column: str) -> Iterator[Text]:
     with opened(file) as table:
         _check_column(file, table.schema_arrow, column)
-        for rows in table.iter_batches(batch_size=_ROWS, columns=[column]):
-            for row in rows.column(0):
-                yield _row(row)
+        for rows in values(table, file, column):
+            yield from map(_row, rows)
 
 
 def _arrow_rows(file: Path, column: str) -> Iterator[Text]:
@@ -222,6 +221,8 @@ def _arrow_rows(file: Path, column: str) -> Iterator[Text]:
 
 
 def _row(row: Any) -> Text:
+    if row.is_valid and row.as_buffer().size > MOST_BYTES:
+        return ValueError(f"is a document of more than {MOST_BYTES:,} bytes; split it")
     try:
         text = row.as_py()
     except UnicodeDecodeError as error:

@@ -90,6 +90,6 @@ def _by_folder(names: Sequence[str], digests: dict[str, str]) -> dict[str, str]:
         folders.setdefault(name.rpartition("/")[0], []).append(f"{name} {digests.get(name, '')}")
     found = {}
     for folder, lines in folders.items():
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]
         found[f"{folder}/"] = f"{len(lines)} files, sha256 {digest}"
     return found

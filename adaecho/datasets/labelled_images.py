@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, opened, read_schema, whole_numbers
+from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import shard_errors
+from adaecho.datasets.storage import read_image, shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_ROWS = 64  # read from parquet at once
+_MOST_CLASSES = 1 << 20
 
 
 class ImageFiles:
@@ -36,7 +36,7 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"image": self.files[row].read_bytes()}
+        return {"image": read_image(self.files[row])}
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""
@@ -52,8 +52,8 @@ class ImageTables:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for file in self.files:
             with opened(file) as table:
-                for rows in table.iter_batches(batch_size=_ROWS, columns=["image"]):
-                    for image in rows.column(0).to_pylist():
+                for rows in values(table, file, "image"):
+                    for image in rows.to_pylist():
                         yield {"image": image["bytes"] if isinstance(image, dict) else image}
 
 
@@ -69,7 +69,7 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     top = Path(path).expanduser()
     if not top.exists():
         raise DataError(f"images={path}: there is no such file or folder")
-    found = sorted(file for file in top.rglob("*") if file.is_file()) if top.is_dir() else [top]
+    found = sorted(file for file in (top.rglob("*") if top.is_dir() else [top]) if file.is_file())
     images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
         return ImageFiles(images)
@@ -85,10 +85,11 @@ def find_images(path: str) -> ImageFiles | ImageTables:
 Part = Literal["train", "validation"]
 
 _NAMES: dict[Part, tuple[str, ...]] = {
-    "train": ("train",),
-    "validation": ("validation", "val", "valid", "test"),
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "test", "testing"),
 }
 _GROUPS_KEPT = 8  # row groups of parquet in memory, 100 images each as the hub writes them
+_MOST_KEPT = 1 << 30  # bytes of these
 
 
 class ClassFolders(ImageFiles):
@@ -149,8 +150,10 @@ class LabelledTables:
         if images is None:
             file, number = self._groups[group]
             with opened(file) as table:
-                images = table.read_row_group(number, columns=["image"]).column(0)
+                images = held(table, file, "image", [number])
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
+            while sum(each.nbytes for _, each in kept) > _MOST_KEPT:
+                kept.pop(0)
             # A new dict, so that another thread goes on with the old one.
             self._kept = {**dict(kept), group: images}
         return images
@@ -199,6 +202,7 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         return _from_hub(path, part)
     if not top.is_dir():
         raise DataError(f"{key}={path}: is a file; name the folder that holds it")
+    inside = {folder.name.lower(): folder for folder in sorted(top.iterdir()) if folder.is_dir()}
     for name in _NAMES[part]:
         tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
         if tables:
@@ -206,9 +210,9 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
             return _tar([str(shard) for shard in shards], key)
-        if (top / name).is_dir():
-            return _folders(top / name)
-    has_parts = any((top / name).is_dir() for names in _NAMES.values() for name in names)
+        if name in inside:
+            return _folders(inside[name])
+    has_parts = any(name in inside for names in _NAMES.values() for name in names)
     return _folders(top) if part == "train" and not has_parts else None
 
 
@@ -315,6 +319,12 @@ def _tables(files: list[Path]) -> LabelledImages:
         row = int(source.labels.argmin())
         raise DataError(
             f"{source.origin(row)}: its label is {source.labels[row]}; this split is not labelled"
+        )
+    if source.labels.max() >= _MOST_CLASSES:
+        row = int(source.labels.argmax())
+        raise DataError(
+            f"{source.origin(row)}: its label is {source.labels[row]}; labels number the classes from 0, at "
+            f"most {_MOST_CLASSES:,} of them"
         )
     return LabelledImages(source, int(source.labels.max()) + 1)
 

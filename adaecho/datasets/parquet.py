@@ -10,12 +10,17 @@ from numpy.typing import NDArray
 
 from adaecho.errors import DataError
 
+_MOST_ROWS, _MOST_UNPACKED = 256, 1 << 26  # rows, and bytes, at once
+_MOST_HELD = 1 << 28  # bytes that a column may unpack to, of whatever file; else four times the file's
+
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
     """Turn what a damaged file raises inside the block into a DataError that names it."""
     import pyarrow
 
+    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+        raise DataError(f"{file}: is no regular file; remove it")
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
@@ -29,16 +34,66 @@ def opened(file: Path) -> Iterator[Any]:
     """The ``ParquetFile`` of a file.
 
     Raises:
-        DataError: it is damaged, or its footer counts less than no rows.
+        DataError: it is damaged, or its footer counts less than no rows, or more than it has bytes.
     """
     from pyarrow import parquet
 
     with readable(file), parquet.ParquetFile(file) as table:
         about = table.metadata
         counts = [about.num_rows, *(about.row_group(group).num_rows for group in range(about.num_row_groups))]
-        if min(counts) < 0:
-            raise DataError(f"{file}: not readable as parquet (it counts {min(counts)} rows); fetch it again")
+        wrong = [count for count in counts if not 0 <= count <= file.stat().st_size]
+        if wrong:
+            raise DataError(f"{file}: not readable as parquet (it counts {wrong[0]} rows); fetch it again")
         yield table
+
+
+def values(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Iterator[Any]:
+    """A column, of all row groups or some, as Arrow arrays of few rows: no more is unpacked at once.
+
+    A page of a dictionary, or one of zeros, makes a hundred gigabytes out of some hundred bytes.
+
+    Raises:
+        DataError: of a row group it takes more than 256 MiB, and more than a hundred times the file's size.
+    """
+    most = max(_MOST_HELD, 100 * file.stat().st_size)  # text is packed ten times
+    rows = _MOST_ROWS
+    for group in range(table.num_row_groups) if groups is None else groups:
+        about = table.metadata.row_group(group)
+        chunks = [about.column(number) for number in range(about.num_columns)]
+        parts = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
+        size = sum(part.total_uncompressed_size for part in parts)
+        if size > most:
+            raise _too_large(file, column, most, group)
+        rows = max(
+            1, min(rows, _MOST_UNPACKED // max(size, 1))
+        )  # each may repeat the largest value of a page
+    for some in table.iter_batches(batch_size=rows, row_groups=groups, columns=[column], use_threads=False):
+        yield some.column(0)
+
+
+def held(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Any:
+    """``values`` as one chunked array.
+
+    Raises:
+        DataError: they take more than 256 MiB, and more than four times what the file does.
+    """
+    import pyarrow
+
+    most, size, parts = max(_MOST_HELD, 4 * file.stat().st_size), 0, []
+    for some in values(table, file, column, groups):
+        size += some.nbytes
+        if size > most:
+            raise _too_large(file, column, most, *(groups or ()))
+        parts.append(some)
+    return pyarrow.chunked_array(parts, table.schema_arrow.field(column).type)
+
+
+def _too_large(file: Path, column: str, most: int, *groups: int) -> DataError:
+    where = f"row group {groups[0]} of its" if groups else "its"
+    return DataError(
+        f"{file}: {where} column {column!r} unpacks to more than {most:,} bytes; write it anew in smaller "
+        "row groups"
+    )
 
 
 def read_schema(file: Path) -> Any:

@@ -1,12 +1,15 @@
 """What data may do to a command: storage that fails, which is the user's to mend, and examples to skip."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from adaecho.errors import DataError, warn, with_notes
 from adaecho.masking import presentable
 from adaecho.shards import ArchiveError, TransferError
 
+_LARGEST = 1 << 30  # bytes: the largest image that is decoded has as many unpacked
 _LISTED = 3  # lines that tell which examples are bad
 _REMEDY = "once that is mended, run the same command again: a run continues where it was"
 
@@ -35,6 +38,19 @@ def storage_errors() -> Iterator[None]:
         if error.filename is None:  # no file's
             raise
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
+
+
+def read_image(file: Path) -> bytes:
+    """The bytes of an encoded image.
+
+    Raises:
+        ValueError: they are more than those of any image, as of a file of holes.
+    """
+    with file.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > _LARGEST:
+            raise ValueError(f"its {size:,} bytes are no image's, which has at most {_LARGEST:,}")
+        return opened.read()
 
 
 class SkippedExamples:

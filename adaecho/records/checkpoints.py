@@ -60,17 +60,16 @@ def identity_of(path: Path) -> str:
         ValueError: it is damaged.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = hashlib.sha256()
-        left = size - _HEX_BYTES
-        end = b""
+        digest, left = hashlib.sha256(), max(os.fstat(file.fileno()).st_size - _HEX_BYTES, 0)
+        file.seek(max(left - 128, 0))
+        end = file.read(min(left, 128))
+        seal = _SEAL.search(end)
+        if seal is None or seal.end() != len(end):  # told before a terabyte of holes, say, is read
+            raise ValueError("damaged: it does not end in a seal")
+        file.seek(0)
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)
-            end = (end + block)[-128:]
             left -= len(block)
-        seal = _SEAL.search(end)
-        if seal is None or seal.end() != len(end):
-            raise ValueError("damaged: it does not end in a seal")
         if file.read() != digest.hexdigest().encode():
             raise ValueError("damaged: its bytes do not match its digest")
     return seal[1].decode()

@@ -18,6 +18,7 @@ from adaecho.masking import masked
 
 # The parser and emitter in C where PyYAML has them: a trial may last a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LARGEST = 1 << 29  # bytes of a record: a table of 100,000 trials has half as many
 _MOST_BYTES, _MOST_LEVELS = 1 << 20, 50  # of YAML: a config has some 3,000, and five
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -147,9 +148,12 @@ def read_bytes(path: Path) -> bytes:
     """What a regular file holds.
 
     Raises:
-        OSError: see ``open_regular``.
+        OSError: see ``open_regular``; or it is larger than any record, as one of holes can be on any disk.
     """
     with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes and is no record; remove it", str(path))
         return file.read()
 
 

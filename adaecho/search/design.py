@@ -136,9 +136,12 @@ class Design:
         Raises:
             KeyError, TypeError, AttributeError, ValueError: it is no design.
         """
-        for name in ("trials", "repeats"):
-            if type(plain["search"][name]) is not int or not 0 < plain["search"][name] <= MAX_TRIALS:
-                raise ValueError(f"search.{name} is {plain['search'][name]!r}")
+        total = max(len(plain["arms"]), 1)
+        for name, least in (("trials", 1), ("repeats", 1), ("max_diverged", 0), ("seed", 0)):
+            number = plain["search"][name]
+            total *= number if least else 1
+            if type(number) is not int or number < least or total > MAX_TRIALS:
+                raise ValueError(f"search.{name} is {number!r}")
         arms = [
             Arm(
                 check_name("arm", name),

@@ -22,6 +22,7 @@ from adaecho.search.state import Search, SweepState
 
 _FEW_IMAGES = 1000  # from which on one is less than a tenth of a point
 _DIGITS = 4  # of a position on an axis
+_FIGURE = "fig3"  # what the names of a sweep's figures begin with
 
 
 def write_outcome(state: SweepState, console: Console) -> None:
@@ -30,16 +31,18 @@ def write_outcome(state: SweepState, console: Console) -> None:
         state.refresh()
         rows = trial_rows(state)
         arms = summarize(rows)
-        for name, records in (("trials.json", rows), ("outcome.json", arms)):
+        for name in ("trials.json", "outcome.json", JOURNAL, f"{_FIGURE}*"):
             remove_leftovers(state.folder, name)
+        for name, records in (("trials.json", rows), ("outcome.json", arms)):
             write_json(state.folder / name, records)
-    export(state.folder, state.design, rows)
+        export(state.folder, state.design, rows)
+        drawn = draw(state.folder, rows, arms)
     console.print()
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
     notes = [*noise(rows), *unfinished(state), *remarks(state)]
     notes += edge_warnings(state.design, arms)
     about = missed(rows, state) or [caption(state, rows)]
-    for line in [*about, *notes, *draw(state.folder, rows, arms)]:
+    for line in [*about, *notes, *drawn]:
         console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -52,7 +55,7 @@ def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
         from adaecho.figures.tables import draw_table
     except ImportError as error:
         return [f"no figure: {error}; {how_to_install('figures')}"]
-    paths = draw_table(rows, arms, best_curves(rows, folder), folder, "fig3", "png")
+    paths = draw_table(rows, arms, best_curves(rows, folder), folder, _FIGURE, "png")
     return [f"figure: {path}" for path in paths]
 
 

@@ -1,6 +1,7 @@
 """A sweep's folder: its design, where it stands by its run folders alone, what was refused or failed."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import cost_to_target, lowest
 from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.search.axes import Axis
-from adaecho.search.design import Arm, Design, TrialId
+from adaecho.search.design import MAX_TRIALS, Arm, Design, TrialId
 
 
 @dataclass
@@ -143,7 +144,9 @@ class SweepState:
         )
         root = self.folder / arm.name / str(repeat)
         for folder in root.iterdir() if root.is_dir() else ():
-            if folder.name.isdigit() and (summary := _read_summary(folder)) is not None:
+            # An index beyond all would have as many points drawn.
+            is_index = re.fullmatch("[0-9]{1,6}", folder.name) and int(folder.name) < MAX_TRIALS
+            if is_index and (summary := _read_summary(folder)) is not None:
                 _check_own(folder, summary, self.design.trial_config(arm, repeat, int(folder.name)))
                 search.summaries[int(folder.name)] = summary
         return search
@@ -259,12 +262,17 @@ def read_design(folder: Path) -> Design:
     if not path.exists():
         raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
     try:
-        return Design.from_dict(read_json(path))
+        design = Design.from_dict(read_json(path))
+        design.named()
+        for arm in design.arms:
+            arm.content()
+            design.trial_config(arm, 0, 0)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FolderError(
             f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
             "fresh=true"
         ) from error
+    return design
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

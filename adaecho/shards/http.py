@@ -32,19 +32,32 @@ def open_http(url: str, start: int, end: int | None, timeout_s: float) -> tuple[
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         # Content-Range: bytes */1234: nothing is left of so many, or there are fewer (RFC 9110, 15.5.17).
-        length = error.headers.get("Content-Range", "").removeprefix("bytes */")
-        if error.code == 416 and length.isdigit():
-            return io.BytesIO(), int(length), error.headers, start
+        length = _length(error.headers.get("Content-Range", "").removeprefix("bytes */"))
+        if error.code == 416 and length >= 0:
+            return io.BytesIO(), length, error.headers, start
         raise
+    except ValueError:  # UnicodeError is one
+        raise http.client.InvalidURL(
+            "it is no url, or sends on to what is none; a letter beyond ASCII is written %C3%A9"
+        ) from None
     if response.status != 206:
-        return response, int(response.headers.get("Content-Length", -1)), response.headers, 0
+        said = response.headers.get("Content-Length")
+        if said is not None and _length(said) < 0:
+            response.close()
+            raise ConnectionError(f"its Content-Length is {said[:40]!r}, no number of bytes")
+        return response, -1 if said is None else _length(said), response.headers, 0
     # Content-Range: bytes 0-499/1234, or /* where the length is not known (RFC 9110, 14.4).
-    span, _, length = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+    span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
     if first != str(start):
         response.close()
         raise ConnectionError(f"asked for bytes from {start}, the server gives {span or 'no Content-Range'}")
-    return response, int(length) if length.isdigit() else -1, response.headers, start
+    return response, _length(whole), response.headers, start
+
+
+def _length(text: str) -> int:
+    """Bytes, as a header tells them; -1 where it doesn't."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
 
 
 def _without_user(url: str) -> tuple[str, str]:

@@ -2,13 +2,16 @@
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 # Pillow's limit: an image of more pixels is an attack or a mistake. Decoded it would take 512 MiB.
 MAX_PIXELS = 178_956_970
+MOST_SCANS = 100  # of a JPEG: each, of some ten bytes perhaps, is a pass over the whole image; usual are 10
 
 # JPEG markers that begin a frame: SOF0 to SOF15, without DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_APP1 = 0xE1
+_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_SCAN, _APP1 = 0xDA, 0xE1
 _STAND_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
@@ -16,10 +19,17 @@ def encoded_size(content: bytes | memoryview) -> tuple[int, int] | None:
     """Height and width in pixels of a JPEG, PNG, GIF, WebP, BMP or TIFF.
 
     None for other kinds and for damaged headers.
+
+    Raises:
+        ValueError: a JPEG of more than ``MOST_SCANS``.
     """
     head = bytes(content[:32])
     if head.startswith(b"\xff\xd8"):
         frame = _jpeg_frame(content)
+        # Not looked for in all: that takes a tenth of the time that decoding does.
+        scans = bytes(content).count(bytes([0xFF, _SCAN])) if frame is not None and frame.several_scans else 1
+        if scans > MOST_SCANS:
+            raise ValueError(f"its {len(content)} bytes have {scans} scans; at most {MOST_SCANS} are decoded")
         return None if frame is None else frame[:2]
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         width, height = struct.unpack(">II", head[16:24])
@@ -97,29 +107,42 @@ def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
     if bytes(content[:2]) != b"\xff\xd8" or bytes(content[-2:]) != b"\xff\xd9":
         return None
     frame = _jpeg_frame(content)
-    return None if frame is None or frame[2:] != (3, False) or not all(frame[:2]) else frame[:2]
+    if frame is None or (frame.components, frame.turned) != (3, False) or not all(frame[:2]):
+        return None
+    return frame[:2]
 
 
-def _jpeg_frame(content: bytes | memoryview) -> tuple[int, int, int, bool] | None:
-    """Height, width and number of components, as the first frame's header says; whether EXIF turns it."""
-    at, turned = 2, False
-    while at + 10 <= len(content):
-        if content[at] != 0xFF:
-            return None
+class _Frame(NamedTuple):
+    """The first of a JPEG, as its header says; whether EXIF turns it, and its first scan may not be all."""
+
+    height: int
+    width: int
+    components: int
+    turned: bool
+    several_scans: bool
+
+
+def _jpeg_frame(content: bytes | memoryview) -> _Frame | None:
+    size: tuple[int, int, int] | None = None
+    at, turned, progressive, several_scans = 2, False, False, True
+    while at + 10 <= len(content) and content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF:  # padding before a marker
             at += 1
-        elif marker in _STAND_ALONE:
+            continue
+        if marker in _STAND_ALONE:
             at += 2
-        elif marker in _FRAMES:
-            height, width, components = struct.unpack(">HHB", content[at + 5 : at + 10])
-            return height, width, components, turned
-        else:
-            end = at + 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
-            if marker == _APP1 and content[at + 4 : at + 10] == b"Exif\0\0":
-                turned = turned or _turns(content[at + 10 : end])
-            at = end
-    return None
+            continue
+        end = at + 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
+        if marker in _FRAMES and size is None:
+            size, progressive = struct.unpack(">HHB", content[at + 5 : at + 10]), marker in _PROGRESSIVE
+        elif marker == _SCAN:
+            several_scans = progressive or size is None or content[at + 4] < size[2]
+            break
+        elif marker == _APP1 and content[at + 4 : at + 10] == b"Exif\0\0":
+            turned = turned or _turns(content[at + 10 : end])
+        at = end
+    return None if size is None else _Frame(*size, turned, several_scans)
 
 
 def _turns(exif: bytes | memoryview) -> bool:

@@ -33,6 +33,9 @@ else:
             "pip install opencv-python-headless"
         ) from error
 
+# It prints some lines for each image that it can't decode, of which the error here tells.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
 Image = NDArray[np.uint8]
 """[height, width, 3], red, green, blue."""
 

@@ -1,6 +1,7 @@
 """Every composed config is valid, and a run's name depends on what it should."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,15 @@ def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compo
     plain["echo"]["faktor"] = 2
     with pytest.raises(ConfigError, match="faktor"):
         schema.from_plain(plain)
+
+
+@pytest.mark.parametrize("group", ["task", "data", "evaluate", "search"])
+@pytest.mark.parametrize("value", [None, 1, [], "x"])
+def test_a_config_read_back_whose_group_is_none_is_refused(
+    compose_config: Compose, group: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError):
+        schema.from_plain({**schema.to_plain(compose_config()), group: value})
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,11 @@ def test_boxes_that_reach_beyond_their_image_are_clipped(tmp_path: Path) -> None
     [
         ({"bbox": [3, 4, 0, 15]}, r"annotation 101: its bbox \[3, 4, 0, 15\] has no area"),
         ({"bbox": [3, 4, 5, -2]}, "has no area"),
-        ({"bbox": [3, 4, float("nan"), 2]}, "has no area"),
+        ({"bbox": [3, 4, float("nan"), 2]}, "is not four numbers"),
+        ({"bbox": [3, 4, 10**400, 2]}, "is not four numbers"),
+        ({"bbox": ["3", "4", "5", "2"]}, "is not four numbers"),
+        ({"bbox": [True, 4, 5, 2]}, "is not four numbers"),
+        ({"bbox": "1234"}, "its bbox '1234' is not four numbers"),
         ({"bbox": [900, 4, 5, 5]}, "lies outside its image of 48x64"),
         ({"bbox": [3, 4, 5]}, "is not four numbers"),
         ({"category_id": 7}, "its category 7 is not listed"),
@@ -92,6 +96,10 @@ def test_boxes_that_reach_beyond_their_image_are_clipped(tmp_path: Path) -> None
         ({"category_id": {}}, "its category_id {} is no number or text"),
         ({"area": "large"}, "its area 'large' is no number of pixels"),
         ({"area": float("nan")}, "its area nan is no number of pixels"),
+        ({"area": 10**400}, r"its area 1000*\.\.\.0* is no number of pixels"),
+        ({"iscrowd": "0"}, "its iscrowd '0' is neither 0 nor 1"),
+        ({"iscrowd": {}}, "its iscrowd {} is neither 0 nor 1"),
+        ({"category_id": True}, "its category_id True is no number or text"),
     ],
 )
 def test_a_bad_annotation_is_skipped_within_the_budget_and_named(
@@ -156,6 +164,7 @@ def test_files_that_are_not_in_the_schema_are_refused(tmp_path: Path, text: str,
         ("images", "height", "tall"),
         ("images", "width", 0),
         ("images", "width", float("nan")),
+        ("images", "width", True),
         ("categories", "id", None),
     ],
 )
@@ -210,6 +219,24 @@ def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path, has_k
     np.testing.assert_array_equal(
         read_coco(str(tmp_path), "train", SkippedExamples(0)).truths[0].areas, [300]
     )
+
+
+def test_a_size_of_400_digits_is_refused_in_a_short_message(tmp_path: Path) -> None:
+    listed = content(2)
+    listed["images"][1]["height"] = 10**400
+    write(tmp_path, "train", content(2)).write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=r"images\[1\]: its height 10*\.\.\.0* is no number of pixels"):
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+
+
+def test_a_name_beyond_those_of_files_is_that_of_a_missing_one(tmp_path: Path) -> None:
+    listed = content(2)
+    file = write(tmp_path, "train", listed)
+    listed["images"][1]["file_name"] = "x" * 5000
+    file.write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=r"image 1: its file x{200} is missing"):
+        read_coco(str(tmp_path), "train", SkippedExamples(0))
+    assert len(read_coco(str(tmp_path), "train", SkippedExamples(1))) == 1
 
 
 @pytest.mark.parametrize("name", ["../0.jpg", "/etc/0.jpg", "a/../../0.jpg", "..", "/"])

@@ -2,17 +2,26 @@
 
 import gzip
 import json
+import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from adaecho.datasets import documents
+from adaecho import EchoLoader
+from adaecho.datasets import documents, fingerprint
+from adaecho.datasets.cifar10 import ParquetFolder
 from adaecho.datasets.documents import find_documents
+from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.labelled_images import find_images, find_labelled
+from adaecho.datasets.parquet import values
+from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
+from tests.transforms.pictures import encoded
 
 
 def read_all(path: Path, *, lines: bool = False) -> None:
@@ -72,10 +81,117 @@ def test_a_footer_that_counts_less_than_no_rows_is_refused(tmp_path: Path) -> No
     # Whole numbers in Thrift's compact protocol: zigzag, seven bits a byte.
     file.write_bytes(file.read_bytes().replace(b"\xd0\x0f", b"\xcf\x0f"))
     assert parquet.read_metadata(file).num_rows == -1000
-    for read in (
-        lambda: find_labelled(str(tmp_path), "train"),
-        lambda: list(find_images(str(tmp_path))),
-        lambda: read_all(tmp_path),
-    ):
+    for read in READERS.values():
         with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
-            read()
+            read(tmp_path)
+
+
+def labelled(folder: Path) -> Any:
+    found = find_labelled(str(folder), "train")
+    assert found is not None
+    return found.source[0]
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "labelled": labelled,
+    "images": lambda folder: next(iter(find_images(str(folder)))),
+    "text": read_all,
+}
+
+
+def write_bomb(file: Path, column: str, values: list[bytes], rows: list[int]) -> None:
+    """Some large values and which of them each row is: unpacked some ten gigabytes."""
+    large = pyarrow.DictionaryArray.from_arrays(pyarrow.array(rows, pyarrow.int32()), pyarrow.array(values))
+    if column == "text":
+        large = pyarrow.DictionaryArray.from_arrays(large.indices, large.dictionary.cast(pyarrow.string()))
+    else:
+        path = pyarrow.nulls(len(rows), pyarrow.string())
+        large = pyarrow.StructArray.from_arrays([large, path], ["bytes", "path"])
+    table = pyarrow.table({column: large, "label": [0] * len(rows)})
+    parquet.write_table(
+        table, file, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30
+    )
+    assert file.stat().st_size < 50_000
+
+
+@pytest.mark.parametrize("reader", ["labelled", "images", "text", "cifar10"])
+def test_a_bomb_of_parquet_takes_no_more_than_its_limit(tmp_path: Path, reader: str) -> None:
+    file = tmp_path / "train-0.parquet"
+    column = {"text": "text", "cifar10": "img"}.get(reader, "image")
+    write_bomb(file, column, [b"x" * 30_000_000], [0] * 1000)
+    before = pyarrow.default_memory_pool().bytes_allocated()
+    if reader in ("labelled", "cifar10"):
+        read = READERS.get(reader) or (
+            lambda folder: ParquetFolder(folder).read("train", lambda _: {}, SkippedExamples(0))
+        )
+        with pytest.raises(
+            DataError, match=rf"0\.parquet: .*its column '{column}' unpacks to more than 268,435"
+        ):
+            read(tmp_path)
+    else:
+        with parquet.ParquetFile(file) as table:
+            rows = values(table, file, column)
+            assert [len(next(rows)) for _ in range(9)] == [2] * 9
+            assert pyarrow.default_memory_pool().bytes_allocated() - before < 200_000_000
+    assert pyarrow.default_memory_pool().bytes_allocated() - before < 400_000_000
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_a_footer_says_of_a_bomb_is_enough(tmp_path: Path, reader: str) -> None:
+    file = tmp_path / "train-0.parquet"
+    write_bomb(file, "text" if reader == "text" else "image", [b"x" * 300_000_000], [0])
+    before = pyarrow.default_memory_pool().bytes_allocated()
+    with pytest.raises(DataError, match=r"row group 0 of its column '.*' unpacks to more than 268,435,456"):
+        READERS[reader](tmp_path)
+    assert pyarrow.default_memory_pool().bytes_allocated() - before < 100_000_000
+
+
+def test_a_document_of_a_table_has_the_limit_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MOST_BYTES", 1000)
+    write_bomb(tmp_path / "a.parquet", "text", [b"short", b"x" * 1001], [0, 1, 0])
+    files = find_documents(str(tmp_path))
+    texts = [text for _, text in files.read(tmp_path / "a.parquet")]
+    assert texts[::2] == ["short", "short"]
+    assert "more than 1,000 bytes; split it" in str(texts[1])
+
+
+def test_a_footer_that_counts_more_rows_than_bytes_is_refused(tmp_path: Path) -> None:
+    """Labels in runs take next to nothing, and eight bytes each in memory."""
+    write_bomb(tmp_path / "train-0.parquet", "image", [b"x"], [0] * 1_000_000)
+    with pytest.raises(DataError, match=r"not readable as parquet \(it counts 1000000 rows\)"):
+        labelled(tmp_path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", ["train-0.parquet", "a.txt"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str, reader: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(DataError):
+            READERS[reader](path)
+
+
+def test_an_image_of_holes_is_a_bad_example(tmp_path: Path) -> None:
+    for name in ("a/0.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(encoded(0))
+    os.truncate(tmp_path / "a/0.jpg", 1 << 40)
+    found = find_labelled(str(tmp_path), "train")
+    assert found is not None
+    with EchoLoader(found.source, 1, max_bad_examples=1, epochs=1) as loader:
+        assert [batch["label"].tolist() for batch in loader] == [[1]]
+        assert "its 1,099,511,627,776 bytes are no image's" in loader.bad_examples[0]["error"]
+
+
+def test_names_may_be_no_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [os.fsencode(tmp_path) + b"/%d\xff.txt" % number for number in range(3)]
+    for name in names:
+        Path(os.fsdecode(name)).write_text("some text")
+    files = find_documents(str(tmp_path))
+    assert len(files.all()) == 3
+    digests = {files.sha256(), files.key(), *fingerprint_of(files.all()).values()}
+    monkeypatch.setattr(fingerprint, "_NAMED", 1)
+    assert digests.isdisjoint(fingerprint_of(files.all()).values())

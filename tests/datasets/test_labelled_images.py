@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from adaecho.datasets.labelled_images import find_labelled
+from adaecho.datasets.labelled_images import find_both, find_labelled
 from adaecho.errors import DataError
 from adaecho.tasks.images import decode_labelled
 from tests.transforms.pictures import encoded, picture
@@ -102,6 +102,17 @@ def test_folders_of_classes_alone_are_all_for_training(tmp_path: Path) -> None:
     assert find_labelled(str(tmp_path), "validation") is None
 
 
+@pytest.mark.parametrize(
+    ("train", "held_out"), [("Train", "Val"), ("TRAIN", "Test"), ("Training", "Testing")]
+)
+def test_the_names_of_splits_may_be_written_otherwise(tmp_path: Path, train: str, held_out: str) -> None:
+    folders(tmp_path, {train: range(6), held_out: range(6, 9)})
+    training, validation = find_both(str(tmp_path))
+    assert validation is not None
+    assert (len(training.source), len(validation.source)) == (6, 3)
+    assert training.classes == validation.classes == ("class0", "class1", "class2")
+
+
 def test_an_empty_class_folder_is_refused_and_named(tmp_path: Path) -> None:
     folders(tmp_path, {"train": range(6)})
     (tmp_path / "train" / "class7").mkdir()
@@ -134,6 +145,14 @@ def test_tar_shards_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
     table(tmp_path / "train-0.parquet", range(3), labels=[0, None, 1])
     with pytest.raises(DataError, match="row 1 of row group 0: its label is -1; this split is not labelled"):
+        find_labelled(str(tmp_path), "train")
+
+
+def test_a_label_that_would_make_billions_of_classes_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", range(3), labels=[0, 2**33, 1])
+    with pytest.raises(
+        DataError, match=r"row 1 of row group 0: its label is 8589934592; .* at most 1,048,576"
+    ):
         find_labelled(str(tmp_path), "train")
 
 

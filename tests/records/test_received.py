@@ -238,8 +238,11 @@ def test_a_table_of_theirs_leads_to_no_other_folder(
         {"arms": {"../../x": {}}},
         {"arms": {"[/x]": {}}},
         {"arms": [1]},
+        {"arms": {"a": {"overrides": [], "config": {"task": 1}, "axes": {}, "points": []}}},
         {"search": {"trials": 10**12}},
         {"search": {"trials": True, "repeats": 1}},
+        {"search": {"trials": 10**5, "repeats": 10**5}},
+        {"search": {"max_diverged": "2"}},
     ],
     ids=str,
 )

@@ -67,6 +67,19 @@ def test_a_named_pipe_is_no_file_to_wait_for(tmp_path: Path, config: Config, nam
         _read_all(run, name)
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "summary.json", "metrics.jsonl", "checkpoint/last.pt", "trials.json"]
+)
+def test_a_file_of_holes_takes_no_memory_and_no_time(tmp_path: Path, config: Config, name: str) -> None:
+    run = tmp_path / "run"
+    run_trial(config, run)
+    (run / name).touch()
+    os.truncate(run / name, 1 << 40)
+    with pytest.raises(UserError, match=rf"{Path(name).name}: (damaged|has 1,099,511,627,776 bytes)"):
+        _read_all(run, name)
+
+
 def test_nothing_is_appended_to_a_pipe_and_no_lock_is_read_from_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     os.mkfifo(tmp_path / "traceback.txt")

@@ -69,7 +69,10 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
         write_json(state.trial_folder(trial) / "summary.json", _summary("reached", 8_000))
     assert state.searches[design.arms[0].name, 0].summaries == {}
     monkeypatch.setattr(report, "draw", lambda *_: [])
+    for name in ("trials.json", "optuna.journal", "fig3.png", "fig3_curves.png"):  # of one that was killed
+        (tmp_path / f".{name}.0123456789ab.tmp").touch()
     write_outcome(state, Console(file=io.StringIO()))
+    assert not list(tmp_path.glob(".*.tmp"))
     assert len(json.loads((tmp_path / "trials.json").read_text())) == 6
     assert unfinished(state) == []
 

@@ -88,6 +88,16 @@ def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> No
     assert state.search(trial).best() == 320
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["\N{SUPERSCRIPT TWO}", "536870911", "9" * 200])
+def test_a_folder_whose_number_is_no_index_is_no_trial(design: Design, tmp_path: Path, name: str) -> None:
+    """Of one the points up to it would be drawn."""
+    folder = tmp_path / design.arms[0].name / "0" / name
+    folder.mkdir(parents=True)
+    write_json(folder / "summary.json", {"status": "reached", "seed": 0})
+    assert SweepState(design, tmp_path).search(TrialId(design.arms[0].name, 0, 0)).summaries == {}
+
+
 def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_seen(
     design: Design, tmp_path: Path
 ) -> None:

@@ -1,6 +1,8 @@
 """Transfers from a real nginx, through a proxy that breaks them; from fsspec; and of local files."""
 
+import socketserver
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,33 @@ def test_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_url_that_can_not_be_fails_at_once() -> None:
     with pytest.raises(TransferError, match="at byte 0 failed: "):
         read_all("http://host:port/")
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        *(
+            (f"302 Found\r\nLocation: {url}\r\nContent-Length: 0", "InvalidURL: it is no url, or sends on to")
+            for url in ("http://a..b/", f"http://{'a' * 70}.de/", "http://[::1/", "http://\u20ac/")
+        ),
+        *(
+            (f"200 OK\r\nContent-Length: {length}", "its Content-Length is '.{0,40}', no number of bytes")
+            for length in ("12abc", "-5", "", "9" * 5000)
+        ),
+    ],
+)
+def test_heads_that_can_not_be_say_what_is_wrong(head: str, message: str) -> None:
+    class Answers(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(TransferError, match=message):
+            read_all(f"http://127.0.0.1:{server.server_address[1]}/")
+        server.shutdown()
 
 
 class Flaky(MemoryFileSystem):

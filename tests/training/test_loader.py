@@ -64,9 +64,16 @@ def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> N
         make_loader(config, build_task(config), CPU)
 
 
+def test_a_batch_beyond_all_memory_is_refused(compose_config: Compose) -> None:
+    config = compose_config("batch_size=100000000000")
+    with pytest.raises(ConfigError, match=r"batch_size: it would take 24,959\.4 GiB and .* are free"):
+        make_loader(config, build_task(config), CPU)
+
+
 def test_a_budget_that_filling_the_buffer_would_spend_is_refused_before_anything_is_read(
     compose_config: Compose,
 ) -> None:
-    config = compose_config("echo.shuffle_buffer=1000", "max_fresh_examples=500")
-    with pytest.raises(ConfigError, match=r"max_fresh_examples=500: echo\.shuffle_buffer=1000 fills first"):
-        make_loader(config, build_task(config), CPU)
+    for key in (r"echo\.shuffle_buffer=1000 fills first", "batch_size=501 fills first"):
+        config = compose_config(key.partition(" ")[0].replace("\\", ""), "max_fresh_examples=500")
+        with pytest.raises(ConfigError, match=f"max_fresh_examples=500: {key}"):
+            make_loader(config, build_task(config), CPU)

@@ -5,6 +5,7 @@ import resource
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,14 @@ def test_a_truncated_jpeg_is_refused(share: float) -> None:
     content = encoded(0)
     with pytest.raises(ValueError, match="corrupt or truncated"):
         decode_image(content[: int(len(content) * share)])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
+def test_opencv_prints_nothing_of_what_is_refused(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    content = encoded(0, kind)
+    with suppress(ValueError):
+        decode_image(content[: len(content) // 2])
+    assert capfd.readouterr().err == ""
 
 
 def test_an_empty_file_is_refused() -> None:
@@ -173,6 +182,28 @@ def test_a_decompression_bomb_is_refused_before_memory_is_taken(
     assert size[0] * size[1] > MAX_PIXELS
     with pytest.raises(ValueError, match=r"claim \d+x\d+ pixels, and at most 178,956,970 are decoded"):
         decode(content)
+
+
+@pytest.mark.parametrize("decode", [decode_image, decode_for_crop])
+@pytest.mark.parametrize("options", [{"progressive": True}, {"streamtype": 0}])
+def test_a_jpeg_of_many_scans_is_refused(
+    decode: Callable[[bytes], Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs ten bytes and a pass over all pixels: 100 kB of them took minutes."""
+    content = saved(Image.fromarray(picture(0)), "JPEG", **options)
+    scan = content[content.index(b"\xff\xda") :][:10]
+    if "progressive" not in options:  # of one of its components
+        content = content.replace(scan, b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + scan)
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with pytest.raises(ValueError, match=r"have 10[0-9] scans; at most 100 are decoded"):
+        decode(content[:-2] + scan * 99 + content[-2:])
+
+
+def test_a_progressive_jpeg_is_decoded() -> None:
+    in_scans, at_once = (
+        saved(Image.fromarray(picture(0)), "JPEG", progressive=each) for each in (True, False)
+    )
+    np.testing.assert_array_equal(decode_image(in_scans), decode_image(at_once))
 
 
 @pytest.mark.parametrize("tag", [WIDTH, HEIGHT])
