@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making, Rereader
+from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
+from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import RowsOf, Stage, absent
 from adaecho.echo.read import Source
@@ -366,24 +367,22 @@ class Run:
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
         making, group = parts.making, parts.group
-        reader: Rereader = parts.reader
-        rows, lookahead, away = 0, 1, len(held.examples.items)
+        rows, lookahead, again = 0, 1, held.serials
         rows_of: RowsOf = absent
         if self.owners is not None:
-            pool, group, reader, rows = self.owners.pool, 1, self.owners, self.owners.pool.rows
+            pool, group, rows, rows_of = self.owners.pool, 1, self.owners.pool.rows, self.owners.tokens_of
             making = replace(making, augment=self.owners.augmented)
+            self.owners.hold(again)
         if parts.resident is not None and isinstance(parts.reader, RandomReader):
-            lookahead, away = _FREE_LOOKAHEAD, 0
+            lookahead, again = _FREE_LOOKAHEAD, keyed.NO_ITEMS
             if self.owners is None:
                 pool, rows_of, rows = ResidentPool(parts.resident), parts.reader.rows, len(parts.resident)
-            else:
-                rows_of = self.owners.tokens_of
         stream = parts.streams.examples(position)
         stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
         stage.resume(position.examples, position.next_index, held.examples, rows_of)
         return Batches(
-            stage, pool, making, reader, position, group=group,
-            drop_last=settings.drop_last, absent=away,
+            stage, pool, making, parts.reader, position, rows_of, again, group=group,
+            drop_last=settings.drop_last,
         )  # fmt: skip
 
     def _connected(self) -> InlineMap[Any, Any]:

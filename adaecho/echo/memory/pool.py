@@ -128,9 +128,5 @@ def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_])
     """Two parts as one, in the order that tells for each place [n] whether it is of the second."""
     if not len(first) or not len(second):
         return first if len(first) else second
-    if isinstance(first, np.ndarray):  # of tokens, see batch.owners
-        both = np.empty((len(of_second), *first.shape[1:]), first.dtype)
-        both[~of_second], both[of_second] = first, second
-        return both
     parts = [iter(part.examples() if isinstance(part, Columns) else part) for part in (first, second)]
     return [next(parts[which]) for which in of_second.astype(int).tolist()]

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, Rows, isolated
@@ -348,7 +347,7 @@ class RandomReader(Reader):
         self._index = index
         return 0
 
-    def again(self, serials: Serials, uses: NDArray[np.int64]) -> tuple[Serials, Rows, int]:  # noqa: ARG002
+    def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:

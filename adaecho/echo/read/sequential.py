@@ -3,14 +3,11 @@
 import contextlib
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import duplicate
 from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.around import IterableSource, OwnMemory
 from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
@@ -58,8 +55,7 @@ class SequentialReader(Reader):
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own
         self._reading = threading.Lock()  # held while the iterator is used
-        self._taking = threading.Lock()  # held while an example that was read again is taken
-        self._again: dict[int, tuple[Any, int]] = {}  # these, and how many uses of each are left, by count
+        self._again: dict[int, Any] = {}  # examples that were read again, by count
         self._iterator: Iterator[Any] | None = None
         self._released: Position | None = None  # where the iterator was when it was let go
         self._count = 0
@@ -216,7 +212,7 @@ class SequentialReader(Reader):
                 self._count = 0
                 return 0
             end = max(self._after(index), opened[-1].first)
-            wanted = Counter(self._counts(needed))  # uses left, by count
+            wanted = set(self._counts(needed))
             mark = self._last_before(min([*wanted, end]), opened)
             if not mark.position:
                 self._source.check_restart()
@@ -239,7 +235,7 @@ class SequentialReader(Reader):
             )
         return mark
 
-    def _read_again(self, end: int, wanted: dict[int, int]) -> int:
+    def _read_again(self, end: int, wanted: set[int]) -> int:
         """Iterate up to a count, keeping what is wanted; how many examples that was."""
         reread = 0
         while self._count < end:
@@ -255,18 +251,15 @@ class SequentialReader(Reader):
                 self._source.check_other(serial, same_rows=self.witnesses.rows_are_same)
             reread += self._preparation.examples_in(example)
             if number in wanted:
-                self._again[number] = (self._own(example), wanted[number])
+                self._again[number] = self._own(example)
         return reread
 
-    def again(self, serials: Serials, uses: NDArray[np.int64]) -> SequentialClaim:
-        counts, raw = self._counts(serials), []
-        for count, used in zip(counts, uses.tolist(), strict=True):
-            with self._taking:
-                example, left = self._again.pop(count)
-                if left > used:
-                    self._again[count] = duplicate(example), left - used
-            raw.append(example)
-        return serials, raw, counts
+    def again(self, serials: Serials) -> SequentialClaim:
+        counts = self._counts(serials)
+        return serials, [self._again.pop(count) for count in counts], counts
+
+    def keep_again(self, owned: Callable[[int], bool]) -> None:
+        self._again = {count: one for count, one in self._again.items() if owned(self._serial(count))}
 
     def go_alone(self) -> None:
         self._preparation.alone = True
