@@ -153,30 +153,23 @@ class EchoLoader(Gauges):
     ) -> None:
         source = given.source_of(source, arguments_of_data_loader)
         order, collate, prefetch = given.translated(
-            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
+            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch, sampler=sampler,
             num_workers=num_workers, shuffle_buffer=shuffle_buffer,
         )  # fmt: skip
         # Neither given a part nor told one by torch.distributed.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
-        rank, world_size = given.share(rank, world_size)
-        shuffle = arguments_of_data_loader.get("shuffle")
-        given.check_sampler(
-            sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size
-        )
-        self._dataset, self._sampler, self._num_workers = source, sampler, given.check_workers(num_workers)
-        self._state_of_all_ranks = state_of_all_ranks
-        self.settings = Settings(
+        self.settings = settings = Settings(
             batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
-            world_size, max_factor, max_bad_examples, drop_last,
-            None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
+            world_size, max_factor, max_bad_examples, drop_last, sampler,
         )  # fmt: skip
-        functions = Functions(decode, augment, collate, batch_length, self.settings, place)
-        self._device = ToDevice(device)
-        readable = as_source(source, seed=self.settings.seed, batch_size=batch_size, world_size=world_size)
-        given.check_iterable(readable, shuffle=shuffle, sampler=sampler)
+        functions = Functions(decode, augment, collate, batch_length, settings, place)
+        self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)
+        self._state_of_all_ranks = state_of_all_ranks
+        readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
+        settings.check_source(readable, arguments_of_data_loader.get("shuffle"), num_workers)
         self._pipeline = Pipeline(
-            readable, self.settings, functions, sampler, self._device, num_workers=self._num_workers,
-            prefetch=prefetch, processes=processes,
+            readable, settings, functions, sampler, self._device,
+            num_workers=num_workers, prefetch=prefetch, processes=processes,
         )  # fmt: skip
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
@@ -302,10 +295,8 @@ class EchoLoader(Gauges):
         self._check_alone()
         position = self._position
         if position.in_pass and (self._iterating or self._resumed):
-            first = position.first_index, position.first_number
-            return self._pipeline.num_batches(position.iteration, *first)
-        first = position.next_index, position.next_number
-        return self._pipeline.num_batches(self._upcoming, *first)
+            return self._num_batches(position.iteration, position.first_index, position.first_number)
+        return self._num_batches(self._upcoming, position.next_index, position.next_number)
 
     @property
     def _upcoming(self) -> int:

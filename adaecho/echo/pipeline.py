@@ -33,7 +33,7 @@ from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings, refuse
+from adaecho.echo.settings import Settings, check_workers, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
@@ -79,14 +79,18 @@ class Pipeline:
         processes: bool = False,
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
-        self.num_workers, self.prefetch = max(num_workers, int(processes)), prefetch
+        self.num_workers, self.prefetch = max(check_workers(num_workers), int(processes)), prefetch
         self._processes = processes or (bool(num_workers) and functions.draws)
         self._one_place, self._warned = functions.draws, False  # where processes can't be had
         refuse(
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
         )
-        _check(source, settings, functions, num_workers)
+        example_bytes = 0  # rows in memory are not copied, and others than a memory map's tell it later
+        if isinstance(source, ArraySource) and functions.decode is None and not source.resident:
+            example_bytes = source.arrays.example_bytes
+        check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
+        check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
@@ -283,27 +287,6 @@ class Pipeline:
         except RuntimeError:  # none can be had
             self.close(_EXIT_WAIT_S)
 
-    def num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
-        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
-
-        Raises:
-            TypeError: it isn't known.
-        """
-        settings, streams, source = self.settings, self.streams, self.source
-        if settings.epochs is None:
-            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
-        if settings.factor == "auto":
-            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
-        if isinstance(self.reader, RandomReader):
-            first_index, end = self.reader.span(iteration)
-        elif source.length is None:
-            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
-        else:
-            end = first_index + source.length * settings.epochs
-        items = streams.log.examples.total(first_index, end - first_index)
-        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
-        return streams.log.batches.total(first_number, batches)
-
 
 @atexit.register
 def _close_all() -> None:
@@ -476,25 +459,6 @@ def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, f
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once
-
-
-def _check(source: Source, settings: Settings, functions: Functions, num_workers: int) -> None:
-    """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
-    settings.check_filling(source.length)
-    if isinstance(source, IterableSource):
-        settings.check_can_iterate(source.name, reordered=source.reordered)
-    if source.works_ahead and settings.factor == "auto" and not num_workers:
-        warn_caller(
-            f"factor='auto' around a {source.name} that works ahead, with num_workers=0: R would be too "
-            "small, as it works during the steps too; give num_workers=1"
-        )
-    if settings.batch_size is None and isinstance(source, ArraySource):
-        raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
-    # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
-    copied = isinstance(source, ArraySource) and not source.resident and functions.decode is None
-    example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
-    check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
-    check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
 
 
 def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:

@@ -4,18 +4,19 @@ Augmentation is keyed to (seed, fresh serial, echo index), one example at a time
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from adaecho.echo.memory.budget import free_bytes
-from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.pool import Examples, singles_of
 from adaecho.echo.memory.tree import Columns, num_bytes, obstacle, remedy, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import Preparation, Tried
 from adaecho.echo.read.failures import NONE_SKIPPED
 from adaecho.echo.settings import Settings, one_of, refuse
-from adaecho.echo.threads.generators import global_generators_kept, one_by_one, seeded
+from adaecho.echo.threads.generators import global_generators_kept, seed_globally
 from adaecho.echo.variants import PLACES
 
 Origin = Callable[[int], str]
@@ -61,18 +62,17 @@ class Augmentation:
             except Exception as error:
                 error.add_note(f"while augmenting {span(items, self._origin)}")
                 raise
-        singles = examples.examples() if isinstance(examples, Columns) else examples
+        with global_generators_kept() if self.uses_global_generators else nullcontext():
+            return one_by_one(
+                self._drawn, items, examples, drawn.tolist(),
+                lambda serial: f"while augmenting {self._origin(serial)}",
+            )  # fmt: skip
 
-        def failed(error: Exception, position: int) -> None:
-            error.add_note(f"while augmenting {self._origin(int(items[position]) >> keyed.ECHO_BITS)}")
-
+    def _drawn(self, example: Any, key: int) -> Any:
         if not self.uses_global_generators:
-            return one_by_one(self._with_generator, singles, drawn, failed)
-        with global_generators_kept():
-            return seeded(self._augment, singles, drawn.tolist(), failed)
-
-    def _with_generator(self, example: Any, key: Any) -> Any:
-        return self._augment(example, keyed.generator(key))
+            return self._augment(example, keyed.generator(key))
+        seed_globally(key, key >> 1)
+        return self._augment(example)
 
 
 def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Columns:
@@ -122,17 +122,30 @@ def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
     """What decodes after the buffer, where that holds examples as they are stored, one by one."""
 
     def decoded(items: keyed.Items, examples: Examples) -> Examples:
-        singles = examples.examples() if isinstance(examples, Columns) else examples
-        made = []
-        for item, single in zip(items.tolist(), singles, strict=True):
-            try:
-                made.append(decode(single))
-            except Exception as error:
-                error.add_note(f"while decoding {origin(item >> keyed.ECHO_BITS)}; {NONE_SKIPPED}")
-                raise
-        return made
+        return one_by_one(
+            lambda example, _: decode(example), items, examples, items,
+            lambda serial: f"while decoding {origin(serial)}; {NONE_SKIPPED}",
+        )  # fmt: skip
 
     return decoded
+
+
+def one_by_one(
+    make: Callable[[Any, Any], Any],
+    items: keyed.Items,
+    examples: Examples,
+    drawn: Iterable[Any],
+    note: Callable[[int], str],
+) -> list[Any]:
+    """What is made of each example, with what was drawn for it; errors get a note of its serial."""
+    made: list[Any] = []
+    try:
+        for example, key in zip(singles_of(examples), drawn, strict=True):
+            made.append(make(example, key))
+    except Exception as error:
+        error.add_note(note(int(items[len(made)]) >> keyed.ECHO_BITS))
+        raise
+    return made
 
 
 def span(items: keyed.Items, origin: Origin) -> str:

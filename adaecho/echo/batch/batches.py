@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaecho.echo.batch.augment import Origin, span
 from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved
+from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved, singles_of
 from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, RowsOf, Stage, absent
@@ -111,7 +111,7 @@ class Making:
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
         if self.collate is None and isinstance(examples, Columns):
             return self.move(examples.batch())
-        singles = examples.examples() if isinstance(examples, Columns) else examples
+        singles = singles_of(examples)
         try:
             batch = (self.collate or collate)(singles)
         except Exception as error:
@@ -216,8 +216,7 @@ class Batches:
         reads = sorted((use.serial, use.example) for use in taken.again if use.first)
         try:
             read = self._reader.reread(np.array([serial for serial, _ in reads])) if reads else []
-            singles = read.examples() if isinstance(read, Columns) else read
-            for (_, example), single in zip(reads, singles, strict=True):
+            for (_, example), single in zip(reads, singles_of(read), strict=True):
                 example.set_result(single)
         except BaseException as error:  # for who waits for it
             for example in (example for _, example in reads if not example.done()):
