@@ -4,22 +4,77 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.around import IterableSource, OwnMemory
-from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
+from adaecho.echo.read.around import IterableSource, OwnMemory, Position
 from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.witness import Witnesses, tells_content
 
+_MOST = 1024  # marks
+_SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
 _WITNESSED = 16  # of so many examples one is; of batches each
 _ENDED = object()
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
 """Serials [n], examples, and the place of each in its pass."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Somewhere to begin again.
+
+    Attributes:
+        number, first: of the pass, and the count at which it began.
+        count: examples iterated over before.
+        position: for the source; empty where it tells none at the beginning of a pass.
+    """
+
+    number: int
+    first: int
+    count: int
+    position: Position = ()
+
+    def plain(self) -> list[Any]:
+        """The mark as a state holds it."""
+        position = self.position if isinstance(self.position, dict) else list(self.position)
+        return [self.number, self.first, self.count, position]
+
+
+def thinned(marks: list[Mark]) -> list[Mark]:
+    """Marks of an iteration, of many the first and the last, and as few between them as the spacing allows.
+
+    So there are few in the longest run: what lies between two is a fraction of what came after.
+    """
+    if len(marks) <= _MOST:
+        return marks
+    kept = [marks[-1]]
+    for mark, before in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
+        newer = kept[-1].count
+        if (newer - before.count) * _SPACING > marks[-1].count - newer:
+            kept.append(mark)
+    return [marks[0], *reversed(kept)]
+
+
+def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
+    """The last mark before an example, and the passes opened from there to the next one to be read.
+
+    Args:
+        marks: of an iteration, rising; none before its first pass has been opened.
+        oldest: count of the example; ``after`` where that comes first.
+        following: count of the next example to be read.
+        after: the count just after the last example before it; one less where that is to be read again.
+    """
+    opened = [mark for mark in marks if mark.first <= following]
+    if not opened:
+        return []
+    oldest = min(oldest, max(after, opened[-1].first))
+    first, *later = opened[max(sum(mark.count <= oldest for mark in opened) - 1, 0) :]
+    return [first, *(mark for mark in later if mark.count == mark.first)]
 
 
 class SequentialReader(Reader):

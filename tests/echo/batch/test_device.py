@@ -53,11 +53,6 @@ def test_whole_batches_are_moved_and_a_batch_echo_moves_each_once(monkeypatch: p
     assert len(moves) == 2
 
 
-def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ValueError, match="device='gpu'"):
-        EchoLoader(arrays(4), 2, device="gpu")
-
-
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="needs a machine without MPS")
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_what_torch_does_not_find_is_refused(device: str) -> None:

@@ -1,14 +1,13 @@
 """How iterations end: after the last example, bad or not, and never by accident."""
 
-import io
 from itertools import islice
 from typing import Any
 
 import pytest
-import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import Dataset, Stream
+from tests.echo.sources import Dataset, Stream, labels
+from tests.helpers import through_torch_save
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
@@ -25,13 +24,6 @@ class Bad:
         return example
 
 
-def saved(loader: EchoLoader) -> Any:
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @WORKERS
 @pytest.mark.parametrize("echo", ["none", "batch", "example_before_augmentation"])
 @pytest.mark.parametrize("source", [Dataset, Stream])
@@ -45,21 +37,21 @@ def test_bad_examples_at_the_end_of_a_pass_are_listed_and_counted(
         return EchoLoader(source(10), 2, decode=bad, max_bad_examples=10, **common)
 
     with make() as loader:
-        batches = [batch["label"].tolist() for batch in loader]
+        batches = labels(loader)
         assert batches == [[0, 1], [2, 3], [4]]
         assert [example["index"] for example in loader.bad_examples] == [5, 6, 7, 8, 9]
         assert loader.fresh_examples == 10
         with make() as restored:
-            restored.load_state_dict(saved(loader))
+            restored.load_state_dict(through_torch_save(loader.state_dict()))
             assert (restored.fresh_examples, len(restored.bad_examples)) == (10, 5)
-            assert [batch["label"].tolist() for batch in restored] == batches
+            assert labels(restored) == batches
             assert (restored.fresh_examples, len(restored.bad_examples)) == (20, 5)
     # After the last batch, the end not yet met: restoring meets it, and counts what the batches took.
     with make() as loader, make() as restored:
         list(islice(loader, 3))
-        restored.load_state_dict(saved(loader))
+        restored.load_state_dict(through_torch_save(loader.state_dict()))
         assert (restored.fresh_examples, len(restored.bad_examples)) == (5, 5)
-        assert [batch["label"].tolist() for batch in restored] == batches
+        assert labels(restored) == batches
 
 
 @WORKERS

@@ -32,6 +32,7 @@ def raised(action: Callable[[], Any]) -> Exception:
         http.client.IncompleteRead(b"", 7),
         socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
         ssl.SSLCertVerificationError(1, "certificate has expired"),
+        ConnectionResetError("peer went away"),
         MemoryError(),
         *(
             OSError(number, "of the machine")

@@ -7,21 +7,18 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
+from adaecho.echo.variants import VARIANTS
 from tests.echo.global_augments import fail
 from tests.echo.sources import Dataset, Stream, arrays
 
 
-def notes(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", []))
-
-
 def caught(source: Any, batch_size: int = 3, **arguments: Any) -> str:
-    """The notes of the error that the first two batches end in."""
+    """The error that the first two batches end in, with its notes."""
     arguments = {"order": "stored", **arguments}
     with EchoLoader(source, batch_size, **arguments) as loader, pytest.raises(Exception) as raised:  # noqa: PT011
         for _ in zip(range(2), loader, strict=False):
             pass
-    return notes(raised.value)
+    return "\n".join([str(raised.value), *raised.value.__notes__])
 
 
 def no_five(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -32,7 +29,7 @@ def no_five(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("augment", [no_five, fail])
-@pytest.mark.parametrize("echo", ["none", "example_after_augmentation"])
+@pytest.mark.parametrize("echo", VARIANTS)
 def test_the_example_that_an_augment_fails_at(augment: Any, echo: str, num_workers: int) -> None:
     common: dict[str, Any] = {"augment": augment, "echo": echo, "num_workers": num_workers}
     assert "while augmenting example 5 of Dataset" in caught(Dataset(9), **common)
@@ -59,13 +56,15 @@ def test_a_block_names_the_first_and_the_last() -> None:
     assert named in caught(Dataset(9), augment=Block())
 
 
-def test_a_collate_names_the_first_and_the_last() -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_names_the_first_and_the_last(num_workers: int) -> None:
     def collate(examples: list[Any]) -> Any:
         raise KeyError(len(examples))
 
     for source, name in ((Dataset(9), "example {} of Dataset"), (arrays(9), "row {} of the source")):
         named = f"while collating 3 examples, from {name.format(0)} to {name.format(2)}"
-        assert named in caught(source, collate=collate)
+        for echo in VARIANTS:
+            assert named in caught(source, collate=collate, echo=echo, num_workers=num_workers)
     assert "while collating example 0 of Dataset" in caught(Dataset(9), 1, collate=collate)
 
 
@@ -74,5 +73,7 @@ def test_shapes_that_differ_name_two_examples() -> None:
         for row in range(9):
             yield {"x": np.zeros(3 + (row == 4))}
 
-    named = "while collating example 3 (counted from 0 over all passes) of sizes and example 4 (counted"
-    assert named in caught(sizes)
+    for num_workers in (0, 2):
+        told = caught(sizes, num_workers=num_workers)
+        assert "shapes, (3,) and (4,)" in told
+        assert "while collating example 3 (counted from 0 over all passes) of sizes and example 4 (c" in told

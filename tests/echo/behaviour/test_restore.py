@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, example, held_serials
+from tests.echo.sources import IDS, VARIANTS, Dataset, example, held_serials
 from tests.helpers import through_torch_save
 
 
@@ -77,14 +77,6 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
         assert kind == "stream" or restored.reread_examples == held
     read = rows.file.read_text().split()
     assert len(set(read)) == len(read)
-
-
-def test_another_loaders_state_is_refused() -> None:
-    state = EchoLoader(arrays(10), 2, seed=1).state_dict()
-    with pytest.raises(ValueError, match="seed was 1 and is 2 now"):
-        EchoLoader(arrays(10), 2, seed=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="batch_size was 2 and is 5 now"):
-        EchoLoader(arrays(10), 5, seed=1).load_state_dict(state)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -159,9 +159,10 @@ def test_a_bad_row_counts_once_however_many_passes(source: Any, num_workers: int
         assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
     with (
         EchoLoader(source(9), 2, **{**common, "max_bad_examples": 2}) as loader,
-        pytest.raises(ValueError, match="row 6 is damaged"),
+        pytest.raises(ValueError, match="row 6 is damaged") as caught,
     ):
         list(islice(loader, 10))
+    assert "max_bad_examples=2" in caught.value.__notes__[0]
 
 
 def numbers(length: int) -> Iterator[int]:

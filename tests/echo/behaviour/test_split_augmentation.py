@@ -72,17 +72,3 @@ def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
         EchoLoader(Dataset(9), 3, place="encoded", **common)
     settings = EchoLoader(Dataset(9), 3, shuffle_buffer=4, **common).settings
     assert Functions(dict, (times, times), None, None, settings, "auto").choose_place(None) == "decoded"
-
-
-@pytest.mark.parametrize(
-    ("augment", "told"),
-    [
-        ((times,), r"a tuple is \(once, each_time\), and this one has 1 parts"),
-        ((times, times, times), "this one has 3 parts"),
-        ((times, None), "a NoneType can't be called"),
-        ((3, times), "a int can't be called"),
-    ],
-)
-def test_other_tuples_are_refused(augment: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        EchoLoader(Dataset(9), 3, augment=augment)

@@ -146,21 +146,6 @@ def test_resumes_after_a_bad_batch() -> None:
     assert [int(batch[0]) for batch in islice(restored, 3)] == [2, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("source", "arguments", "message"),
-    [
-        ({"x": np.zeros((5, 8, 2))}, {}, "batch_size=None: arrays hold examples"),
-        (batches(3), {"order": "shards"}, "order='shards' with batch_size=None"),
-        (batches(3), {"augment": max}, "augment with batch_size=None"),
-        (batches(3), {"collate": list}, "collate with batch_size=None"),
-        (batches(3), {"batch_size": 2, "batch_length": len}, "batch_length with batch_size=2"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(source: Any, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EchoLoader(source, **{"batch_size": None, **arguments})
-
-
 def test_decode_takes_a_whole_batch() -> None:
     loader = EchoLoader(batches(3), None, decode=lambda batch: batch + 1)
     assert int(next(iter(loader))[0]) == 1

@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, default_convert
 
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.around import IterableSource, tell_pass
-from adaecho.echo.read.around.position import Position
+from adaecho.echo.read.around import IterableSource, Position, tell_pass
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import may_be_shared
 from adaecho.echo.threads.generators import global_generators_kept, seed_globally
