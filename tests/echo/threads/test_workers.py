@@ -15,7 +15,7 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.threads.workers import PoolThread
-from tests.echo.sources import Dataset, Stream, add_noise, arrays
+from tests.echo.sources import Broken, Dataset, Stream, add_noise, arrays
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -29,19 +29,6 @@ def assert_no_threads_soon() -> None:
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() == []
-
-
-class Broken(Dataset):
-    """Some rows can't be decoded."""
-
-    def __init__(self, length: int, *bad: int) -> None:
-        super().__init__(length)
-        self.bad = bad
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if row in self.bad:
-            raise ValueError(f"cannot decode {row}")
-        return super().__getitem__(row)
 
 
 @WORKERS
@@ -309,25 +296,6 @@ def test_reading_ahead_is_bounded() -> None:
             reads, before = source.reads, reads
     # Batches: one taken, three ahead on either side of the shuffle, and two workers' each.
     assert reads <= 8 * (1 + 2 * (3 + 2))
-
-
-def test_state_can_be_asked_for_while_upstream_is_stuck() -> None:
-    go, gone_on = threading.Event(), threading.Event()
-
-    def source() -> Any:
-        yield from ({"x": number} for number in range(8))
-        go.wait(200)
-        gone_on.set()
-        yield from ({"x": number} for number in range(8))
-
-    with EchoLoader(source, 4, num_workers=1, prefetch=8) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        assert loader.state_dict()["fresh_examples"] == 8
-        assert not gone_on.is_set()
-        go.set()
-        assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_thread_that_can_not_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
