@@ -5,7 +5,7 @@ Whole batches are examples of a batch size of one.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,16 +46,17 @@ class _Again(NamedTuple):
 
     Attributes:
         place: among the items taken with it.
-        serial, example: which it is.
+        serial: which it is.
         first: it is to be read for this use.
         shared: with other uses, which writing into this one must not change.
+        read: what is read for the first one, by serial.
     """
 
     place: int
     serial: int
-    example: "Future[Any]"
     first: bool
     shared: bool
+    read: "Future[dict[int, Any]]"
 
 
 class Taken(NamedTuple):
@@ -64,14 +65,16 @@ class Taken(NamedTuple):
     Attributes:
         items: uses of examples, int64 [n].
         examples: those that lie in the pool.
-        absent: which don't, bool [n].
-        again: which of them a resume found in a buffer.
+        absent: which don't, bool [n]; None for none.
+        again: those that a resume found in a buffer.
+        read: of those, what is to be read for these.
     """
 
     items: keyed.Items
     examples: Examples
-    absent: NDArray[np.bool_]
-    again: list[_Again]
+    absent: NDArray[np.bool_] | None = None
+    again: Sequence[_Again] = ()
+    read: "Future[dict[int, Any]] | None" = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class Batches:
         self._stage, self._pool, self.making, self._reader = stage, pool, making, reader
         self._position, self._rows_of, self._group, self._drop_last = position, rows_of, group, drop_last
         self._left = Counter(held.tolist())  # uses to leave, by serial
-        self._again: dict[int, Future[Any]] = {}  # of which one has left, and not the last
+        self._again: dict[int, Future[dict[int, Any]]] = {}  # of which one has left, and not the last
 
     def claim(self) -> tuple[Outputs, Taken] | None:
         """The examples of the next batches, and which use each is; None at the end of the pass."""
@@ -177,17 +180,19 @@ class Batches:
         return outputs, self._taken(outputs.items, outputs.rows)
 
     def _taken(self, items: keyed.Items, rows: Rows) -> Taken:
-        again, absent = [], rows == ABSENT
-        for place, serial in enumerate((items >> keyed.ECHO_BITS).tolist() if self._left else ()):
+        if not self._left:
+            return Taken(items, self._pool.take(rows))
+        again, absent, read = [], rows == ABSENT, Future[dict[int, Any]]()
+        for place, serial in enumerate((items >> keyed.ECHO_BITS).tolist()):
             if left := self._left[serial]:
-                first, shared = serial not in self._again, left > 1 or serial in self._again
-                example = self._again.setdefault(serial, Future())
-                again.append(_Again(place, serial, example, first, shared))
+                first = serial not in self._again
+                its = self._again.setdefault(serial, read)
+                again.append(_Again(place, serial, first, left > 1 or not first, its))
                 self._left[serial] -= 1
                 if left == 1:
                     del self._left[serial], self._again[serial]
         rows = rows[~absent]
-        return Taken(items, self._pool.take(rows) if len(rows) else [], absent, again)
+        return Taken(items, self._pool.take(rows) if len(rows) else [], absent, again, read)
 
     def work(self, claim: tuple[Outputs, Taken]) -> list[Batch]:
         """Make the batches."""
@@ -211,19 +216,20 @@ class Batches:
 
     def _read(self, taken: Taken) -> Examples:
         """All examples. What is absent is read for its first use: here, or by who has claimed that before."""
-        if not taken.absent.any():
+        if taken.absent is None or taken.read is None or not taken.absent.any():
             return taken.examples
-        reads = sorted((use.serial, use.example) for use in taken.again if use.first)
+        serials = sorted(use.serial for use in taken.again if use.first)
         try:
-            read = self._reader.reread(np.array([serial for serial, _ in reads])) if reads else []
-            for (_, example), single in zip(reads, singles_of(read), strict=True):
-                example.set_result(single)
-        except BaseException as error:  # for who waits for it
-            for example in (example for _, example in reads if not example.done()):
-                example.set_exception(error)
+            read = self._reader.reread(np.array(serials)) if serials else []
+            taken.read.set_result(dict(zip(serials, singles_of(read), strict=True)))
+        except BaseException as error:
+            if not taken.read.done():
+                taken.read.set_exception(error)  # for who waits for it
             raise
-        again = [(use.example.result(), use.shared) for use in taken.again]
-        again = [duplicate(example) if shared else example for example, shared in again]
+        again = []
+        for use in taken.again:
+            example = use.read.result()[use.serial]
+            again.append(duplicate(example) if use.shared else example)
         return interleaved(taken.examples, again, taken.absent)
 
     def remade(self, items: keyed.Items) -> Batch:
