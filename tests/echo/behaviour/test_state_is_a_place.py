@@ -112,7 +112,6 @@ def test_between_iterations_into_other_numbers_of_ranks(before: int, now: int) -
         ({"world_size": 2}, "world_size was 1 and is 2 now; within an iteration"),
         ({"sampler": SequentialSampler(range(20))}, "sampler was None and is 'SequentialSampler of 20' now"),
     ],
-    ids=str,
 )
 def test_a_state_of_another_loader_is_refused_and_changes_nothing(
     changes: dict[str, Any], message: str
