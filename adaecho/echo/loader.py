@@ -159,8 +159,8 @@ class EchoLoader(Gauges):
         # Neither given a part nor told one by torch.distributed.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
         self.settings = settings = Settings(
-            batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
-            world_size, max_factor, max_bad_examples, drop_last, sampler,
+            batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
+            *given.share(rank, world_size), max_factor, max_bad_examples, drop_last, sampler,
         )  # fmt: skip
         functions = Functions(decode, augment, collate, batch_length, settings, place)
         self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)

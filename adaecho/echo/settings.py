@@ -50,16 +50,14 @@ class Settings:
     order: str = "permutation"
     epochs: int | None = None
     seed: int = 0
-    rank: Any = 0  # None for torch.distributed's, and so for the next
-    world_size: Any = 1
+    rank: int = 0
+    world_size: int = 1
     max_factor: float = 16
     max_bad_examples: int = 0
     drop_last: bool = False
     sampler: Any = None  # kept as its kind and length
 
     def __post_init__(self) -> None:
-        for name, value in zip(("rank", "world_size"), share(self.rank, self.world_size), strict=True):
-            self._set(name, value)
         one_of("echo", self.echo, tuple(VARIANTS))
         one_of("order", self.order, ORDERS)
         for name, least in _WHOLE.items():
