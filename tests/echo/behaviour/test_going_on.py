@@ -28,47 +28,34 @@ class Failing(Dataset):
 
 
 @WORKERS
+@pytest.mark.parametrize("epochs", [1, None])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_a_loader_that_failed_begins_a_new_pass_as_a_data_loader_does(
-    variant: dict[str, Any], num_workers: int
+def test_a_loader_that_failed_begins_a_new_pass_or_where_it_is_endless_goes_on(
+    variant: dict[str, Any], epochs: int | None, num_workers: int
 ) -> None:
-    common: dict[str, Any] = {"epochs": 1, "order": "stored", "num_workers": num_workers, **variant}
-    source = Failing(20)
+    common: dict[str, Any] = {"epochs": epochs, "order": "stored", "num_workers": num_workers, **variant}
+    common["shuffle_buffer"] = 0 if epochs else 3
+    source, taken = Failing(20), list[list[int]]()
     with EchoLoader(source, 4, **common) as loader, EchoLoader(Dataset(20), 4, **common) as sound:
         source.broken = True
         iterator = iter(loader)
         with pytest.raises(ConnectionError):
-            list(iterator)
-        with pytest.raises(RuntimeError, match=r"\(ConnectionError\); iter\(loader\) begins a new") as caught:
+            taken.extend(batch["label"].tolist() for batch in iterator)
+        goes_on = "begins a new" if epochs else "goes on after the last batch"
+        with pytest.raises(RuntimeError, match=rf"\(ConnectionError\); iter\(loader\) {goes_on}") as caught:
             next(iterator)
         assert isinstance(caught.value.__cause__, ConnectionError)
         source.broken = False
+        if epochs is None:
+            del iterator
+            taken += labels(loader, 8)
+            assert taken == labels(sound, len(taken))
+            return
         list(sound)
         again, expected = labels(loader), labels(sound)
         if variant.get("factor") == 2.5:  # keyed by how many batches there were before
             again, expected = sorted({label for batch in again for label in batch}), list(range(20))  # type: ignore[assignment]
         assert again == expected
-
-
-@WORKERS
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_an_endless_loader_that_failed_goes_on_after_its_last_batch(
-    variant: dict[str, Any], num_workers: int
-) -> None:
-    common: dict[str, Any] = {
-        "order": "stored", "num_workers": num_workers, "shuffle_buffer": 3, "batch_size": 4, **variant,
-    }  # fmt: skip
-    source = Failing(20)
-    with EchoLoader(source, **common) as loader, EchoLoader(Dataset(20), **common) as sound:
-        source.broken = True
-        taken = []
-        iterator = iter(loader)
-        with pytest.raises(ConnectionError):
-            taken.extend(batch["label"].tolist() for batch in iterator)
-        source.broken = False
-        del iterator
-        taken += labels(loader, 8)
-        assert taken == labels(sound, len(taken))
 
 
 @WORKERS

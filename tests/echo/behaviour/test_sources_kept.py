@@ -157,6 +157,8 @@ def test_a_bad_row_counts_once_however_many_passes(source: Any, num_workers: int
         for _ in islice(loader, 40):
             pass
         assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
+        assert loader.bad_examples[1]["origin"].startswith("example 3 ")
+        assert loader.bad_examples[1]["error"] == "ValueError: row 3 is damaged"
     with (
         EchoLoader(source(9), 2, **{**common, "max_bad_examples": 2}) as loader,
         pytest.raises(ValueError, match="row 6 is damaged") as caught,

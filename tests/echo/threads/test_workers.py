@@ -51,25 +51,6 @@ def test_an_exception_reaches_the_caller_with_traceback_and_origin(num_workers: 
 
 
 @WORKERS
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "example_after_augmentation"])
-def test_bad_examples_are_skipped_and_listed_within_the_budget(num_workers: int, echo: str) -> None:
-    common: dict[str, Any] = {"order": "stored", "echo": echo, "max_bad_examples": 3, "augment": add_noise}
-    loader = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
-    batches = list(islice(loader, 2))
-    assert [label for batch in batches for label in batch["label"].tolist()] == [0, 1, 3, 4, 6, 7, 8, 9]
-    assert loader.fresh_examples == 10
-    assert [bad["origin"] for bad in loader.bad_examples] == ["example 2 of Broken", "example 5 of Broken"]
-    assert loader.bad_examples[0]["error"] == "ValueError: cannot decode 2"
-
-    restored = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
-    restored.load_state_dict(loader.state_dict())
-    assert len(restored.bad_examples) == 2
-    assert next(iter(restored))["label"].tolist() == [10, 11, 12, 13]
-    loader.close()
-    restored.close()
-
-
-@WORKERS
 def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> None:
     def source() -> Any:
         yield from range(5)
