@@ -199,11 +199,6 @@ class EchoLoader(Gauges):
         ) = position, run, noted, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
         return iterator
 
-    def _abandoned(self) -> None:
-        """The newest iterator is gone."""
-        self._iterating = False
-        self.stop()
-
     def _next(self) -> Batch:
         """The next batch. It is taken once its position is the loader's."""
         batch = self._look_ahead()
@@ -481,4 +476,5 @@ class EchoIterator:
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
         if self._number >= 0 and self._number == self._loader._iterators_made:
-            self._loader._abandoned()
+            self._loader._iterating = False
+            self._loader.stop()

@@ -387,12 +387,11 @@ class Run:
                 first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
                 window = math.ceil(first * size / chunk) + readers
                 claim = partial(parts.reader.claim, chunk)
-                reading = OrderedMap(
+                self.queue.map = OrderedMap(
                     self.pool, claim, self._read, threads=readers, window=window, name="read",
                     at_once=workers,
                 )  # fmt: skip
-                more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
-                self.queue.read_ahead(reading, more)
+                self.queue.more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
             ahead = DOWNSTREAM_QUEUE
             if parts.prefetch is not None and parts.settings.variant.batches_upstream:
                 ahead = parts.prefetch

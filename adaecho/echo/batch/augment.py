@@ -63,10 +63,8 @@ class Augmentation:
                 error.add_note(f"while augmenting {span(items, self._origin)}")
                 raise
         with global_generators_kept() if self.uses_global_generators else nullcontext():
-            return one_by_one(
-                self._drawn, items, examples, drawn.tolist(),
-                lambda serial: f"while augmenting {self._origin(serial)}",
-            )  # fmt: skip
+            given = zip(singles_of(examples), drawn.tolist(), strict=True)
+            return one_by_one(self._drawn, given, items, self._origin, "while augmenting {}")
 
     def _drawn(self, example: Any, key: int) -> Any:
         if not self.uses_global_generators:
@@ -120,30 +118,20 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
     """What decodes after the buffer, where that holds examples as they are stored, one by one."""
-
-    def decoded(items: keyed.Items, examples: Examples) -> Examples:
-        return one_by_one(
-            lambda example, _: decode(example), items, examples, items,
-            lambda serial: f"while decoding {origin(serial)}; {NONE_SKIPPED}",
-        )  # fmt: skip
-
-    return decoded
+    note = f"while decoding {{}}; {NONE_SKIPPED}"
+    return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
 
 def one_by_one(
-    make: Callable[[Any, Any], Any],
-    items: keyed.Items,
-    examples: Examples,
-    drawn: Iterable[Any],
-    note: Callable[[int], str],
+    make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
 ) -> list[Any]:
-    """What is made of each example, with what was drawn for it; errors get a note of its serial."""
+    """What is made of what is given for each item; an error gets a note of what to call its example."""
     made: list[Any] = []
     try:
-        for example, key in zip(singles_of(examples), drawn, strict=True):
-            made.append(make(example, key))
+        for arguments in given:
+            made.append(make(*arguments))
     except Exception as error:
-        error.add_note(note(int(items[len(made)]) >> keyed.ECHO_BITS))
+        error.add_note(note.format(origin(int(items[len(made)]) >> keyed.ECHO_BITS)))
         raise
     return made
 
@@ -168,10 +156,6 @@ def _num_arguments(augment: Callable[..., Any]) -> int:
         raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
     return 2 if len(required) == 2 or named_rng else 1
-
-
-Peek = Callable[[], Any]
-"""The first example of the source as it is stored; None of what can only be iterated."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +226,11 @@ class Functions:
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
-    def choose_place(self, peek: Peek | None) -> str:
-        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+    def choose_place(self, peek: Callable[[], Any] | None) -> str:
+        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored.
+
+        ``peek`` gives the source's first example as it is stored; None where it can only be iterated.
+        """
         settings = self.settings
         if self.place != "auto":
             return self.place
@@ -253,7 +240,7 @@ class Functions:
             return "encoded"
         return "decoded" if self._fits_decoded(peek) else "encoded"
 
-    def _fits_decoded(self, peek: Peek | None) -> bool:
+    def _fits_decoded(self, peek: Callable[[], Any] | None) -> bool:
         """Whether so many like the first would leave half of the free memory; unknown of a stream."""
         free = free_bytes()
         if free is None or peek is None:

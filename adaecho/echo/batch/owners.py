@@ -214,8 +214,7 @@ class Owners:
 
     def tokens_of(self, items: keyed.Items) -> Tokens:
         """The tokens of items of these."""
-        tokens: Tokens = self.tokens(items >> keyed.ECHO_BITS)
-        return tokens
+        return np.asarray(self.tokens(items >> keyed.ECHO_BITS))
 
     def augmented(self, items: keyed.Items, taken: Any) -> Examples:
         """The augmented examples of items [n], of which a pool gave these tokens."""

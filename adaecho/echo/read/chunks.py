@@ -199,6 +199,8 @@ class FreshQueue:
     Attributes:
         index: local number of the next to take.
         examples: taken, the bad ones too.
+        map: of what is read, maybe in threads; one that works ahead may be put in its place.
+        more: examples to read further ahead, once it is known how large they are.
     """
 
     def __init__(
@@ -208,11 +210,7 @@ class FreshQueue:
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
-        self._more = 0  # examples to read ahead, once it is known how large they are
-
-    def read_ahead(self, chunks: OrderedMap[Any, Fresh], more: int) -> None:
-        """Take from chunks that threads read; so many examples further ahead, where memory holds them."""
-        self.map, self._more = chunks, more
+        self.more = 0
 
     def take(self, count: int) -> Fresh | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
@@ -222,13 +220,13 @@ class FreshQueue:
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
-            if self._more and len(chunk.serials):
+            if self.more and len(chunk.serials):
                 self._widen(chunk)
         return chunk
 
     def _widen(self, chunk: Fresh) -> None:
         read = chunk.examples
         one = read[:1].tree() if isinstance(read, Columns) else read[0]
-        more, self._more = affordable(self._more, chunk.example_bytes or num_bytes(one)), 0
+        more, self.more = affordable(self.more, chunk.example_bytes or num_bytes(one)), 0
         assert isinstance(self.map, OrderedMap)
         self.map.widen(more // len(read))
