@@ -350,8 +350,8 @@ class EchoLoader(Gauges):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
 
-        What lay in a buffer is read when it first leaves, of what can only be iterated at once. The factor may
-        be another one; between two iterations so may ranks, batch size, echo and buffers.
+        What lay in a buffer is read when it first leaves, of what can only be iterated at once. The factor
+        may be another one; between two iterations so may ranks, batch size, echo and buffers.
 
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs. The loader
