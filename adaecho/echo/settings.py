@@ -98,20 +98,15 @@ class Settings:
         refuse(self.drop_last is True, f"drop_last=True {given}: give it to the maker of the whole batches")
 
     def _check_sampler(self) -> None:
-        kind = type(self.sampler).__name__
-        sampler, world_size = f"sampler={kind}", self.world_size
+        kind, order, world_size = type(self.sampler).__name__, self.order, self.world_size
+        sampler = f"sampler={kind}"
         refuse(
-            self.batch_size is None,
-            f"{sampler} with batch_size=None: give it to the maker of the whole batches",
+            self.batch_size is None, f"{sampler} with batch_size=None: give it to the maker of the batches"
         )
         refuse(
-            self.order != "permutation",
-            f"{sampler} with order={self.order!r}: both decide the order; leave one out",
+            order != "permutation", f"{sampler} with order={order!r}: both decide the order; leave one out"
         )
-        refuse(
-            not hasattr(self.sampler, "__len__"),
-            f"{sampler}: it has no length, and passes need one; give it a __len__",
-        )
+        refuse(not hasattr(self.sampler, "__len__"), f"{sampler}: it has no length; give it a __len__")
         refuse(
             isinstance(self.sampler, DistributedSampler) and world_size > 1,
             f"{sampler} with world_size={world_size}: EchoLoader shares out the examples among the ranks "
@@ -152,15 +147,11 @@ class Settings:
     def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
         """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
         asked = "shuffle=True" if shuffle else f"sampler={self.sampler}"
-        refuse(
-            shuffle or self.sampler is not None,
-            f"{asked}: {source.name} can only be iterated, in an order of its own; shuffle_buffer= shuffles "
-            "examples",
-        )
+        iterated = f"{source.name} can only be iterated, in an order of its own"
+        refuse(shuffle or self.sampler is not None, f"{asked}: {iterated}; shuffle_buffer= shuffles examples")
         refuse(
             self.order == "shards" and not source.reordered,
-            "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
-            "let the source shuffle its shards",
+            f"order='shards': {iterated}; leave order out, and let the source shuffle its shards",
         )
         refuse(
             self.epochs is not None and self.world_size > 1 and self.batch_size is not None,

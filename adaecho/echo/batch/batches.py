@@ -278,9 +278,8 @@ class EchoedBatches:
         self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
         held = stream.contents(position.batches)
         self._stage.resume(position.batches, position.next_number, held, absent)
-        numbers, left = np.unique((held.items >> keyed.ECHO_BITS) // stream.world, return_counts=True)
-        repeats = zip(numbers.tolist(), left.tolist(), strict=True)
-        self._pool = {number: _Echoed(None, count) for number, count in repeats}
+        repeats = Counter(map(stream.number, held.items.tolist()))
+        self._pool = {number: _Echoed(None, left) for number, left in repeats.items()}
         self._held, self._reread, self.busy_s = position.held_examples, 0, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -222,7 +222,7 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"source": (torch.zeros(4, 2), torch.zeros(4, 2).bfloat16())}, "field 1, torch.bfloat16 on cpu"),
         ({"source": {"x": torch.zeros(4, 2).to(torch.float8_e4m3fn)}}, "'x', torch.float8_e4m3fn on cpu"),
         ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "field 'x', torch.float32 on meta"),
-        ({"source": Stream(9), "order": "shards"}, "order='shards': this source can only be iterated"),
+        ({"source": Stream(9), "order": "shards"}, "order='shards': Stream can only be iterated"),
         *[
             ({name: 3}, "=3: must be a function; a int is none")
             for name in ("decode", "collate", "collate_fn")
