@@ -4,6 +4,7 @@ from typing import Any
 
 from adaecho.echo.order.factor import History
 from adaecho.echo.pipeline import Pipeline
+from adaecho.echo.read.rows import RandomReader
 from adaecho.echo.settings import Settings
 from adaecho.echo.state import Position
 from adaecho.echo.threads.timers import Timers
@@ -17,7 +18,6 @@ class Gauges:
     _clocks: Timers
     _dataset: Any
     _sampler: Any
-    _num_workers: int
     settings: Settings
 
     @property
@@ -72,6 +72,28 @@ class Gauges:
         index = position.next_number if streams.echoes_batches else position.next_index
         return streams.factor.before(index)
 
+    def _num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
+        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
+
+        Raises:
+            TypeError: it isn't known.
+        """
+        settings, streams, source = self.settings, self._pipeline.streams, self._pipeline.source
+        reader = self._pipeline.reader
+        if settings.epochs is None:
+            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
+        if settings.factor == "auto":
+            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
+        if isinstance(reader, RandomReader):
+            first_index, end = reader.span(iteration)
+        elif source.length is None:
+            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
+        else:
+            end = first_index + source.length * settings.epochs
+        items = streams.log.examples.total(first_index, end - first_index)
+        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
+        return streams.log.batches.total(first_number, batches)
+
     @property
     def wait_time_s(self) -> float:
         """Seconds that the consumer has waited for batches."""
@@ -117,7 +139,7 @@ class Gauges:
     @property
     def num_workers(self) -> int:
         """Threads that read and decode, and as many that augment and collate; or processes."""
-        return self._num_workers
+        return self._pipeline.num_workers
 
     @property
     def processes(self) -> bool:

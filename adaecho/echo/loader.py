@@ -153,30 +153,23 @@ class EchoLoader(Gauges):
     ) -> None:
         source = given.source_of(source, arguments_of_data_loader)
         order, collate, prefetch = given.translated(
-            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch,
+            arguments_of_data_loader, order=order, collate=collate, prefetch=prefetch, sampler=sampler,
             num_workers=num_workers, shuffle_buffer=shuffle_buffer,
         )  # fmt: skip
         # Neither given a part nor told one by torch.distributed.
         self._made_alone = (rank, world_size) == (None, None) and not given.is_distributed()
-        rank, world_size = given.share(rank, world_size)
-        shuffle = arguments_of_data_loader.get("shuffle")
-        given.check_sampler(
-            sampler, order=order, shuffle=shuffle, batch_size=batch_size, world_size=world_size
-        )
-        self._dataset, self._sampler, self._num_workers = source, sampler, given.check_workers(num_workers)
-        self._state_of_all_ranks = state_of_all_ranks
-        self.settings = Settings(
-            batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed, rank,
-            world_size, max_factor, max_bad_examples, drop_last,
-            None if sampler is None else f"{type(sampler).__name__} of {len(sampler)}",
+        self.settings = settings = Settings(
+            batch_size, echo, factor, shuffle_buffer, batch_shuffle_buffer, order, epochs, seed,
+            *given.share(rank, world_size), max_factor, max_bad_examples, drop_last, sampler,
         )  # fmt: skip
-        functions = Functions(decode, augment, collate, batch_length, self.settings, place)
-        self._device = ToDevice(device)
-        readable = as_source(source, seed=self.settings.seed, batch_size=batch_size, world_size=world_size)
-        given.check_iterable(readable, shuffle=shuffle, sampler=sampler)
+        functions = Functions(decode, augment, collate, batch_length, settings, place)
+        self._dataset, self._sampler, self._device = source, sampler, ToDevice(device)
+        self._state_of_all_ranks = state_of_all_ranks
+        readable = as_source(source, settings.seed, batch_size=batch_size, world_size=settings.world_size)
+        settings.check_source(readable, arguments_of_data_loader.get("shuffle"), num_workers)
         self._pipeline = Pipeline(
-            readable, self.settings, functions, sampler, self._device, num_workers=self._num_workers,
-            prefetch=prefetch, processes=processes,
+            readable, settings, functions, sampler, self._device,
+            num_workers=num_workers, prefetch=prefetch, processes=processes,
         )  # fmt: skip
         self._clocks = Timers(self._pipeline.counters)
         self._auto = AutoFactor(self.settings.max_factor) if factor == "auto" else None
@@ -205,11 +198,6 @@ class EchoLoader(Gauges):
             self._resumed, self._next_iteration, self._iterating, self._iterators_made,
         ) = position, run, noted, None, None, {}, False, None, True, self._iterators_made + 1  # fmt: skip
         return iterator
-
-    def _abandoned(self) -> None:
-        """The newest iterator is gone."""
-        self._iterating = False
-        self.stop()
 
     def _next(self) -> Batch:
         """The next batch. It is taken once its position is the loader's."""
@@ -302,10 +290,8 @@ class EchoLoader(Gauges):
         self._check_alone()
         position = self._position
         if position.in_pass and (self._iterating or self._resumed):
-            first = position.first_index, position.first_number
-            return self._pipeline.num_batches(position.iteration, *first)
-        first = position.next_index, position.next_number
-        return self._pipeline.num_batches(self._upcoming, *first)
+            return self._num_batches(position.iteration, position.first_index, position.first_number)
+        return self._num_batches(self._upcoming, position.next_index, position.next_number)
 
     @property
     def _upcoming(self) -> int:
@@ -364,8 +350,8 @@ class EchoLoader(Gauges):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a position; what has to be read again for it is counted in ``reread_examples``.
 
-        What lay in a buffer is read when it leaves, of what can only be iterated at once. The factor may be
-        another one; between two iterations so may ranks, batch size, echo and buffers.
+        What lay in a buffer is read when it first leaves, of what can only be iterated at once. The factor
+        may be another one; between two iterations so may ranks, batch size, echo and buffers.
 
         Raises:
             ValueError: the state is another loader's; the message names the argument that differs. The loader
@@ -490,4 +476,5 @@ class EchoIterator:
     def __del__(self) -> None:
         # The garbage collector may come to an old one in the middle of a newer one's pass.
         if self._number >= 0 and self._number == self._loader._iterators_made:
-            self._loader._abandoned()
+            self._loader._iterating = False
+            self._loader.stop()

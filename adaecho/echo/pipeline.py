@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making, Rereader
+from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
+from adaecho.echo.order import keyed
 from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.order.stage import RowsOf, Stage, absent
 from adaecho.echo.read import Source
@@ -32,7 +33,7 @@ from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings, refuse
+from adaecho.echo.settings import Settings, check_workers, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
@@ -78,14 +79,18 @@ class Pipeline:
         processes: bool = False,
     ) -> None:
         self.source, self.settings, self.streams = source, settings, Streams(settings)
-        self.num_workers, self.prefetch = max(num_workers, int(processes)), prefetch
+        self.num_workers, self.prefetch = max(check_workers(num_workers), int(processes)), prefetch
         self._processes = processes or (bool(num_workers) and functions.draws)
         self._one_place, self._warned = functions.draws, False  # where processes can't be had
         refuse(
             processes and settings.batch_size is None,
             "processes=True with batch_size=None: the source makes whole batches; give it num_workers=",
         )
-        _check(source, settings, functions, num_workers)
+        example_bytes = 0  # rows in memory are not copied, and others than a memory map's tell it later
+        if isinstance(source, ArraySource) and functions.decode is None and not source.resident:
+            example_bytes = source.arrays.example_bytes
+        check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
+        check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
         order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
@@ -282,27 +287,6 @@ class Pipeline:
         except RuntimeError:  # none can be had
             self.close(_EXIT_WAIT_S)
 
-    def num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
-        """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
-
-        Raises:
-            TypeError: it isn't known.
-        """
-        settings, streams, source = self.settings, self.streams, self.source
-        if settings.epochs is None:
-            raise TypeError("len() of an EchoLoader needs epochs=: without, it never ends")
-        if settings.factor == "auto":
-            raise TypeError("len() of an EchoLoader with factor='auto' isn't known beforehand")
-        if isinstance(self.reader, RandomReader):
-            first_index, end = self.reader.span(iteration)
-        elif source.length is None:
-            raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
-        else:
-            end = first_index + source.length * settings.epochs
-        items = streams.log.examples.total(first_index, end - first_index)
-        batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
-        return streams.log.batches.total(first_number, batches)
-
 
 @atexit.register
 def _close_all() -> None:
@@ -366,24 +350,22 @@ class Run:
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
         making, at_once = parts.making, lambda: parts.group
-        reader: Rereader = parts.reader
-        rows, lookahead, away = 0, 1, len(held.examples.items)
+        rows, lookahead, again = 0, 1, held.serials
         rows_of: RowsOf = absent
         if self.owners is not None:
-            pool, reader, rows = self.owners.pool, self.owners, self.owners.pool.rows
+            pool, rows, rows_of = self.owners.pool, self.owners.pool.rows, self.owners.tokens_of
             making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
+            self.owners.hold(again)
         if parts.resident is not None and isinstance(parts.reader, RandomReader):
-            lookahead, away = _FREE_LOOKAHEAD, 0
+            lookahead, again = _FREE_LOOKAHEAD, keyed.NO_ITEMS
             if self.owners is None:
                 pool, rows_of, rows = ResidentPool(parts.resident), parts.reader.rows, len(parts.resident)
-            else:
-                rows_of = self.owners.tokens_of
         stream = parts.streams.examples(position)
         stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
         stage.resume(position.examples, position.next_index, held.examples, rows_of)
         return Batches(
-            stage, pool, making, reader, position, group=at_once,
-            drop_last=settings.drop_last, absent=away,
+            stage, pool, making, parts.reader, position, rows_of, again, group=at_once,
+            drop_last=settings.drop_last,
         )  # fmt: skip
 
     def _connected(self) -> InlineMap[Any, Any]:
@@ -405,12 +387,11 @@ class Run:
                 first = DOWNSTREAM_QUEUE if parts.prefetch is None else parts.prefetch
                 window = math.ceil(first * size / chunk) + readers
                 claim = partial(parts.reader.claim, chunk)
-                reading = OrderedMap(
+                self.queue.map = OrderedMap(
                     self.pool, claim, self._read, threads=readers, window=window, name="read",
                     at_once=workers,
                 )  # fmt: skip
-                more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
-                self.queue.read_ahead(reading, more)
+                self.queue.more = 0 if parts.prefetch is not None else 2 * (workers - 1) * size
             ahead = DOWNSTREAM_QUEUE
             if parts.prefetch is not None and parts.settings.variant.batches_upstream:
                 ahead = parts.prefetch
@@ -477,25 +458,6 @@ def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, f
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once
-
-
-def _check(source: Source, settings: Settings, functions: Functions, num_workers: int) -> None:
-    """Raises ValueError where source and settings don't go together, or a buffer can't fit."""
-    settings.check_filling(source.length)
-    if isinstance(source, IterableSource):
-        settings.check_can_iterate(source.name, reordered=source.reordered)
-    if source.works_ahead and settings.factor == "auto" and not num_workers:
-        warn_caller(
-            f"factor='auto' around a {source.name} that works ahead, with num_workers=0: R would be too "
-            "small, as it works during the steps too; give num_workers=1"
-        )
-    if settings.batch_size is None and isinstance(source, ArraySource):
-        raise ValueError("batch_size=None: arrays hold examples, not batches; give a batch_size")
-    # Of rows of a memory map the size is known; rows in memory are not copied; others tell it when they come.
-    copied = isinstance(source, ArraySource) and not source.resident and functions.decode is None
-    example_bytes = source.arrays.example_bytes if copied and isinstance(source, ArraySource) else 0
-    check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
-    check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
 
 
 def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:

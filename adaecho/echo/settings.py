@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 from adaecho.echo.read import Source
 from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.rows import ArraySource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
 Collate = Callable[[list[Any]], Any]
@@ -54,7 +55,7 @@ class Settings:
     max_factor: float = 16
     max_bad_examples: int = 0
     drop_last: bool = False
-    sampler: str | None = None  # its kind and length
+    sampler: Any = None  # kept as its kind and length
 
     def __post_init__(self) -> None:
         one_of("echo", self.echo, tuple(VARIANTS))
@@ -64,6 +65,8 @@ class Settings:
                 self._set(name, whole(name, getattr(self, name), least))
         if self.batch_size is None:
             self._check_whole_batches()
+        if self.sampler is not None:
+            self._check_sampler()
         check_factor(self.variant, self.factor, self.max_factor, self.batch_shuffle_buffer)
         refuse(
             not isinstance(self.drop_last, bool | np.bool_),
@@ -94,6 +97,23 @@ class Settings:
         refuse(self.order == "shards", f"order='shards' {given}: whole batches come in the source's order")
         refuse(self.drop_last is True, f"drop_last=True {given}: give it to the maker of the whole batches")
 
+    def _check_sampler(self) -> None:
+        kind, order, world_size = type(self.sampler).__name__, self.order, self.world_size
+        sampler = f"sampler={kind}"
+        refuse(
+            self.batch_size is None, f"{sampler} with batch_size=None: give it to the maker of the batches"
+        )
+        refuse(
+            order != "permutation", f"{sampler} with order={order!r}: both decide the order; leave one out"
+        )
+        refuse(not hasattr(self.sampler, "__len__"), f"{sampler}: it has no length; give it a __len__")
+        refuse(
+            isinstance(self.sampler, DistributedSampler) and world_size > 1,
+            f"{sampler} with world_size={world_size}: EchoLoader shares out the examples among the ranks "
+            "itself; leave the sampler out (or give rank=0, world_size=1 to share by it alone)",
+        )
+        self._set("sampler", f"{kind} of {len(self.sampler)}")
+
     def _check_even_ranks(self) -> None:
         """Raises ValueError where passes of unequal length would leave ranks waiting for gradients."""
         passes = f"epochs={self.epochs} and world_size={self.world_size}"
@@ -109,19 +129,36 @@ class Settings:
             f"batches than the others; let decode give a stand-in for a bad example, or {count}",
         )
 
-    def check_can_iterate(self, name: str, *, reordered: bool) -> None:
-        """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
+    def check_source(self, source: Source, shuffle: Any, num_workers: int) -> None:
+        """Raises ValueError where they and a source don't go together."""
+        self.check_filling(source.length)
+        if isinstance(source, IterableSource):
+            self._check_can_iterate(source, shuffle)
         refuse(
-            self.order == "shards" and not reordered,
-            "order='shards': this source can only be iterated, in an order of its own; leave order out, and "
-            "let the source shuffle its shards",
+            self.batch_size is None and isinstance(source, ArraySource),
+            "batch_size=None: arrays hold examples, not batches; give a batch_size",
+        )
+        if source.works_ahead and self.factor == "auto" and not num_workers:
+            warn_caller(
+                f"factor='auto' around a {source.name} that works ahead, with num_workers=0: R would be too "
+                "small, as it works during the steps too; give num_workers=1"
+            )
+
+    def _check_can_iterate(self, source: IterableSource, shuffle: Any) -> None:
+        """Raises ValueError where an iterable has no such order, or may be unequal among ranks."""
+        asked = "shuffle=True" if shuffle else f"sampler={self.sampler}"
+        iterated = f"{source.name} can only be iterated, in an order of its own"
+        refuse(shuffle or self.sampler is not None, f"{asked}: {iterated}; shuffle_buffer= shuffles examples")
+        refuse(
+            self.order == "shards" and not source.reordered,
+            f"order='shards': {iterated}; leave order out, and let the source shuffle its shards",
         )
         refuse(
             self.epochs is not None and self.world_size > 1 and self.batch_size is not None,
-            f"epochs={self.epochs} with world_size={self.world_size}: {name} can only be iterated, how many "
-            "examples of it a rank gets is not known, and ranks with unequal numbers of batches wait for "
-            "each other for ever; leave out epochs= and count steps (islice(loader, num_steps)), or give a "
-            "source with a length, or share it out yourself, with rank=0, world_size=1",
+            f"epochs={self.epochs} with world_size={self.world_size}: {source.name} can only be iterated, so "
+            "that ranks may get unequal numbers of batches and wait for each other for ever; leave out "
+            "epochs= and count steps (islice(loader, num_steps)), or give a source with a length, or share "
+            "it out yourself, with rank=0, world_size=1",
         )
 
     @property
@@ -315,6 +352,7 @@ def translated(
     order: str,
     collate: Collate | None,
     prefetch: int | None,
+    sampler: Any,
     num_workers: int,
     shuffle_buffer: int,
 ) -> tuple[str, Collate | None, int | None]:
@@ -322,7 +360,7 @@ def translated(
 
     Args:
         given: arguments beyond EchoLoader's own.
-        order, collate, prefetch, num_workers, shuffle_buffer: of the EchoLoader.
+        order, collate, prefetch, sampler, num_workers, shuffle_buffer: of the EchoLoader.
 
     Raises:
         ValueError: one has no meaning here, or contradicts another; the message says what replaces it.
@@ -345,6 +383,10 @@ def translated(
         prefetch = whole("prefetch", factor * num_workers, 0)
     if shuffle is not None:
         refuse(
+            shuffle and sampler is not None,
+            f"sampler={type(sampler).__name__} with shuffle={shuffle}: both decide the order; leave one out",
+        )
+        refuse(
             bool(shuffle) != (order != "stored") and order != "permutation",
             f"shuffle={shuffle} with order={order!r}: they contradict each other; give one",
         )
@@ -355,31 +397,3 @@ def translated(
         )
         order = order if shuffle else "stored"
     return order, collate or collate_fn, prefetch
-
-
-def check_sampler(sampler: Any, *, order: str, shuffle: Any, batch_size: int | None, world_size: int) -> None:
-    """Raises ValueError where a sampler can't decide the order."""
-    if sampler is None:
-        return
-    kind, other = f"sampler={type(sampler).__name__}", f"shuffle={shuffle}" if shuffle else f"order={order!r}"
-    refuse(batch_size is None, f"{kind} with batch_size=None: give it to the maker of the whole batches")
-    refuse(shuffle or order != "permutation", f"{kind} with {other}: both decide the order; leave one out")
-    refuse(
-        not hasattr(sampler, "__len__"),
-        f"{kind}: it has no length, and passes need one; give it a __len__",
-    )
-    refuse(
-        isinstance(sampler, DistributedSampler) and world_size > 1,
-        f"{kind} with world_size={world_size}: EchoLoader shares out the examples among the ranks itself; "
-        "leave the sampler out (or give rank=0, world_size=1 to share by it alone)",
-    )
-
-
-def check_iterable(source: Source, *, shuffle: Any, sampler: Any) -> None:
-    """Raises ValueError where an order was given for what can only be iterated."""
-    given = "shuffle=True" if shuffle else f"sampler={type(sampler).__name__}"
-    refuse(
-        isinstance(source, IterableSource) and (shuffle or sampler is not None),
-        f"{given}: {source.name} can only be iterated, in an order of its own; shuffle_buffer= shuffles "
-        "examples",
-    )

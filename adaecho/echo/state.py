@@ -208,7 +208,7 @@ class Streams:
         if not self.echoes_batches:
             return []
         held = self.batches(position).contents(position.batches).items
-        numbers: list[int] = (keyed.serials_of(held) // self.world).tolist()
+        numbers: list[int] = (keyed.distinct(held >> keyed.ECHO_BITS) // self.world).tolist()
         return numbers
 
     def num_held(self, position: Position) -> int:

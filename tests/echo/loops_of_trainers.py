@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,8 @@ def rest_of(loader: EchoLoader) -> list[list[list[int]]]:
     return [[labels.tolist() for _, labels in loader] for _ in range(2)]
 
 
-def ddp(folder: Path) -> dict[str, Any]:
-    early = make()
-    torch.distributed.init_process_group("gloo")
-    loader = make()
-    model, optimizer = parts()
-    model = DistributedDataParallel(model)
+def trained(loader: EchoLoader, step: Callable[[Any, Any], None], save: Callable[[], None]) -> dict[str, Any]:
+    """What a loop sees, and the lengths of its epochs; a state is saved in the middle of one."""
     seen: list[list[list[int]]] = []
     lengths = []
     for epoch in range(EPOCHS):
@@ -71,33 +68,46 @@ def ddp(folder: Path) -> dict[str, Any]:
         lengths.append(len(loader))
         seen.append([])
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            step(inputs, labels)
             seen[-1].append(labels.tolist())
             if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
-                state = {"loader": loader.state_dict()}  # on every rank
-                if torch.distributed.get_rank() == 0:
-                    torch.save(state, folder / "checkpoint.pt")
+                save()
+    return {"seen": seen, "lengths": lengths, "fresh": loader.fresh_examples}
+
+
+def ddp(folder: Path) -> dict[str, Any]:
+    early = make()
+    torch.distributed.init_process_group("gloo")
+    loader = make()
+    model, optimizer = parts()
+    model = DistributedDataParallel(model)
+
+    def step(inputs: Any, labels: Any) -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    def save() -> None:
+        state = {"loader": loader.state_dict()}  # on every rank
+        if torch.distributed.get_rank() == 0:
+            torch.save(state, folder / "checkpoint.pt")
+
+    saw = trained(loader, step, save)
     torch.distributed.barrier()
     resumed = make()
     resumed.load_state_dict(torch.load(folder / "checkpoint.pt")["loader"])
     rest = rest_of(resumed)
 
-    fresh = loader.fresh_examples
     loader.set_epoch(1)
     sampler = DistributedSampler(dataset)
     by_sampler = make(sampler=sampler, rank=0, world_size=1)
-    return {
-        "seen": seen,
-        "lengths": lengths,
+    return saw | {
         "rest": rest,
         "again": [labels.tolist() for _, labels in loader],
         "early": [error_of(lambda: iter(early)), error_of(lambda: len(early)), error_of(early.state_dict)],
         "sampler": error_of(lambda: make(sampler=sampler)),
         "its_set_epoch": error_of(lambda: loader.sampler.set_epoch(1)),  # type: ignore[attr-defined]
         "by_sampler": [labels.tolist() for _, labels in by_sampler],
-        "fresh": fresh,
         "weight": model.module.weight.tolist(),
     }
 
@@ -110,28 +120,22 @@ def fabric(folder: Path) -> dict[str, Any]:
     fabric.launch()
     model, optimizer = fabric.setup(*parts())
     loader = make(device=fabric.device)
-    seen: list[list[list[int]]] = []
-    lengths = []
-    for epoch in range(EPOCHS):
-        loader.set_epoch(epoch)
-        lengths.append(len(loader))
-        seen.append([])
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            fabric.backward(cross_entropy(model(inputs), labels))
-            optimizer.step()
-            seen[-1].append(labels.tolist())
-            if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
-                fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
+
+    def step(inputs: Any, labels: Any) -> None:
+        optimizer.zero_grad()
+        fabric.backward(cross_entropy(model(inputs), labels))
+        optimizer.step()
+
+    def save() -> None:
+        fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
+
+    saw = trained(loader, step, save)
     resumed = make(device=fabric.device)
     fabric.load(folder / "checkpoint.pt", {"model": model, "loader": resumed})
-    return {
-        "seen": seen,
-        "lengths": lengths,
+    return saw | {
         "rest": rest_of(resumed),
         "early": [error_of(lambda: iter(early))],
         "setup_dataloaders": error_of(lambda: fabric.setup_dataloaders(loader)),
-        "fresh": loader.fresh_examples,
         "weight": model.module.weight.tolist(),
     }
 
@@ -148,33 +152,24 @@ def accelerate(folder: Path) -> dict[str, Any]:
     )
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, made)
     accelerator.register_for_checkpointing(loader)
-    seen: list[list[list[int]]] = []
-    lengths = []
-    for epoch in range(EPOCHS):
-        loader.set_epoch(epoch)
-        lengths.append(len(loader))
-        seen.append([])
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            accelerator.backward(cross_entropy(model(inputs), labels))
-            optimizer.step()
-            scheduler.step()
-            seen[-1].append(labels.tolist())
-            if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
-                accelerator.save_state(folder / "checkpoint")
-    fresh, weight = loader.fresh_examples, model.module.weight.tolist()
+
+    def step(inputs: Any, labels: Any) -> None:
+        optimizer.zero_grad()
+        accelerator.backward(cross_entropy(model(inputs), labels))
+        optimizer.step()
+        scheduler.step()
+
+    saw = trained(loader, step, lambda: accelerator.save_state(folder / "checkpoint"))
+    weight = model.module.weight.tolist()
     scheduled = scheduler.scheduler.last_epoch
     accelerator.wait_for_everyone()
     accelerator.load_state(folder / "checkpoint")
-    return {
-        "seen": seen,
-        "lengths": lengths,
+    return saw | {
         "rest": rest_of(loader),
         "early": [error_of(lambda: iter(early))],
         "unchanged": loader is made,
         "scheduled": scheduled,
         "skip_first_batches": error_of(lambda: accelerator.skip_first_batches(loader, 2)),
-        "fresh": fresh,
         "weight": weight,
     }
 

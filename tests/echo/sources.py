@@ -59,6 +59,19 @@ class Dataset:
         return self.examples[row]
 
 
+class Broken(Dataset):
+    """Some rows can't be decoded."""
+
+    def __init__(self, length: int, *bad: int) -> None:
+        super().__init__(length)
+        self.bad = bad
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row in self.bad:
+            raise ValueError(f"cannot decode {row}")
+        return super().__getitem__(row)
+
+
 class Stream:
     """Iterable; counts its own reads."""
 

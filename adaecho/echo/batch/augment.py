@@ -4,18 +4,19 @@ Augmentation is keyed to (seed, fresh serial, echo index), one example at a time
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from adaecho.echo.memory.budget import free_bytes
-from adaecho.echo.memory.pool import Examples
+from adaecho.echo.memory.pool import Examples, singles_of
 from adaecho.echo.memory.tree import Columns, num_bytes, obstacle, remedy, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.read.chunks import Preparation, Tried
 from adaecho.echo.read.failures import NONE_SKIPPED
 from adaecho.echo.settings import Settings, one_of, refuse
-from adaecho.echo.threads.generators import global_generators_kept, one_by_one, seeded
+from adaecho.echo.threads.generators import global_generators_kept, seed_globally
 from adaecho.echo.variants import PLACES
 
 Origin = Callable[[int], str]
@@ -61,18 +62,15 @@ class Augmentation:
             except Exception as error:
                 error.add_note(f"while augmenting {span(items, self._origin)}")
                 raise
-        singles = examples.examples() if isinstance(examples, Columns) else examples
+        with global_generators_kept() if self.uses_global_generators else nullcontext():
+            given = zip(singles_of(examples), drawn.tolist(), strict=True)
+            return one_by_one(self._drawn, given, items, self._origin, "while augmenting {}")
 
-        def failed(error: Exception, position: int) -> None:
-            error.add_note(f"while augmenting {self._origin(int(items[position]) >> keyed.ECHO_BITS)}")
-
+    def _drawn(self, example: Any, key: int) -> Any:
         if not self.uses_global_generators:
-            return one_by_one(self._with_generator, singles, drawn, failed)
-        with global_generators_kept():
-            return seeded(self._augment, singles, drawn.tolist(), failed)
-
-    def _with_generator(self, example: Any, key: Any) -> Any:
-        return self._augment(example, keyed.generator(key))
+            return self._augment(example, keyed.generator(key))
+        seed_globally(key, key >> 1)
+        return self._augment(example)
 
 
 def _in_block(block: Callable[[Any, keyed.Keys], Any], drawn: keyed.Keys, examples: Examples) -> Columns:
@@ -120,19 +118,22 @@ def in_turn(augments: Sequence[Augment]) -> Augment | None:
 
 def decoding_first(decode: Callable[[Any], Any], origin: Origin) -> Augment:
     """What decodes after the buffer, where that holds examples as they are stored, one by one."""
+    note = f"while decoding {{}}; {NONE_SKIPPED}"
+    return lambda items, examples: one_by_one(decode, zip(singles_of(examples)), items, origin, note)
 
-    def decoded(items: keyed.Items, examples: Examples) -> Examples:
-        singles = examples.examples() if isinstance(examples, Columns) else examples
-        made = []
-        for item, single in zip(items.tolist(), singles, strict=True):
-            try:
-                made.append(decode(single))
-            except Exception as error:
-                error.add_note(f"while decoding {origin(item >> keyed.ECHO_BITS)}; {NONE_SKIPPED}")
-                raise
-        return made
 
-    return decoded
+def one_by_one(
+    make: Callable[..., Any], given: Iterable[Any], items: keyed.Items, origin: Origin, note: str
+) -> list[Any]:
+    """What is made of what is given for each item; an error gets a note of what to call its example."""
+    made: list[Any] = []
+    try:
+        for arguments in given:
+            made.append(make(*arguments))
+    except Exception as error:
+        error.add_note(note.format(origin(int(items[len(made)]) >> keyed.ECHO_BITS)))
+        raise
+    return made
 
 
 def span(items: keyed.Items, origin: Origin) -> str:
@@ -155,10 +156,6 @@ def _num_arguments(augment: Callable[..., Any]) -> int:
         raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
     return 2 if len(required) == 2 or named_rng else 1
-
-
-Peek = Callable[[], Any]
-"""The first example of the source as it is stored; None of what can only be iterated."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +226,11 @@ class Functions:
         variant = self.settings.variant
         return variant.augments_before or (variant.repeats == "examples" and isinstance(self.augment, tuple))
 
-    def choose_place(self, peek: Peek | None) -> str:
-        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored."""
+    def choose_place(self, peek: Callable[[], Any] | None) -> str:
+        """``auto`` resolved: whether the buffer holds examples decoded or as they are stored.
+
+        ``peek`` gives the source's first example as it is stored; None where it can only be iterated.
+        """
         settings = self.settings
         if self.place != "auto":
             return self.place
@@ -240,7 +240,7 @@ class Functions:
             return "encoded"
         return "decoded" if self._fits_decoded(peek) else "encoded"
 
-    def _fits_decoded(self, peek: Peek | None) -> bool:
+    def _fits_decoded(self, peek: Callable[[], Any] | None) -> bool:
         """Whether so many like the first would leave half of the free memory; unknown of a stream."""
         free = free_bytes()
         if free is None or peek is None:

@@ -4,21 +4,23 @@ Whole batches are examples of a batch size of one.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.echo.batch.augment import Origin, span
 from adaecho.echo.memory.budget import check_memory
-from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved
+from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved, singles_of
 from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
 from adaecho.echo.order import keyed
-from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, Stage, absent
-from adaecho.echo.order.stream import Stream
+from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, RowsOf, Stage, absent
+from adaecho.echo.order.stream import Rows, Stream
+from adaecho.echo.read.chunks import Reader
 from adaecho.echo.state import Position
 
 
@@ -39,18 +41,40 @@ class Batch:
     reread: int = 0
 
 
-class Claim(NamedTuple):
-    """The examples of the next batches.
+class _Again(NamedTuple):
+    """One use of what a resume found in a buffer: it is read for its first one, and kept for the others.
 
     Attributes:
-        outputs: which they are.
-        examples: those that are in the pool.
-        absent: which of the outputs are not, bool [n]; None where all are.
+        place: among the items taken with it.
+        serial: which it is.
+        first: it is to be read for this use.
+        shared: with other uses, which writing into this one must not change.
+        read: what is read for the first one, by serial.
     """
 
-    outputs: Outputs
+    place: int
+    serial: int
+    first: bool
+    shared: bool
+    read: "Future[dict[int, Any]]"
+
+
+class Taken(NamedTuple):
+    """Examples on their way to batches.
+
+    Attributes:
+        items: uses of examples, int64 [n].
+        examples: those that lie in the pool.
+        absent: which don't, bool [n]; None for none.
+        again: those that a resume found in a buffer.
+        read: of those, what is to be read for these.
+    """
+
+    items: keyed.Items
     examples: Examples
-    absent: NDArray[np.bool_] | None
+    absent: NDArray[np.bool_] | None = None
+    again: Sequence[_Again] = ()
+    read: "Future[dict[int, Any]] | None" = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +114,7 @@ class Making:
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
         if self.collate is None and isinstance(examples, Columns):
             return self.move(examples.batch())
-        singles = examples.examples() if isinstance(examples, Columns) else examples
+        singles = singles_of(examples)
         try:
             batch = (self.collate or collate)(singles)
         except Exception as error:
@@ -114,15 +138,6 @@ class Making:
         return span(items, self.origin)
 
 
-class Rereader(Protocol):
-    """What reads again: see ``Reader``."""
-
-    reads_again: bool
-
-    def reread(self, serials: NDArray[np.int64], uses: NDArray[np.int64]) -> Any:
-        """The examples, or the rows that a pool has them in."""
-
-
 class Batches:
     """Batches of what leaves a stage.
 
@@ -132,10 +147,11 @@ class Batches:
         making: of batches.
         reader: reads examples again that a resume finds in the buffer.
         position: where the stage stands.
+        rows_of: the rows of what is held there, or ``ABSENT``.
+        held: the serials of what is to be read again of that, one for each use.
         group: gives how many batches are made at once, as slices of one stack; more than 1 spares most of
             the interpreter's work where examples are small arrays.
         drop_last: leave out a short batch at the end of a pass.
-        absent: held items of which the pool has no example.
     """
 
     def __init__(
@@ -143,36 +159,46 @@ class Batches:
         stage: Stage,
         pool: ExamplePool | ResidentPool,
         making: Making,
-        reader: Rereader,
+        reader: Reader,
         position: Position,
+        rows_of: RowsOf,
+        held: NDArray[np.int64],
         *,
         group: Callable[[], int] = lambda: 1,
         drop_last: bool = False,
-        absent: int = 0,
     ) -> None:
         self._stage, self._pool, self.making, self._reader = stage, pool, making, reader
-        self._position, self._group, self._drop_last, self._absent = position, group, drop_last, absent
+        self._position, self._rows_of, self._group, self._drop_last = position, rows_of, group, drop_last
+        self._left = Counter(held.tolist())  # uses to leave, by serial
+        self._again: dict[int, Future[dict[int, Any]]] = {}  # of which one has left, and not the last
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> tuple[Outputs, Taken] | None:
         """The examples of the next batches, and which use each is; None at the end of the pass."""
         outputs = self._stage.take(self._group() * self.making.batch_size)
         if not len(outputs):
             return None
-        absent, rows = None, outputs.rows
-        if self._absent:
-            absent = rows == ABSENT
-            self._absent -= int(absent.sum())
-            rows = rows[~absent]
-        return Claim(outputs, self._pool.take(rows) if len(rows) else [], absent)
+        return outputs, self._taken(outputs.items, outputs.rows)
 
-    def work(self, claim: Claim) -> list[Batch]:
+    def _taken(self, items: keyed.Items, rows: Rows) -> Taken:
+        if not self._left:
+            return Taken(items, self._pool.take(rows))
+        again, absent, read = [], rows == ABSENT, Future[dict[int, Any]]()
+        for place, serial in enumerate((items >> keyed.ECHO_BITS).tolist()):
+            if left := self._left[serial]:
+                first = serial not in self._again
+                its = self._again.setdefault(serial, read)
+                again.append(_Again(place, serial, first, left > 1 or not first, its))
+                self._left[serial] -= 1
+                if left == 1:
+                    del self._left[serial], self._again[serial]
+        rows = rows[~absent]
+        return Taken(items, self._pool.take(rows) if len(rows) else [], absent, again, read)
+
+    def work(self, claim: tuple[Outputs, Taken]) -> list[Batch]:
         """Make the batches."""
-        outputs, size, before = claim.outputs, self.making.batch_size, self._position
+        (outputs, taken), size, before = claim, self.making.batch_size, self._position
         items = outputs.items  # int64 [n], n up to group * batch_size
-        examples, absent = claim.examples, claim.absent
-        if absent is not None:
-            examples = interleaved(examples, self._again(items[absent]), absent)
-        examples = self.making.augmented(items, examples)
+        examples = self.making.augmented(items, self._read(taken))
         length = self.making.examples_in(examples)
         batches = []
         short = len(items) % size if self._drop_last else 0
@@ -184,39 +210,38 @@ class Batches:
                 fresh_examples=index - before.skipped, next_index=index, examples=outputs.place(end),
                 oldest=outputs.oldest,
             )  # fmt: skip
-            batch = Batch(self.making.batch(items[start:end], part), position, length)
-            if absent is not None:
-                batch.reread = self._num_read(items[start:end][absent[start:end]])
-            batches.append(batch)
+            content, reread = self.making.batch(items[start:end], part), self._num_read(taken, start, end)
+            batches.append(Batch(content, position, length, reread))
         return batches
 
-    def _again(self, items: keyed.Items) -> Examples:
-        """The examples of items, read a second time."""
-        serials, inverse, counts = np.unique(
-            items >> keyed.ECHO_BITS, return_inverse=True, return_counts=True
-        )
-        examples = self._reader.reread(serials, counts) if len(serials) else []
-        if isinstance(examples, np.ndarray):  # rows of a resident source
-            return self._pool.take(examples[inverse])
-        if isinstance(examples, Columns):
-            return examples.take(inverse)
-        # Each use but the last is a copy: writing into it must not change the others.
-        left = counts.tolist()
+    def _read(self, taken: Taken) -> Examples:
+        """All examples. What is absent is read for its first use: here, or by who has claimed that before."""
+        if taken.absent is None or taken.read is None or not taken.absent.any():
+            return taken.examples
+        serials = sorted(use.serial for use in taken.again if use.first)
+        try:
+            read = self._reader.reread(np.array(serials)) if serials else []
+            taken.read.set_result(dict(zip(serials, singles_of(read), strict=True)))
+        except BaseException as error:
+            if not taken.read.done():
+                taken.read.set_exception(error)  # for who waits for it
+            raise
         again = []
-        for n in inverse.tolist():
-            left[n] -= 1
-            again.append(duplicate(examples[n]) if left[n] else examples[n])
-        return again
+        for use in taken.again:
+            example = use.read.result()[use.serial]
+            again.append(duplicate(example) if use.shared else example)
+        return interleaved(taken.examples, again, taken.absent)
 
     def remade(self, items: keyed.Items) -> Batch:
         """A batch made a second time."""
-        examples = self.making.augmented(items, self._again(items))
+        taken = self._taken(items, self._rows_of(items))
+        examples = self.making.augmented(items, self._read(taken))
         length = self.making.examples_in(examples)
-        content = self.making.batch(items, examples)
-        return Batch(content, self._position, length, self._num_read(items) * (length or 1))
+        reread = self._num_read(taken, 0, len(items)) * (length or 1)
+        return Batch(self.making.batch(items, examples), self._position, length, reread)
 
-    def _num_read(self, items: keyed.Items) -> int:
-        return len(keyed.serials_of(items)) if self._reader.reads_again else 0
+    def _num_read(self, taken: Taken, start: int, end: int) -> int:
+        return self._reader.reads_again * sum(use.first and start <= use.place < end for use in taken.again)
 
 
 @dataclass(slots=True)
@@ -253,9 +278,8 @@ class EchoedBatches:
         self._oldest = deque([(position.next_number, position.oldest)])  # of the examples, by batch held
         held = stream.contents(position.batches)
         self._stage.resume(position.batches, position.next_number, held, absent)
-        numbers, left = np.unique((held.items >> keyed.ECHO_BITS) // stream.world, return_counts=True)
-        repeats = zip(numbers.tolist(), left.tolist(), strict=True)
-        self._pool = {number: _Echoed(None, count) for number, count in repeats}
+        repeats = Counter(map(stream.number, held.items.tolist()))
+        self._pool = {number: _Echoed(None, left) for number, left in repeats.items()}
         self._held, self._reread, self.busy_s = position.held_examples, 0, 0.0
 
     def insert(self, batches: list[Batch], repeats: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from adaecho.echo.memory.pool import Examples
 from adaecho.echo.memory.tree import Columns, duplicate, num_bytes, same_layout, stack
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.chunks import Reader, Serials, all_of
+from adaecho.echo.read.chunks import Reader, Serials
 from adaecho.echo.threads.processes import Forked, Shared
 from adaecho.echo.threads.workers import GivenUp
 
@@ -34,16 +34,11 @@ Tokens = NDArray[np.int64]
 
 
 class TokenPool:
-    """Tokens of examples that lie elsewhere, with a count of the uses of each that are still to leave.
-
-    Args:
-        again: what is not in here has been read for the batch that uses it, and is held once for that.
-    """
+    """Tokens of examples that lie elsewhere, with a count of the uses of each that are still to leave."""
 
     rows = 1 << 62
 
-    def __init__(self, *, again: bool) -> None:
-        self._again = int(again)
+    def __init__(self) -> None:
         self._left: dict[int, int] = {}
         self._total: dict[int, int] = {}
 
@@ -56,18 +51,13 @@ class TokenPool:
 
     def take(self, tokens: Tokens) -> Tokens:
         """One use of each: [n, 2], the token, and with the last one how many uses there were, else 0."""
-        listed, left, totals = tokens.tolist(), self._left, []
-        unknown = Counter(token for token in listed if token not in left)
-        for token in reversed(listed):
-            if token in unknown:
-                totals.append(unknown[token] - self._again)
-                unknown[token] = self._again
-                continue
-            left[token] -= 1
-            totals.append(0 if left[token] else self._total.pop(token))
-            if not left[token]:
-                del left[token]
-        return np.stack([tokens, np.array(totals[::-1], dtype=np.int64)], axis=1)
+        taken = np.stack([tokens, np.zeros_like(tokens)], axis=1)
+        for place, token in enumerate(tokens.tolist()):
+            self._left[token] -= 1
+            if not self._left[token]:
+                del self._left[token]
+                taken[place, 1] = self._total.pop(token)
+        return taken
 
     def begin_anew(self) -> None:
         """The owners are others, which have used none yet."""
@@ -79,10 +69,12 @@ class Contents:
 
     Args:
         reader, making: of the loader.
+        owned: whether a serial is one of its own.
     """
 
-    def __init__(self, reader: Reader, making: Making) -> None:
+    def __init__(self, reader: Reader, making: Making, owned: Callable[[int], bool]) -> None:
         reader.go_alone()
+        reader.keep_again(owned)
         self._reader, self._making = reader, making
         self._examples: dict[int, Any] = {}  # by serial
         # By serial: uses known to come, less those that came. Requests of threads overtake one another,
@@ -92,22 +84,21 @@ class Contents:
     def __call__(self, what: str, *arguments: Any) -> Any:
         return self._read(*arguments) if what == "read" else self._made(*arguments)
 
-    def _read(self, claim: Any, hold: int) -> Fresh:
+    def _read(self, claim: Any) -> Fresh:
         fresh = self._reader.work(claim)
-        self._keep(fresh.serials.tolist(), fresh.examples, hold)
+        self._keep(fresh.serials.tolist(), fresh.examples)
         size = num_bytes(fresh.examples[0]) if len(fresh.serials) else 0
         return Fresh(fresh.serials, None, fresh.next_index, fresh.bad, size)
 
-    def _keep(self, serials: list[int], examples: Examples, hold: int = 0) -> None:
+    def _keep(self, serials: list[int], examples: Examples) -> None:
         singles = map(duplicate, examples.examples()) if isinstance(examples, Columns) else examples
         self._examples.update(zip(serials, singles, strict=True))
-        self._left.update(dict.fromkeys(serials, hold))
 
     def _made(self, items: keyed.Items, totals: NDArray[np.int64]) -> Any:
         serials = (items >> keyed.ECHO_BITS).tolist()
         lacking = np.array(sorted({serial for serial in serials if serial not in self._examples}), np.int64)
         if len(lacking):
-            self._keep(lacking.tolist(), self._reader.reread(lacking, np.ones_like(lacking)))
+            self._keep(lacking.tolist(), self._reader.reread(lacking))
         for serial, total in zip(serials, totals.tolist(), strict=True):
             self._left[serial] += total - 1
         uses, examples = Counter(serials), []
@@ -152,8 +143,7 @@ class Owners:
         self._number, self._reader, self._making, self._world = number, reader, making, world
         self._buffered, self._resident = buffered, resident is not None
         self._example_bytes = 0 if resident is None else resident.example_bytes
-        self.pool = TokenPool(again=not self._resident)
-        self.reads_again = reader.reads_again
+        self.pool = TokenPool()
         self._all: list[Forked] = []
         self._choosing = threading.Lock()
         self._reads, self._given = [0] * number, [0] * number  # at work, and examples of each so far
@@ -169,11 +159,18 @@ class Owners:
         reader, making, room = self._reader, self._making, _MEMORY_BYTES // self._number
         if not self._all:
             self.pool.begin_anew()
-        while len(self._all) < self._number:
+        while (number := len(self._all)) < self._number:
             forked = Forked(
-                lambda: Contents(reader, making), self._all, slots=self._num_slots, slot_bytes=room // 64 * 64
-            )
+                lambda: Contents(reader, making, lambda serial: self.tokens(serial) % self._number == number),
+                self._all, slots=self._num_slots, slot_bytes=room // 64 * 64,
+            )  # fmt: skip
             self._all.append(forked)
+        reader.keep_again(lambda _: False)  # they have it
+
+    def hold(self, serials: Serials) -> None:
+        """What a resume finds in buffers, one for each use: who owns it reads it when it lacks it."""
+        uses = Counter(self.tokens(serials).tolist())
+        self.pool.insert(np.array([*uses], np.int64), np.array([*uses.values()], np.int64))
 
     def kill(self) -> None:
         """End them, whatever they do."""
@@ -193,8 +190,8 @@ class Owners:
         except IndexError:  # closed by another thread
             raise GivenUp from None
 
-    def read(self, claim: Any, hold: int = 0) -> Fresh:
-        """What was claimed is read by one of them, and held for so many uses: tokens."""
+    def read(self, claim: Any) -> Fresh:
+        """What was claimed is read by one of them: tokens."""
         serials = claim[0]
         if self._resident:
             return Fresh(serials, self.tokens(serials), claim[2])
@@ -204,7 +201,7 @@ class Owners:
             self._given[number] += len(serials)
         try:
             forked = self._of(number)
-            fresh: Fresh = forked.receive(forked.send(0, "read", claim, hold))
+            fresh: Fresh = forked.receive(forked.send(0, "read", claim))
         finally:
             with self._choosing:
                 self._reads[number] -= 1
@@ -219,20 +216,13 @@ class Owners:
         pair = 2 * self._making.batch_size * self._example_bytes
         return 2 if 0 < pair <= _SMALL_BYTES else 1
 
-    def tokens(self, serials: Serials) -> Tokens:
+    def tokens(self, serials: Any) -> Any:
         """Of what need not be read before it is used: each an owner."""
         return serials * self._number + serials // self._world % self._number
 
     def tokens_of(self, items: keyed.Items) -> Tokens:
         """The tokens of items of these."""
-        return self.tokens(items >> keyed.ECHO_BITS)
-
-    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Tokens:
-        """The tokens of what a resume finds in the buffer."""
-        if self._resident:
-            return self.tokens(serials)
-        tokens: Any = all_of(self.read(self._reader.again(serials, uses), 1), serials)
-        return np.asarray(tokens)
+        return np.asarray(self.tokens(items >> keyed.ECHO_BITS))
 
     def augmented(self, items: keyed.Items, taken: Any) -> Examples:
         """The augmented examples of items [n], of which a pool gave these tokens."""

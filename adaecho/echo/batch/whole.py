@@ -28,17 +28,10 @@ class ToDevice:
         except RuntimeError as error:
             raise ValueError(f"device={device!r}: torch knows no such device ({error})") from error
         self._cuda = self._device is not None and self._device.type == "cuda"
-        if self._cuda and not torch.cuda.is_available():
-            raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; give None, or 'cpu'")
-        if self._device is not None and not self._cuda:
-            try:
-                torch.empty(0, device=self._device)
-            except (RuntimeError, AssertionError, NotImplementedError) as error:
-                kind = self._device.type.upper()
-                raise ValueError(
-                    f"device={str(device)!r}: torch finds no {kind} device here; give None, or 'cpu'"
-                ) from error
-        if self._device == torch.device("cuda") and torch.cuda.is_available():
+        if self._device is not None and not _is_found(self._device):
+            kind = self._device.type.upper()
+            raise ValueError(f"device='{device}': torch finds no {kind} device here; give None, or 'cpu'")
+        if self._device == torch.device("cuda"):
             # The current one of this thread: that of the loader's threads would be the first.
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
@@ -70,6 +63,16 @@ class ToDevice:
         # A thread may have cloned a repeat, on the default stream.
         stream.wait_stream(torch.cuda.default_stream(self._device))
         on_tensors(batch, lambda tensor: tensor.record_stream(stream))
+
+
+def _is_found(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_available()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
 
 
 def on_tensors(batch: Any, call: Callable[[torch.Tensor], Any]) -> Any:

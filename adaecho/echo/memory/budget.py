@@ -18,9 +18,10 @@ def check_memory(needed_bytes: int, key: str = "shuffle_buffer") -> None:
     """
     free = free_bytes()
     if free is not None and needed_bytes > free:
+        needed_gib, free_gib = needed_bytes / 2**30, free / 2**30
         raise ValueError(
-            f"{key}: it would take {_spelt(needed_bytes)} and {_spelt(free)} are free; make {key} smaller, "
-            "or buffer smaller examples"
+            f"{key}: it would take {needed_gib:,.1f} GiB and {free_gib:,.1f} GiB are free; make {key} "
+            "smaller, or buffer smaller examples"
         )
 
 
@@ -33,10 +34,6 @@ def affordable(items: int, item_bytes: int) -> int:
     """As many of the items as a quarter of the free memory holds."""
     free = free_bytes()
     return items if free is None else min(items, free // 4 // max(item_bytes, 1))
-
-
-def _spelt(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

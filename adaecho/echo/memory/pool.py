@@ -124,13 +124,14 @@ class ExamplePool:
         return taken  # type: ignore[no-any-return]
 
 
+def singles_of(examples: Examples) -> list[Any]:
+    """Examples one by one; views of a stack."""
+    return examples.examples() if isinstance(examples, Columns) else examples
+
+
 def interleaved(first: Examples, second: Examples, of_second: NDArray[np.bool_]) -> Examples:
     """Two parts as one, in the order that tells for each place [n] whether it is of the second."""
     if not len(first) or not len(second):
         return first if len(first) else second
-    if isinstance(first, np.ndarray):  # of tokens, see batch.owners
-        both = np.empty((len(of_second), *first.shape[1:]), first.dtype)
-        both[~of_second], both[of_second] = first, second
-        return both
-    parts = [iter(part.examples() if isinstance(part, Columns) else part) for part in (first, second)]
+    parts = [iter(singles_of(part)) for part in (first, second)]
     return [next(parts[which]) for which in of_second.astype(int).tolist()]

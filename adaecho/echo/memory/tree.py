@@ -71,11 +71,11 @@ class TreeSpec:
     parts: tuple["TreeSpec", ...] = ()
     cls: type | None = None  # of a named tuple
 
-    def build(self, leaves: Iterator[Any], *, kinds: bool = False) -> Any:
-        """An example in this form from its leaves; where asked for, each of the kind it was."""
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """An example in this form from its leaves."""
         if self.kind in _CONTAINERS:
-            return self.filled([part.build(leaves, kinds=kinds) for part in self.parts])
-        return _wrap(self.kind, next(leaves)) if kinds else next(leaves)
+            return self.filled([part.build(leaves) for part in self.parts])
+        return next(leaves)
 
     def filled(self, parts: Sequence[Any]) -> Any:
         """A container of this kind."""

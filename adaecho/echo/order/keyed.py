@@ -21,7 +21,6 @@ Items = NDArray[np.int64]
 NO_ITEMS: Items = np.empty(0, dtype=np.int64)
 
 ECHO_BITS = 16
-MAX_ECHOES = 1 << ECHO_BITS
 
 # Purposes from here on are an echo stage's own, out of the way of those an augmentation numbers from 0.
 STAGE_PURPOSES = 1 << 20
@@ -59,11 +58,6 @@ def uses(serials: NDArray[np.int64], counts: NDArray[np.int64]) -> Items:
     items: Items = np.repeat((serials << ECHO_BITS) - firsts, counts)
     items += np.arange(len(items))  # the place less that of the first use is the echo index
     return items
-
-
-def serials_of(items: Items) -> NDArray[np.int64]:
-    """The fresh examples (or batches) behind items, each once, rising."""
-    return distinct(items >> ECHO_BITS)
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -127,7 +127,7 @@ class Permutation:
         return self._kept[number]
 
     def _drawn(self, number: int) -> NDArray[Any]:
-        rng = np.random.Generator(self._bits(number))
+        rng = np.random.Generator(_bits_of(self._seed, number))
         if self._order == "shards":
             assert self._lengths is not None
             shards = rng.permutation(len(self._lengths))  # [shards], as they come in this pass
@@ -137,8 +137,9 @@ class Permutation:
             return np.stack([ends, starts - (ends - lengths)])
         return rng.permutation(np.arange(self.length, dtype=self._dtype))  # [length]
 
-    def _bits(self, number: int) -> np.random.Philox:
-        return np.random.Philox(key=np.array([self._seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64))
+
+def _bits_of(seed: int, number: int) -> np.random.Philox:
+    return np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64))
 
 
 def permuted(positions: Rows, length: int, seed: int, number: int) -> Rows:
@@ -210,7 +211,7 @@ def interleaved(positions: Rows, length: int, places: int, seed: int, number: in
 
 def seeds_of_pass(seed: int, number: int) -> tuple[int, int]:
     """The seeds of a sampler's draws in a pass and of those of its rows as they are read, below 2**63."""
-    drawn = np.random.Philox(key=np.array([seed & 0xFFFFFFFFFFFFFFFF, number], dtype=np.uint64)).random_raw(2)
+    drawn = _bits_of(seed, number).random_raw(2)
     return int(drawn[0]) >> 1, int(drawn[1]) >> 1
 
 

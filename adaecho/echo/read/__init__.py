@@ -16,7 +16,7 @@ from adaecho.echo.read.rows import ArraySource, MapSource
 Source = ArraySource | MapSource | IterableSource
 
 
-def as_source(source: Any, *, seed: int = 0, batch_size: int | None = 1, world_size: int = 1) -> Source:
+def as_source(source: Any, seed: int = 0, *, batch_size: int | None = 1, world_size: int = 1) -> Source:
     """What kind of source an object is, asked once: the rest of the loader asks what this returns.
 
     Args:

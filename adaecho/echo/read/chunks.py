@@ -124,15 +124,6 @@ class Preparation:
         return Fresh(serials, self.finish(serials, good), end, bad)
 
 
-def all_of(reread: Fresh, needed: Serials) -> Examples:
-    """What a resume found in a buffer, read again; raises the exception of what can't be read this time."""
-    if len(reread.serials) != len(needed):
-        bad = reread.bad[0]
-        raise bad.told(f"while reading {bad.origin} again, as the buffer held it; it could be read before")
-    examples: Examples = reread.examples
-    return examples
-
-
 class Reader(Protocol):
     """Fresh examples of one rank in serial order.
 
@@ -159,16 +150,26 @@ class Reader(Protocol):
     def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
         """Go to a local number; how many examples had to be read again for that.
 
-        ``needed`` are the serials, one for each use, of the earlier examples that ``reread`` will be asked
-        for.
+        ``needed`` are the serials of the earlier examples that ``reread`` will be asked for.
         """
 
-    def again(self, serials: Serials, uses: NDArray[np.int64]) -> Any:
-        """A claim of some of the needed serials, rising, of each of which so many uses are for this."""
+    def again(self, serials: Serials) -> Any:
+        """A claim of some of the needed serials, rising, each once."""
 
-    def reread(self, serials: Serials, uses: NDArray[np.int64]) -> Examples:
-        """Their examples."""
-        return all_of(self.work(self.again(serials, uses)), serials)
+    def reread(self, serials: Serials) -> Examples:
+        """Their examples; raises the exception of what can't be read this time."""
+        fresh = self.work(self.again(serials))
+        if len(fresh.serials) != len(serials):
+            bad = fresh.bad[0]
+            raise bad.told(
+                f"while reading {bad.origin} again, as the buffer held it; it could be read before"
+            )
+        examples: Examples = fresh.examples
+        return examples
+
+    def keep_again(self, owned: Callable[[int], bool]) -> None:
+        """Forget what was read for ``reread``, but what is told of a serial."""
+        del owned
 
     def go_alone(self) -> None:
         """This is a process of its own from here on: what is read stays there, one by one."""
@@ -198,6 +199,8 @@ class FreshQueue:
     Attributes:
         index: local number of the next to take.
         examples: taken, the bad ones too.
+        map: of what is read, maybe in threads; one that works ahead may be put in its place.
+        more: examples to read further ahead, once it is known how large they are.
     """
 
     def __init__(
@@ -207,11 +210,7 @@ class FreshQueue:
         self.map: OrderedMap[Any, Fresh] | InlineMap[Any, Fresh]
         self.map = InlineMap(lambda: claim(self._wanted), work)
         self.index, self.examples = index, 0
-        self._more = 0  # examples to read ahead, once it is known how large they are
-
-    def read_ahead(self, chunks: OrderedMap[Any, Fresh], more: int) -> None:
-        """Take from chunks that threads read; so many examples further ahead, where memory holds them."""
-        self.map, self._more = chunks, more
+        self.more = 0
 
     def take(self, count: int) -> Fresh | None:
         """``count`` local numbers further, or as many as a chunk has; None at the end of the iteration."""
@@ -221,13 +220,13 @@ class FreshQueue:
             self.examples += chunk.next_index - self.index
             self.index = chunk.next_index
             self._bad.add(chunk)
-            if self._more and len(chunk.serials):
+            if self.more and len(chunk.serials):
                 self._widen(chunk)
         return chunk
 
     def _widen(self, chunk: Fresh) -> None:
         read = chunk.examples
         one = read[:1].tree() if isinstance(read, Columns) else read[0]
-        more, self._more = affordable(self._more, chunk.example_bytes or num_bytes(one)), 0
+        more, self.more = affordable(self.more, chunk.example_bytes or num_bytes(one)), 0
         assert isinstance(self.map, OrderedMap)
         self.map.widen(more // len(read))

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from adaecho.echo.memory.tree import Columns, Rows, isolated
@@ -22,7 +21,7 @@ from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import is_of_machine, warn_caller
 from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.generators import draws, global_generators_kept, seeded
+from adaecho.echo.threads.generators import draws, global_generators_kept, seed_globally
 from adaecho.echo.threads.processes import can_fork, in_fork
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
@@ -201,7 +200,8 @@ class MapSource:
     def _drawn(self, row: int, key: int) -> Any:
         """One example, with the global generators seeded by a key."""
         with global_generators_kept():
-            return seeded(self._dataset.__getitem__, [row], [key], _failed)[0]
+            seed_globally(key, key >> 1)
+            return self._dataset[row]
 
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
@@ -236,10 +236,6 @@ def _copier(dataset: Any) -> Callable[[], Any]:
     pickler.dump(dataset)
     copied()
     return copied
-
-
-def _failed(error: Exception, position: int) -> None:
-    """Leave an error as it is: the reader names the example."""
 
 
 def _first_draws(dataset: Any) -> bool:
@@ -281,9 +277,6 @@ class RandomReader(Reader):
         resident: give row numbers instead of examples; the pool is the source itself.
         seed: of what a dataset draws from global generators.
         num_workers: that read: threads, or ``processes``.
-
-    Attributes:
-        method: how rows are permuted, which a state names: see ``Permutation``.
     """
 
     def __init__(
@@ -299,7 +292,7 @@ class RandomReader(Reader):
         num_workers: int = 0,
         processes: bool = False,
     ) -> None:
-        self.reads_again, self.method = not resident, permutation.method  # each when it is needed
+        self.reads_again = not resident  # each when it is needed
         self.witnesses = Witnesses()  # none: the order is the loader's own
         self._source, self._permutation, self._preparation = source, permutation, preparation
         self._rank, self._world, self._resident = rank, world, resident
@@ -348,7 +341,7 @@ class RandomReader(Reader):
         self._index = index
         return 0
 
-    def again(self, serials: Serials, uses: NDArray[np.int64]) -> tuple[Serials, Rows, int]:  # noqa: ARG002
+    def again(self, serials: Serials) -> tuple[Serials, Rows, int]:
         return serials, self._permutation.rows(serials), 0
 
     def go_alone(self) -> None:

@@ -3,26 +3,78 @@
 import contextlib
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adaecho.echo.memory.tree import duplicate
 from adaecho.echo.order.stage import Fresh
-from adaecho.echo.read.around import IterableSource, OwnMemory
-from adaecho.echo.read.around.position import Mark, Position, needed_marks, thinned
+from adaecho.echo.read.around import IterableSource, OwnMemory, Position
 from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.witness import Witnesses, tells_content
 
+_MOST = 1024  # marks
+_SPACING = 16  # times as much is read again anyway as on the way from a mark to the oldest needed example
 _WITNESSED = 16  # of so many examples one is; of batches each
 _ENDED = object()
 
 SequentialClaim = tuple[Serials, list[Any], Sequence[int]]
 """Serials [n], examples, and the place of each in its pass."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Somewhere to begin again.
+
+    Attributes:
+        number, first: of the pass, and the count at which it began.
+        count: examples iterated over before.
+        position: for the source; empty where it tells none at the beginning of a pass.
+    """
+
+    number: int
+    first: int
+    count: int
+    position: Position = ()
+
+    def plain(self) -> list[Any]:
+        """The mark as a state holds it."""
+        position = self.position if isinstance(self.position, dict) else list(self.position)
+        return [self.number, self.first, self.count, position]
+
+
+def thinned(marks: list[Mark]) -> list[Mark]:
+    """Marks of an iteration, of many the first and the last, and as few between them as the spacing allows.
+
+    So there are few in the longest run: what lies between two is a fraction of what came after.
+    """
+    if len(marks) <= _MOST:
+        return marks
+    kept = [marks[-1]]
+    for mark, before in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
+        newer = kept[-1].count
+        if (newer - before.count) * _SPACING > marks[-1].count - newer:
+            kept.append(mark)
+    return [marks[0], *reversed(kept)]
+
+
+def needed_marks(marks: list[Mark], oldest: int, following: int, after: int) -> list[Mark]:
+    """The last mark before an example, and the passes opened from there to the next one to be read.
+
+    Args:
+        marks: of an iteration, rising; none before its first pass has been opened.
+        oldest: count of the example; ``after`` where that comes first.
+        following: count of the next example to be read.
+        after: the count just after the last example before it; one less where that is to be read again.
+    """
+    opened = [mark for mark in marks if mark.first <= following]
+    if not opened:
+        return []
+    oldest = min(oldest, max(after, opened[-1].first))
+    first, *later = opened[max(sum(mark.count <= oldest for mark in opened) - 1, 0) :]
+    return [first, *(mark for mark in later if mark.count == mark.first)]
 
 
 class SequentialReader(Reader):
@@ -58,8 +110,7 @@ class SequentialReader(Reader):
         self._kept, self._every = (0, 1) if source.set_share(rank, world) else (rank, world)
         self._own: Callable[[Any], Any] = preparation.own
         self._reading = threading.Lock()  # held while the iterator is used
-        self._taking = threading.Lock()  # held while an example that was read again is taken
-        self._again: dict[int, tuple[Any, int]] = {}  # these, and how many uses of each are left, by count
+        self._again: dict[int, Any] = {}  # examples that were read again, by count
         self._iterator: Iterator[Any] | None = None
         self._released: Position | None = None  # where the iterator was when it was let go
         self._count = 0
@@ -216,7 +267,7 @@ class SequentialReader(Reader):
                 self._count = 0
                 return 0
             end = max(self._after(index), opened[-1].first)
-            wanted = Counter(self._counts(needed))  # uses left, by count
+            wanted = set(self._counts(needed))
             mark = self._last_before(min([*wanted, end]), opened)
             if not mark.position:
                 self._source.check_restart()
@@ -239,7 +290,7 @@ class SequentialReader(Reader):
             )
         return mark
 
-    def _read_again(self, end: int, wanted: dict[int, int]) -> int:
+    def _read_again(self, end: int, wanted: set[int]) -> int:
         """Iterate up to a count, keeping what is wanted; how many examples that was."""
         reread = 0
         while self._count < end:
@@ -255,18 +306,15 @@ class SequentialReader(Reader):
                 self._source.check_other(serial, same_rows=self.witnesses.rows_are_same)
             reread += self._preparation.examples_in(example)
             if number in wanted:
-                self._again[number] = (self._own(example), wanted[number])
+                self._again[number] = self._own(example)
         return reread
 
-    def again(self, serials: Serials, uses: NDArray[np.int64]) -> SequentialClaim:
-        counts, raw = self._counts(serials), []
-        for count, used in zip(counts, uses.tolist(), strict=True):
-            with self._taking:
-                example, left = self._again.pop(count)
-                if left > used:
-                    self._again[count] = duplicate(example), left - used
-            raw.append(example)
-        return serials, raw, counts
+    def again(self, serials: Serials) -> SequentialClaim:
+        counts = self._counts(serials)
+        return serials, [self._again.pop(count) for count in counts], counts
+
+    def keep_again(self, owned: Callable[[int], bool]) -> None:
+        self._again = {count: one for count, one in self._again.items() if owned(self._serial(count))}
 
     def go_alone(self) -> None:
         self._preparation.alone = True

@@ -1,11 +1,11 @@
-"""Functions that draw from the global generators, seeded for each example.
+"""The global generators of torch, NumPy and ``random``: seeded for what draws from them, and given back.
 
-A thread must not touch those generators: there, processes do it (``threads.processes``).
+A thread must not touch them: there, processes do it (``threads.processes``).
 """
 
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,6 @@ from numpy.random import mtrand
 
 _others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
 own = False  # nobody else uses those of this process
-Keys = list[int]
-Failed = Callable[[Exception, int], None]
-"""Called with what a function raised and which of its examples it raised it for."""
 
 
 @contextmanager
@@ -58,27 +55,8 @@ def _states() -> tuple[Any, ...]:
     return random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state().numpy().tobytes()
 
 
-def seeded(augment: Callable[[Any], Any], examples: list[Any], drawn: Keys, failed: Failed) -> list[Any]:
-    """Each example augmented, with the global generators of torch, NumPy and ``random`` seeded by its key."""
-
-    def with_generators(example: Any, key: int) -> Any:
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(key >> 1)
-        return augment(example)
-
-    return one_by_one(with_generators, examples, drawn, failed)
-
-
-def one_by_one(
-    augment: Callable[[Any, Any], Any], examples: list[Any], drawn: Iterable[Any], failed: Failed
-) -> list[Any]:
-    """Each example augmented with its key; ``failed`` is told which of them an exception is of."""
-    augmented: list[Any] = []
-    try:
-        for example, key in zip(examples, drawn, strict=True):
-            augmented.append(augment(example, key))
-    except Exception as error:
-        failed(error, len(augmented))
-        raise
-    return augmented
+def seed_globally(key: int, of_torch: int) -> None:
+    """Seed the global generators of NumPy and ``random`` by a key, and torch's, whose seeds are shorter."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(of_torch)

@@ -24,12 +24,16 @@ class Reader:
         self.read += claim[0].tolist()
         return Fresh(claim[0], [[serial] for serial in claim[0].tolist()], 0)
 
-    def reread(self, serials: Any, uses: Any) -> Any:  # noqa: ARG002
+    def keep_again(self, owned: Any) -> None:
+        assert owned(0)
+
+    def reread(self, serials: Any) -> Any:
         return self.work((serials,)).examples
 
 
 def contents(reader: Reader) -> Any:
-    return Contents(reader, SimpleNamespace(length=1, augmented=lambda _, examples: examples))  # type: ignore[arg-type]
+    making: Any = SimpleNamespace(length=1, augmented=lambda _, examples: examples)
+    return Contents(reader, making, lambda _: True)  # type: ignore[arg-type]
 
 
 def use(owner: Any, taken: Any) -> Any:
@@ -39,10 +43,10 @@ def use(owner: Any, taken: Any) -> Any:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_an_example_is_read_once_and_kept_until_its_last_use_in_whatever_order_they_come(order: Any) -> None:
-    reader, pool = Reader(), TokenPool(again=True)
+    reader, pool = Reader(), TokenPool()
     owner = contents(reader)
     tokens = np.arange(3)
-    owner("read", (tokens,), 0)
+    owner("read", (tokens,))
     pool.insert(tokens, np.array([1, 3, 4]))
     batches = [pool.take(np.array(rows)) for rows in ([2, 1], [1, 0, 2], [2, 1, 2])]
     made = [use(owner, batches[number]) for number in order]
@@ -55,9 +59,9 @@ def test_an_example_is_read_once_and_kept_until_its_last_use_in_whatever_order_t
 
 
 def test_no_two_uses_share_memory() -> None:
-    reader, pool = Reader(), TokenPool(again=True)
+    reader, pool = Reader(), TokenPool()
     owner = contents(reader)
-    owner("read", (np.arange(1),), 0)
+    owner("read", (np.arange(1),))
     pool.insert(np.arange(1), np.array([3]))
     first, second = use(owner, pool.take(np.array([0, 0])))
     (third,) = use(owner, pool.take(np.array([0])))
@@ -65,24 +69,13 @@ def test_no_two_uses_share_memory() -> None:
 
 
 def test_new_owners_read_what_they_lack_and_let_it_go_too() -> None:
-    reader, pool = Reader(), TokenPool(again=True)
+    reader, pool = Reader(), TokenPool()
     owner = contents(reader)
-    owner("read", (np.arange(2),), 0)
+    owner("read", (np.arange(2),))
     pool.insert(np.arange(2), np.array([2, 3]))
     use(owner, pool.take(np.array([0, 1])))
     owner = contents(reader)
     pool.begin_anew()
     assert use(owner, pool.take(np.array([1, 0, 1]))) == [[1], [0], [1]]
     assert reader.read == [0, 1, 0, 1]
-    assert not owner._examples
-
-
-def test_what_was_read_again_for_two_batches_serves_both() -> None:
-    reader, pool = Reader(), TokenPool(again=True)
-    owner = contents(reader)
-    for _ in range(2):
-        owner("read", (np.arange(1),), 1)
-    assert use(owner, pool.take(np.array([0]))) == [[0]]
-    assert use(owner, pool.take(np.array([0, 0]))) == [[0], [0]]
-    assert reader.read == [0, 0]
     assert not owner._examples

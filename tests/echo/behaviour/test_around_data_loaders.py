@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from adaecho import EchoLoader
 from adaecho.echo.read.around import data_loader as data_loader_module
-from tests.echo.behaviour.test_restore import through_torch_save
+from tests.helpers import through_torch_save
 
 ROWS, PASSES = 40, 3
 Loader = DataLoader[Any]

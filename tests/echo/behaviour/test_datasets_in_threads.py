@@ -1,7 +1,5 @@
 """Datasets of others: never shared by threads unless they say so, and what they draw depends on no thread."""
 
-import multiprocessing
-import os
 import random
 import threading
 import time
@@ -277,22 +275,6 @@ class Failing(Noisy):
         if row == 2:
             raise ValueError("row 2 is damaged")
         return super().__call__(row)
-
-
-class Dying(Noisy):
-    def __call__(self, row: int) -> Any:
-        if row == 5 and multiprocessing.parent_process() is not None:
-            os._exit(9)
-        return super().__call__(row)
-
-
-def test_a_process_that_died_is_no_bad_example() -> None:
-    with (
-        pytest.warns(UserWarning, match="draws"),
-        EchoLoader(Transformed(Dying()), 4, num_workers=1, epochs=1, max_bad_examples=40) as loader,
-        pytest.raises(RuntimeError, match="worker process of this EchoLoader ended with exit code 9"),
-    ):
-        list(loader)
 
 
 @pytest.mark.parametrize("draws", [False, True])

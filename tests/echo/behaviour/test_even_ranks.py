@@ -1,16 +1,12 @@
 """Ranks make equally many steps, whatever the length of the source, the factor and what came before."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays, labels
-from tests.forks import FORKS
 
 
 def ranks(
@@ -94,42 +90,3 @@ def test_what_would_make_ranks_wait_for_each_other_is_refused(
     with pytest.raises(ValueError, match=f"{message}.*islice"):
         EchoLoader(epochs=1, **given)
     EchoLoader(**given)
-
-
-def _loop(rank: int, folder: Path, echo: str, factor: float) -> None:
-    """The README's loop, as one rank; how many steps it made goes to a file of the rank's."""
-    init = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=init, rank=rank, world_size=2)
-    dataset = TensorDataset(torch.randn(129, 3), torch.randint(10, (129,)))
-    model = DistributedDataParallel(torch.nn.Linear(3, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = EchoLoader(dataset, batch_size=16, epochs=1, echo=echo, factor=factor, shuffle_buffer=32)
-    steps = 0
-    for _ in range(3):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            steps += 1
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    (folder / f"{rank}.steps").write_text(str(steps))
-
-
-@pytest.mark.parametrize(
-    ("echo", "factor"), [("none", 1.0), ("batch", 1.5), ("example_before_augmentation", 1.5)]
-)
-def test_the_readme_s_loop_ends_under_ddp(tmp_path: Path, echo: str, factor: float) -> None:
-    running = [FORKS.Process(target=_loop, args=(rank, tmp_path, echo, factor)) for rank in range(2)]
-    for process in running:
-        process.start()
-    try:
-        for process in running:
-            process.join(240)
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.exitcode for process in running] == [0, 0]
-    steps = [(tmp_path / f"{rank}.steps").read_text() for rank in range(2)]
-    assert steps[0] == steps[1]
-    assert int(steps[0]) >= 15

@@ -1,7 +1,8 @@
-"""After an error, with two iterators, in a forked process, from a state that is none."""
+"""How iterations end; after an error, with two iterators, in a fork, from a state that is none."""
 
 import subprocess
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.state import VERSION
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, labels
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream, arrays, labels
+from tests.helpers import through_torch_save
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -26,47 +28,34 @@ class Failing(Dataset):
 
 
 @WORKERS
+@pytest.mark.parametrize("epochs", [1, None])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_a_loader_that_failed_begins_a_new_pass_as_a_data_loader_does(
-    variant: dict[str, Any], num_workers: int
+def test_a_loader_that_failed_begins_a_new_pass_or_where_it_is_endless_goes_on(
+    variant: dict[str, Any], epochs: int | None, num_workers: int
 ) -> None:
-    common: dict[str, Any] = {"epochs": 1, "order": "stored", "num_workers": num_workers, **variant}
-    source = Failing(20)
+    common: dict[str, Any] = {"epochs": epochs, "order": "stored", "num_workers": num_workers, **variant}
+    common["shuffle_buffer"] = 0 if epochs else 3
+    source, taken = Failing(20), list[list[int]]()
     with EchoLoader(source, 4, **common) as loader, EchoLoader(Dataset(20), 4, **common) as sound:
         source.broken = True
         iterator = iter(loader)
         with pytest.raises(ConnectionError):
-            list(iterator)
-        with pytest.raises(RuntimeError, match=r"\(ConnectionError\); iter\(loader\) begins a new") as caught:
+            taken.extend(batch["label"].tolist() for batch in iterator)
+        goes_on = "begins a new" if epochs else "goes on after the last batch"
+        with pytest.raises(RuntimeError, match=rf"\(ConnectionError\); iter\(loader\) {goes_on}") as caught:
             next(iterator)
         assert isinstance(caught.value.__cause__, ConnectionError)
         source.broken = False
+        if epochs is None:
+            del iterator
+            taken += labels(loader, 8)
+            assert taken == labels(sound, len(taken))
+            return
         list(sound)
         again, expected = labels(loader), labels(sound)
         if variant.get("factor") == 2.5:  # keyed by how many batches there were before
             again, expected = sorted({label for batch in again for label in batch}), list(range(20))  # type: ignore[assignment]
         assert again == expected
-
-
-@WORKERS
-@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_an_endless_loader_that_failed_goes_on_after_its_last_batch(
-    variant: dict[str, Any], num_workers: int
-) -> None:
-    common: dict[str, Any] = {
-        "order": "stored", "num_workers": num_workers, "shuffle_buffer": 3, "batch_size": 4, **variant,
-    }  # fmt: skip
-    source = Failing(20)
-    with EchoLoader(source, **common) as loader, EchoLoader(Dataset(20), **common) as sound:
-        source.broken = True
-        taken = []
-        iterator = iter(loader)
-        with pytest.raises(ConnectionError):
-            taken.extend(batch["label"].tolist() for batch in iterator)
-        source.broken = False
-        del iterator
-        taken += labels(loader, 8)
-        assert taken == labels(sound, len(taken))
 
 
 @WORKERS
@@ -163,3 +152,78 @@ def test_a_state_of_another_format_is_refused_and_changes_nothing(version: Any) 
     assert labels(loader, 1) == [[4, 5, 6, 7]]
     loader.load_state_dict(state)
     assert labels(loader, 1) == [[0, 1, 2, 3]]
+
+
+class Bad:
+    """A decode that some examples fail."""
+
+    def __init__(self, *labels: int) -> None:
+        self.labels = labels
+
+    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        if example["label"] in self.labels:
+            raise ValueError(f"cannot decode {example['label']}")
+        return example
+
+
+@WORKERS
+@pytest.mark.parametrize("echo", ["none", "batch", "example_before_augmentation"])
+@pytest.mark.parametrize("source", [Dataset, Stream])
+def test_bad_examples_at_the_end_of_a_pass_are_listed_and_counted(
+    source: Any, echo: str, num_workers: int
+) -> None:
+    common: dict[str, Any] = {"order": "stored", "echo": echo, "epochs": 1, "num_workers": num_workers}
+    bad = Bad(5, 6, 7, 8, 9)
+
+    def make() -> EchoLoader:
+        return EchoLoader(source(10), 2, decode=bad, max_bad_examples=10, **common)
+
+    with make() as loader:
+        batches = labels(loader)
+        assert batches == [[0, 1], [2, 3], [4]]
+        assert [example["index"] for example in loader.bad_examples] == [5, 6, 7, 8, 9]
+        assert loader.fresh_examples == 10
+        with make() as restored:
+            restored.load_state_dict(through_torch_save(loader.state_dict()))
+            assert (restored.fresh_examples, len(restored.bad_examples)) == (10, 5)
+            assert labels(restored) == batches
+            assert (restored.fresh_examples, len(restored.bad_examples)) == (20, 5)
+    # After the last batch, the end not yet met: restoring meets it, and counts what the batches took.
+    with make() as loader, make() as restored:
+        list(islice(loader, 3))
+        restored.load_state_dict(through_torch_save(loader.state_dict()))
+        assert (restored.fresh_examples, len(restored.bad_examples)) == (5, 5)
+        assert labels(restored) == batches
+
+
+@WORKERS
+@pytest.mark.parametrize("where", ["decode", "augment", "collate", "source"])
+def test_a_stop_iteration_of_the_users_code_does_not_end_the_loop(where: str, num_workers: int) -> None:
+    class Stopping(Dataset):
+        def __getitem__(self, row: int) -> Any:
+            return next(iter(())) if row == 5 else super().__getitem__(row)
+
+    def stop(_: Any, rng: Any = None) -> Any:  # noqa: ARG001
+        return next(iter(()))
+
+    source = Stopping(10) if where == "source" else Dataset(10)
+    stages = {} if where == "source" else {where: stop}
+    with EchoLoader(source, 2, num_workers=num_workers, order="stored", **stages) as loader:  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+            for _ in islice(loader, 10):
+                pass
+        assert isinstance(caught.value.__cause__, StopIteration)
+        with pytest.raises(RuntimeError, match="raised StopIteration"):  # the next batch is tried again
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_abandoned_pass_is_followed_by_a_whole_one(kind: str, num_workers: int) -> None:
+    make, _, _, extra = SOURCES[kind]
+    loader = EchoLoader(make(10), 4, epochs=1, shuffle_buffer=2, num_workers=num_workers, **extra)
+    next(iter(loader))
+    assert loader.fresh_examples == 6
+    labels = [label for batch in loader for label in batch["label"].tolist()]
+    assert sorted(labels) == list(range(10))
+    assert loader.fresh_examples == 16

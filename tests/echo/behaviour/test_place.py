@@ -87,12 +87,3 @@ def test_auto_weighs_work_against_memory(echo, bad, free, expected, monkeypatch)
     settings = EchoLoader(Stored(), 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
     given = augment.Functions(decode, None, None, None, settings, "auto")
     assert given.choose_place(lambda: Stored()[0]) == expected
-
-
-def stream():
-    return iter([np.full(4, row, np.int64).tobytes() for row in range(60)])
-
-
-def test_shards_of_what_is_only_iterated_are_refused():
-    with pytest.raises(ValueError, match="order='shards': this source can only be iterated"):
-        EchoLoader(stream, 4, decode=decode, order="shards")

@@ -1,6 +1,7 @@
 """State after every batch, for every variant, source and number of workers."""
 
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,37 +9,61 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, arrays, held_serials
+from tests.echo.sources import IDS, VARIANTS, Dataset, example, held_serials
 from tests.helpers import through_torch_save
 
 
-def test_reads_again_what_the_buffer_held_and_no_more() -> None:
-    source = Dataset(500)
-    common: dict[str, Any] = {"batch_size": 10, "echo": "example_before_augmentation", "factor": 2}
-    loader = EchoLoader(source, shuffle_buffer=100, **common)
-    list(islice(loader, 20))
-    held = loader.fresh_examples_in_buffer
-    assert 50 <= held < 100  # two uses of some examples wait in the buffer
-    state = loader.state_dict()
-    source.reads = 0
-    restored = EchoLoader(source, shuffle_buffer=100, **common)
-    restored.load_state_dict(state)
-    assert restored.fresh_examples == loader.fresh_examples
-    assert source.reads == restored.reread_examples == 0  # no sooner than it leaves
-    list(islice(restored, 1))
-    assert restored.reread_examples <= 10
-    list(islice(restored, 200))
-    # Of some both uses were held, which leave with different batches.
-    assert held <= restored.reread_examples <= 101
-    assert source.reads == restored.reread_examples + restored.fresh_examples - loader.fresh_examples
+class Recorded:
+    """Rows of its own, whose numbers it writes into a file as they are read, in whatever process."""
+
+    thread_safe = True
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 3000
+
+    def __getitem__(self, row: int) -> Any:
+        with self.file.open("a") as file:
+            file.write(f"{row}\n")
+        return example(row)
 
 
-def test_another_loaders_state_is_refused() -> None:
-    state = EchoLoader(arrays(10), 2, seed=1).state_dict()
-    with pytest.raises(ValueError, match="seed was 1 and is 2 now"):
-        EchoLoader(arrays(10), 2, seed=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="batch_size was 2 and is 5 now"):
-        EchoLoader(arrays(10), 5, seed=1).load_state_dict(state)
+def scribble(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    one["x"] += rng.integers(100)
+    return one
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 3}, {"num_workers": 2, "processes": True}])
+@pytest.mark.parametrize("kind", ["rows", "stream"])
+def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
+    kind: str, workers: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = Recorded(tmp_path / "read")
+    source: Any = rows if kind == "rows" else lambda: map(rows.__getitem__, range(3000))
+    common: dict[str, Any] = {
+        "batch_size": 8, "echo": "example_before_augmentation", "factor": 4, "shuffle_buffer": 90,
+        "augment": scribble, "order": "stored",
+    }  # fmt: skip
+    with EchoLoader(source, **common) as loader:
+        list(islice(loader, 30))
+        state, held = loader.state_dict(), loader.fresh_examples_in_buffer
+        expected = [batch["x"].tolist() for batch in islice(loader, 100)]
+    rows.file.unlink()
+    with EchoLoader(source, **common, **workers) as restored:
+        restored.load_state_dict(through_torch_save(state))
+        assert restored.fresh_examples == state["fresh_examples"]
+        assert rows.file.exists() == (kind == "stream")  # what can be is read no sooner than it leaves
+        batches = iter(restored)
+        assert next(batches)["x"].tolist() == expected[0]
+        assert kind == "stream" or restored.reread_examples <= 8
+        assert [batch["x"].tolist() for batch in islice(batches, 99)] == expected[1:]
+        assert kind == "stream" or restored.reread_examples == held
+    read = rows.file.read_text().split()
+    assert len(set(read)) == len(read)
+    if workers == {}:
+        assert len(read) == restored.reread_examples + restored.fresh_examples - state["fresh_examples"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -111,9 +111,3 @@ def test_a_distributed_sampler_where_the_loader_shares_out_is_refused() -> None:
         ValueError, match=r"sampler=DistributedSampler with world_size=2.*leave the sampler out"
     ):
         EchoLoader(arrays(LENGTH), 4, sampler=sampler, rank=1, world_size=2)
-
-
-def test_a_state_belongs_to_its_sampler() -> None:
-    state = EchoLoader(arrays(LENGTH), 4, sampler=SAMPLERS["weighted"]()).state_dict()
-    with pytest.raises(ValueError, match="sampler was 'WeightedRandomSampler of 17' and is None now"):
-        EchoLoader(arrays(LENGTH), 4).load_state_dict(state)

@@ -1,58 +1,19 @@
-"""Real signals, to processes of their own: they go on with the same stream, or end with all they started."""
+"""Signals at any moment, in a process of its own: it goes on with the same stream."""
 
-import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
-import pytest
-
-from tests.needs import needs
-
-GOES_ON = """
-    import sys, time
-    from itertools import islice
-    from adaecho import EchoLoader
-    from tests.echo.sources import Dataset, add_noise
-
-    def slow(example):
-        time.sleep(0.01)
-        return example
-
-    def noise(example, rng):
-        time.sleep(0.01)
-        return add_noise(example, rng)
-
-    def new():
-        return iter(EchoLoader(
-            Dataset(50), 4, echo="example_before_augmentation", factor=2, shuffle_buffer=10, decode=slow,
-            augment=noise,
-        ))
-
-    undisturbed = list(islice(new(), 40))
-    iterator, seen, interrupts = new(), [], 0
-    print("started", flush=True)
-    while len(seen) < 40 or interrupts < 6:
-        try:
-            # What the loader gave is kept in the same call: between two of Python's a signal could fall.
-            seen.extend(islice(iterator, 1))
-        except KeyboardInterrupt:
-            interrupts += 1
-            print("interrupted", flush=True)  # only then comes the next signal
-    for batch, expected in zip(seen[:40], undisturbed, strict=True):
-        assert batch["x"].tolist() == expected["x"].tolist()
-"""
-
 # By a timer, at any moment: in a wait, while threads are ended or started, in a repair of the last interrupt.
-GOES_ON_WITH_THREADS = """
-    import random, signal, sys
+AT_ANY_MOMENT = """
+    import multiprocessing, random, signal, time
     from itertools import islice
     import torch
     from torch.utils.data import DataLoader, TensorDataset
     from adaecho import EchoLoader
+    from tests.echo.others import plain
+    from tests.echo.sources import Dataset, add_noise
 
     fired = []
 
@@ -60,46 +21,57 @@ GOES_ON_WITH_THREADS = """
         fired.append(True)  # the collector may swallow what is raised, where a weak reference has a callback
         raise KeyboardInterrupt
 
-    def interrupted(seen, iterator, longest_s):
+    def interrupted(seen, iterator, times, *between_s):
         draw = random.Random(0)
-        for _ in range(60):
+        for _ in range(times):
             fired.clear()
             try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, longest_s))
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(*between_s))
                 while not fired:
                     seen.extend(islice(iterator, 1))
             except KeyboardInterrupt:
                 pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
-    signal.signal(signal.SIGALRM, interrupt)
-    print("started", flush=True)
-    expected = []
-    for longest_s in [None] + [0.0015, 0.005] * 3:
-        loader = EchoLoader(
+    def slow(example):
+        time.sleep(0.001)
+        return example
+
+    def inline():
+        return EchoLoader(
+            Dataset(400), 4, epochs=1, echo="example_before_augmentation", factor=2, shuffle_buffer=10,
+            decode=slow, augment=add_noise,
+        )
+
+    def with_threads():
+        return EchoLoader(
             DataLoader(TensorDataset(torch.arange(400)), 4, shuffle=True), None, epochs=1, echo="batch",
             factor=2, batch_shuffle_buffer=3, num_workers=1,
         )
-        iterator, seen = iter(loader), []
-        if longest_s:
-            interrupted(seen, iterator, longest_s)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        seen.extend(iterator)
-        expected = expected or [rows.tolist() for rows, in seen]
-        assert len(expected) == 200
-        assert [rows.tolist() for rows, in seen] == expected
-"""
 
-ENDS = """
-    import time
-    from adaecho import EchoLoader
-    from tests.echo.global_augments import draw
-    from tests.echo.sources import Dataset
+    def with_processes():
+        return EchoLoader(
+            Dataset(3000), 4, epochs=1, echo="example_before_augmentation", factor=2, shuffle_buffer=10,
+            augment=add_noise, num_workers=2, processes=True,
+        )
 
-    if __name__ == "__main__":
-        for number, _ in enumerate(EchoLoader(Dataset(50), 4, num_workers=2, augment=draw)):
-            if number == 4:
-                print("started", flush=True)
-            time.sleep(0.01)
+    signal.signal(signal.SIGALRM, interrupt)
+    print("started", flush=True)
+    for make, rounds in (
+        (inline, [(40, 1e-4, 0.02)]),
+        (with_threads, [(60, 1e-4, 0.0015), (60, 1e-4, 0.005)] * 3),
+        (with_processes, [(40, 1e-3, 0.1)]),
+    ):
+        expected = [plain(batch) for batch in make()]
+        assert len(expected) >= 200
+        for given in rounds:
+            with make() as loader:
+                iterator, seen = iter(loader), []
+                interrupted(seen, iterator, *given)
+                assert make is with_threads or len(seen) > 20
+                seen.extend(iterator)
+            assert [plain(batch) for batch in seen] == expected
+            assert not multiprocessing.active_children()
 """
 
 
@@ -115,58 +87,10 @@ def start(folder: Path, code: str) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_process_that_is_interrupted_again_and_again_sees_the_same_stream(tmp_path: Path) -> None:
-    process = start(tmp_path, GOES_ON)
-    assert process.stdout is not None
-    for _ in range(6):
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-
-
-def test_threads_that_are_interrupted_at_any_moment_give_the_same_stream(tmp_path: Path) -> None:
-    process = start(tmp_path, GOES_ON_WITH_THREADS)
+def test_a_loader_that_is_interrupted_at_any_moment_gives_the_same_stream(tmp_path: Path) -> None:
+    process = start(tmp_path, AT_ANY_MOMENT)
     try:
         _, errors = process.communicate(timeout=120)
     finally:
         process.kill()  # which hangs if a lock is broken
     assert process.returncode == 0, errors
-
-
-def in_session(leader: int) -> list[int]:
-    """Processes that a session still has."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # gone meanwhile
-            continue
-        if int(session) == leader and state != "Z":
-            found.append(int(folder.name))
-    return found
-
-
-@needs(
-    "/proc", present=Path("/proc/self/stat").exists(), remedy="nothing else tells whose child a process was"
-)
-@pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to one process"])
-def test_an_interrupted_process_ends_with_its_workers(tmp_path: Path, to_all: bool) -> None:
-    process = start(tmp_path, ENDS)
-    deadline = time.monotonic() + 240
-    while len(in_session(process.pid)) < 3:  # itself, and a process for each worker's augment
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    if to_all:
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == -signal.SIGINT
-    assert errors.splitlines()[-1].startswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 60
-    while in_session(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert in_session(process.pid) == []

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, Stream
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream
 
 
 def spoil(example: Any, rng: Any) -> Any:  # noqa: ARG001 (the loader gives it)
@@ -157,11 +157,14 @@ def test_a_bad_row_counts_once_however_many_passes(source: Any, num_workers: int
         for _ in islice(loader, 40):
             pass
         assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
+        assert loader.bad_examples[1]["origin"].startswith("example 3 ")
+        assert loader.bad_examples[1]["error"] == "ValueError: row 3 is damaged"
     with (
         EchoLoader(source(9), 2, **{**common, "max_bad_examples": 2}) as loader,
-        pytest.raises(ValueError, match="row 6 is damaged"),
+        pytest.raises(ValueError, match="row 6 is damaged") as caught,
     ):
         list(islice(loader, 10))
+    assert "max_bad_examples=2" in caught.value.__notes__[0]
 
 
 def numbers(length: int) -> Iterator[int]:
@@ -288,3 +291,19 @@ def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> N
         assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
         assert num_workers or loader.dataset.asked == [[0, 1, 2, 3], [4]]
         assert [bad["row"] for bad in loader.bad_examples] == [1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_writing_into_a_batch_changes_no_repeat(variant: dict[str, Any], kind: str, num_workers: int) -> None:
+    make, augment, _, extra = SOURCES[kind]
+    for own_collate in (None, lambda examples: {"x": examples[0]["x"], "label": examples[0]["label"]}):
+        common: dict[str, Any] = {"batch_size": 3, "shuffle_buffer": 4, "collate": own_collate, **variant}
+        common.update(extra, num_workers=num_workers, augment=None if kind != "ragged" else augment)
+        if kind == "ragged" and own_collate is not None:
+            continue
+        with EchoLoader(make(8), **common) as clean, EchoLoader(make(8), **common) as written:
+            for one, other in zip(islice(clean, 20), written, strict=False):
+                assert np.array_equal(one["x"], other["x"])
+                other["x"][...] = -1

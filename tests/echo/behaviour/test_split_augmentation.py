@@ -1,5 +1,7 @@
-"""``augment=(once, each_time)``: the first comes before an echo of examples, the second after; both keyed."""
+"""Augmentations of one argument, exact with any number of workers, and of two parts around an echo."""
 
+import multiprocessing
+import os
 from itertools import islice
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.batch.augment import Functions
-from tests.echo.global_augments import draw, draw_again
+from tests.echo.global_augments import draw, draw_again, fail
 from tests.echo.sources import Dataset, arrays
 
 
@@ -74,15 +76,29 @@ def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
     assert Functions(dict, (times, times), None, None, settings, "auto").choose_place(None) == "decoded"
 
 
-@pytest.mark.parametrize(
-    ("augment", "told"),
-    [
-        ((times,), r"a tuple is \(once, each_time\), and this one has 1 parts"),
-        ((times, times, times), "this one has 3 parts"),
-        ((times, None), "a NoneType can't be called"),
-        ((3, times), "a int can't be called"),
-    ],
-)
-def test_other_tuples_are_refused(augment: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        EchoLoader(Dataset(9), 3, augment=augment)
+def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left_alone() -> None:
+    common: dict[str, Any] = {
+        "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7, "augment": draw,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    own = torch.rand(8)
+    torch.manual_seed(1)
+    expected = list(islice(EchoLoader(Dataset(20), 6, **common), 8))
+    drawn = []
+    with EchoLoader(Dataset(20), 6, num_workers=2, **common) as loader:
+        for batch, other in zip(islice(loader, 8), expected, strict=True):
+            drawn.append(torch.rand(()))
+            assert torch.equal(batch["drawn"], other["drawn"])
+            assert torch.equal(batch["label"], other["label"])
+            assert os.getpid() not in batch["pid"].tolist()
+    assert torch.equal(torch.stack(drawn), own)
+    assert multiprocessing.active_children() == []
+
+
+def test_its_errors_reach_the_caller() -> None:
+    with EchoLoader(Dataset(9), 3, num_workers=1, augment=fail, order="stored") as loader:
+        assert next(iter(loader))["label"].tolist() == [0, 1, 2]
+        with pytest.raises(KeyError, match="no five") as caught:
+            next(iter(loader))
+    assert "in fail" in caught.value.__notes__[-1]
+    assert multiprocessing.active_children() == []

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import SequentialSampler
 
 from adaecho import EchoLoader
-from tests.echo.sources import Dataset, Stream
-
-
-def labels(loader: Any, count: int | None = None) -> list[list[int]]:
-    return [batch["label"].tolist() for batch in islice(loader, count)]
+from tests.echo.sources import Dataset, Stream, arrays, labels
 
 
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation", "batch"])
@@ -106,11 +103,29 @@ def test_between_iterations_into_other_numbers_of_ranks(before: int, now: int) -
     assert uses == Counter(dict.fromkeys(range(24), 2))
 
 
-def test_within_an_iteration_they_must_be_the_same() -> None:
-    loader = EchoLoader(Dataset(30), 4, epochs=1)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": Dataset(24)}, "source had 20 examples and has 24 examples now"),
+        ({"source": arrays(24)}, "source had 20 examples and has 24 examples now"),
+        ({"seed": 2}, "seed was 0 and is 2 now"),
+        ({"batch_size": 5}, "batch_size was 4 and is 5 now"),
+        ({"world_size": 2}, "world_size was 1 and is 2 now; within an iteration"),
+        ({"sampler": SequentialSampler(range(20))}, "sampler was None and is 'SequentialSampler of 20' now"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_and_changes_nothing(
+    changes: dict[str, Any], message: str
+) -> None:
+    given: dict[str, Any] = {"source": Dataset(20), "batch_size": 4, "shuffle_buffer": 5}
+    loader, again = EchoLoader(**given), EchoLoader(**given)
     labels(loader, 2)
-    with pytest.raises(ValueError, match="world_size was 1 and is 2 now; within an iteration"):
-        EchoLoader(Dataset(30), 4, epochs=1, rank=0, world_size=2).load_state_dict(loader.state_dict())
+    other, undisturbed = (EchoLoader(**{**given, **changes}) for _ in range(2))
+    seen = labels(other, 1)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(loader.state_dict())
+    assert seen + labels(other, 1) == labels(undisturbed, 2)
+    again.load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -58,20 +58,6 @@ def test_an_iterable_dataset_with_a_length_is_iterated() -> None:
     assert next(iter(EchoLoader(Ten(), 4))).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        ({"x": np.zeros((4, 2)), "name": np.array(list("abcd"))}, "field 'name', <U1, is no numeric array"),
-        ((torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.bfloat16)), "field 1, torch.bfloat16 on cpu"),
-        ({"x": torch.zeros(4, 2).to(torch.float8_e4m3fn)}, "field 'x', torch.float8_e4m3fn on cpu"),
-        ({"x": torch.zeros(4, 2, device="meta")}, "field 'x', torch.float32 on meta"),
-    ],
-)
-def test_columns_whose_rows_can_not_be_taken_are_named(source: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        EchoLoader(source, 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_a_tensor_of_a_type_that_numpy_lacks(dtype: torch.dtype) -> None:
     batch = next(iter(EchoLoader(torch.arange(6).reshape(3, 2).to(dtype), 3, order="stored")))

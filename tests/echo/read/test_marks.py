@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from adaecho import EchoLoader
-from adaecho.echo.read.around.position import Mark, needed_marks, thinned
+from adaecho.echo.read.sequential import Mark, needed_marks, thinned
 from adaecho.echo.state import sealed
-from tests.echo.behaviour.test_restore import through_torch_save
 from tests.echo.sources import held_serials
+from tests.helpers import through_torch_save
 
 
 class Seekable:

@@ -15,7 +15,7 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.threads.workers import PoolThread
-from tests.echo.sources import Dataset, Stream, add_noise, arrays
+from tests.echo.sources import Broken, Dataset, Stream, add_noise, arrays
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -29,19 +29,6 @@ def assert_no_threads_soon() -> None:
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() == []
-
-
-class Broken(Dataset):
-    """Some rows can't be decoded."""
-
-    def __init__(self, length: int, *bad: int) -> None:
-        super().__init__(length)
-        self.bad = bad
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if row in self.bad:
-            raise ValueError(f"cannot decode {row}")
-        return super().__getitem__(row)
 
 
 @WORKERS
@@ -64,45 +51,6 @@ def test_an_exception_reaches_the_caller_with_traceback_and_origin(num_workers: 
 
 
 @WORKERS
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "example_after_augmentation"])
-def test_bad_examples_are_skipped_and_listed_within_the_budget(num_workers: int, echo: str) -> None:
-    common: dict[str, Any] = {"order": "stored", "echo": echo, "max_bad_examples": 3, "augment": add_noise}
-    loader = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
-    batches = list(islice(loader, 2))
-    assert [label for batch in batches for label in batch["label"].tolist()] == [0, 1, 3, 4, 6, 7, 8, 9]
-    assert loader.fresh_examples == 10
-    assert [bad["origin"] for bad in loader.bad_examples] == ["example 2 of Broken", "example 5 of Broken"]
-    assert loader.bad_examples[0]["error"] == "ValueError: cannot decode 2"
-
-    restored = EchoLoader(Broken(20, 2, 5), 4, num_workers=num_workers, **common)
-    restored.load_state_dict(loader.state_dict())
-    assert len(restored.bad_examples) == 2
-    assert next(iter(restored))["label"].tolist() == [10, 11, 12, 13]
-    # Later passes meet both again, and count neither; a fourth row is more than three.
-    list(islice(loader, 10))
-    assert len(loader.bad_examples) == 2
-    loader.close()
-    restored.close()
-    with (
-        EchoLoader(Broken(20, 2, 5, 7, 8), 4, num_workers=num_workers, **common) as loader,
-        pytest.raises(ValueError, match="cannot decode 8") as caught,
-    ):
-        list(islice(loader, 5))
-    assert "max_bad_examples=3" in caught.value.__notes__[0]
-
-
-@WORKERS
-def test_a_broken_connection_is_never_a_bad_example(num_workers: int) -> None:
-    def decode(_: Any) -> Any:
-        raise ConnectionResetError("peer went away")
-
-    loader = EchoLoader(Dataset(9), 3, decode=decode, max_bad_examples=100, num_workers=num_workers)
-    with pytest.raises(ConnectionResetError) as caught:
-        next(iter(loader))
-    assert "of Dataset" in caught.value.__notes__[0]
-
-
-@WORKERS
 def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> None:
     def source() -> Any:
         yield from range(5)
@@ -113,25 +61,6 @@ def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> No
         list(islice(loader, 5))
     assert "example 5 (counted from 0 over all passes) of source" in caught.value.__notes__[0]
     assert loader.fresh_examples == 4
-
-
-@WORKERS
-def test_an_error_in_augment_or_collate_reaches_the_caller(num_workers: int) -> None:
-    def fail(_: Any, rng: Any = None) -> Any:  # noqa: ARG001
-        raise KeyError("missing")
-
-    for stages in ({"augment": fail}, {"collate": fail}):
-        for echo in ("none", "batch", "example_before_augmentation"):
-            loader = EchoLoader(Dataset(9), 3, echo=echo, num_workers=num_workers, **stages)
-            with pytest.raises(KeyError, match="missing"):
-                next(iter(loader))
-
-
-@WORKERS
-def test_different_shapes_in_a_batch_are_explained(num_workers: int) -> None:
-    source = [np.zeros(length) for length in (2, 2, 3, 2)]
-    with pytest.raises(ValueError, match=r"shapes, \(2,\) and \(3,\)"):
-        next(iter(EchoLoader(source, 4, num_workers=num_workers)))
 
 
 @WORKERS
@@ -348,25 +277,6 @@ def test_reading_ahead_is_bounded() -> None:
             reads, before = source.reads, reads
     # Batches: one taken, three ahead on either side of the shuffle, and two workers' each.
     assert reads <= 8 * (1 + 2 * (3 + 2))
-
-
-def test_state_can_be_asked_for_while_upstream_is_stuck() -> None:
-    go, gone_on = threading.Event(), threading.Event()
-
-    def source() -> Any:
-        yield from ({"x": number} for number in range(8))
-        go.wait(200)
-        gone_on.set()
-        yield from ({"x": number} for number in range(8))
-
-    with EchoLoader(source, 4, num_workers=1, prefetch=8) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        assert loader.state_dict()["fresh_examples"] == 8
-        assert not gone_on.is_set()
-        go.set()
-        assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_thread_that_can_not_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

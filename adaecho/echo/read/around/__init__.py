@@ -4,13 +4,18 @@ Here is what anything that can only be iterated needs: how it is told of passes,
 memory. A DataLoader of torch has an adapter of its own.
 """
 
+import copy
 import inspect
 import operator
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from adaecho.echo.memory.tree import addresses, isolated
-from adaecho.echo.read.around.position import APART, Position, Teller, teller_of
+
+APART = 16  # examples or batches between two questions: to tell one may take as long as to read an example
+
+Position = Sequence[int] | dict[str, Any]
+"""Of a pass: whole numbers, or what a source tells in a form of its own as {"own": ...}; empty for none."""
 
 
 class IterableSource:
@@ -22,7 +27,8 @@ class IterableSource:
             ``set_share(rank, world_size)``, after which it gives that rank's examples alone; and
             ``iterate_from(position)``, which begins at what the ``position`` of an earlier iterator was, a
             sequence of whole numbers: for a state, and after an iterator was closed before its end. What
-            tells and takes its own position is asked for it (``position.teller_of``).
+            tells and takes its own position is asked for it (``teller_of``): a StatefulDataLoader, Grain's
+            iterators and an EchoLoader do.
 
     Attributes:
         name: of the source, for messages.
@@ -203,3 +209,33 @@ class OwnMemory:
         self._reused = self._reused or not addresses(batch).isdisjoint(addresses(before))
         self._before = batch
         return isolated(batch) if first or self._reused else batch
+
+
+class Teller(NamedTuple):
+    """What tells a position of its own, and takes it again."""
+
+    ask: Callable[[], Any]
+    give: Callable[[Any], Any]
+
+    def tell(self) -> Position:
+        """Where it is; a copy, as it may go on in the one it told."""
+        return {"own": copy.deepcopy(self.ask())}
+
+    def take(self, position: Any) -> None:
+        """Go to what was told."""
+        self.give(copy.deepcopy(position["own"]))
+
+
+def teller_of(owner: Any) -> Teller | None:
+    """How an object tells and takes its own position, if it does.
+
+    A stream of Hugging Face's ``datasets`` is not asked, nor a loader of one: with ``shuffle`` its state
+    leaves out what its buffer held, and other examples would follow.
+    """
+    streams = [owner, getattr(owner, "dataset", None), getattr(owner, "_dataset", None)]
+    if any(kind.__module__.startswith("datasets.") for part in streams for kind in type(part).__mro__):
+        return None
+    for ask, give in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        if hasattr(owner, ask) and hasattr(owner, give) and getattr(owner, "use_stateful_dataloader", True):
+            return Teller(getattr(owner, ask), getattr(owner, give))
+    return None  # also of Accelerate's loaders around what has no state

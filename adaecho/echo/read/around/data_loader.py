@@ -5,7 +5,6 @@ iterated through a copy, whose samplers draw from a generator of their own: the 
 """
 
 import copy
-import random
 import threading
 import zlib
 from collections import deque
@@ -13,16 +12,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate, default_convert
 
 from adaecho.echo.order.permutation import seeds_of_pass
-from adaecho.echo.read.around import IterableSource, tell_pass
-from adaecho.echo.read.around.position import Position
+from adaecho.echo.read.around import IterableSource, Position, tell_pass
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import may_be_shared
-from adaecho.echo.threads.generators import global_generators_kept
+from adaecho.echo.threads.generators import global_generators_kept, seed_globally
 from adaecho.echo.threads.workers import PoolThread
 
 
@@ -165,7 +162,8 @@ class Pass:
             batch = self._next()
         else:
             with global_generators_kept():
-                _seed_global(self._seed + self.position[0])
+                seed = self._seed + self.position[0]
+                seed_globally(seed, seed)
                 batch = self._next()
         self.position = self.position[0] + 1, self._digests.popleft()
         return batch
@@ -214,14 +212,8 @@ class _Seeding:
 
 
 def _seeded(seed: int, index: Any) -> Any:
-    _seed_global(seed)
+    seed_globally(seed, seed)
     return index
-
-
-def _seed_global(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
 
 
 def _copied(sampler: Any, copies: dict[int, Any]) -> Any:
