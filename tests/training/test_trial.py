@@ -230,14 +230,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, chan
             run_trial(compose_config("max_steps=9"), FOLDER)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}"])
-def test_a_summary_of_the_wrong_shape_is_refused(compose_config: Compose, text: str) -> None:
-    run_trial(compose_config("max_steps=5"), FOLDER)
-    (FOLDER / "summary.json").write_text(text)
-    with pytest.raises(FolderError, match=r"summary\.json"):
-        run_trial(compose_config("max_steps=9"), FOLDER)
-
-
 def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
     def weights(config: Config, folder: str) -> torch.Tensor:
         run_trial(config, Path(folder))
