@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,25 @@ def compose_config() -> Compose:
         return schema.from_typed(copy.deepcopy(_composed(*overrides)))
 
     return composed
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """``command("adaecho.run", "task=digits")`` typed here: exit code, standard output and error."""
+
+    def typed(module: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
+        code = 0
+        try:
+            import_module({"adaecho.headroom": "adaecho.headroom.__main__"}.get(module, module)).cli()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capfd.readouterr()
+
+    return typed
 
 
 @pytest.fixture(autouse=True)

@@ -45,15 +45,15 @@ def dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callab
 
 
 @contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
-    """A file system of so many kilobytes at ``folder``; gives what makes it large."""
+def small_disk(folder: Path, of: str) -> Iterator[Callable[[], None]]:
+    """A file system at ``folder`` with these options of ``mount``; gives what makes it large."""
 
     def mount(options: str) -> bool:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
         return os.geteuid() == 0 and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
     folder.mkdir()
-    if not mount(f"size={kilobytes}k"):
+    if not mount(of):
         pytest.skip("needs root, who may mount")
     try:
         yield lambda: mount("remount,size=64m") or pytest.fail("can't be made larger")

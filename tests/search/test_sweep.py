@@ -19,6 +19,7 @@ from adaecho.search import local, sweeper
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
 from adaecho.search.state import SweepState, read_design
 from adaecho.search.worker import Worker
+from tests.forks import typed
 from tests.search.conftest import ONE_ARM, Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
 
@@ -436,16 +437,8 @@ def test_an_ad_hoc_sweep_has_a_folder_per_design(run_sweep: Command) -> None:
 
 def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     """``hydra/sweeper=basic``."""
-    command = [
-        sys.executable,
-        "-m",
-        "adaecho.run",
-        "-m",
-        "hydra/sweeper=basic",
-        "tracking=none",
-        "device=cpu",
-    ]
-    subprocess.run([*command, "seed=1,2", "max_fresh_examples=320"], check=True, stdout=subprocess.DEVNULL)
+    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu")
+    assert typed("adaecho.run", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     seeds = [
         json.loads(path.read_text())["seed"] for path in Path("runs/sweep/digits").glob("*/summary.json")
     ]

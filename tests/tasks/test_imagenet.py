@@ -1,10 +1,7 @@
 """Task imagenet on tiny generated images, in every layout and over http."""
 
 import json
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.test_labelled_images import folders, make, shard, table
+from tests.servers import serving
 from tests.transforms.pictures import encoded
 
 TINY = (
@@ -29,21 +27,11 @@ TINY = (
 )  # fmt: skip
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     """An address that serves ``tmp_path``."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(tmp_path) as place:
+        yield f"http://{place}"
 
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
