@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from adaecho import run
 from tests.conftest import Command, Compose
+from tests.helpers import signal_at
 
 QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
 
@@ -160,8 +160,6 @@ def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adaecho.training import trainer
-
     endless = ("target.value=null", "max_fresh_examples=null", "data.num_workers=0")
     process = _start(*endless)
     try:
@@ -181,14 +179,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert "the same command continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: object) -> None:
-        step(self, batch)
-        if self.progress.steps == stopped["steps"] + 5:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(trainer.Trainer, "_step", signalled)
+    signal_at(monkeypatch, stopped["steps"] + 5, signal.SIGINT)
     assert command("tracking=none", "hydra.run.dir=run", *endless)[0] == 130
     assert json.loads(Path("run/summary.json").read_text())["steps"] == stopped["steps"] + 5
 

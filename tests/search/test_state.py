@@ -68,6 +68,9 @@ def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Pa
     fixed = replace(design.arms[0], axes=())
     state = SweepState(replace(design, arms=(fixed,)), tmp_path)
     assert state.missing() == [TrialId(fixed.name, 0, 0), TrialId(fixed.name, 1, 0)]
+    for search in state.searches.values():
+        search.summaries[0] = {"status": "diverged"}
+    assert state.missing() == [], "no other point could replace it"
 
 
 def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design, tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from adaecho.search.state import read_refusal, record_design
 from adaecho.search.worker import Attempts, Worker
 from adaecho.training import trainer
 from tests.forks import FORKS
+from tests.helpers import metrics, summary
 from tests.needs import first_form
 from tests.ports import free_port
 from tests.search.conftest import BuildArms
-from tests.training.several_ranks import metrics, run_on, summary
+from tests.training.several_ranks import run_on
 
 TRIALS = (
     "task=digits_mlp", "echo=batch", "echo.factor=1.5", "batch_size=16", "precision=float32", "device=cpu",

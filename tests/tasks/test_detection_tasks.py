@@ -180,22 +180,6 @@ def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compo
     assert seen == [3]
 
 
-def test_scenes_resume_to_the_same_bits(compose_config: Compose, tmp_path: Path) -> None:
-    base = (*TINY_SCENES, "evaluate.every_fresh_examples=64", "target.value=null")
-    whole = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "whole")
-    run_trial(compose_config(*base, "max_steps=5"), tmp_path / "parts")
-    parts = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "parts")
-    assert (parts["steps"], parts["best"]["value"]) == (whole["steps"], whole["best"]["value"])
-    lines = [
-        [
-            {key: value for key, value in json.loads(line).items() if not key.endswith("_s")}
-            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        ]
-        for name in ("whole", "parts")
-    ]
-    assert lines[0] == lines[1]
-
-
 def test_scenes_refuse_a_path(compose_config: Compose) -> None:
     with pytest.raises(ConfigError, match="task scenes makes its images"):
         build_task(compose_config(*TINY_SCENES, "data.path=somewhere"))

@@ -82,20 +82,6 @@ def test_it_stops_at_the_total_of_scale_invariant_steps(compose_config: Compose,
     assert 10 <= summary["scale_invariant_steps"] < 12
 
 
-@pytest.mark.parametrize("echo", ["before", "one_gradient"])
-def test_resumed_it_is_the_same_run(compose_config: Compose, tmp_path: Path, echo: str) -> None:
-    whole = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "whole")
-    run_trial(compose_config(*RUN, *ECHOES[echo], "max_steps=11"), tmp_path / "parts")
-    resumed = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "parts")
-    for key in ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps", "steps", "best"):
-        assert {**resumed, "best": None}[key] == {**whole, "best": None}[key]
-    weights = [
-        torch.load(tmp_path / part / "checkpoint" / "last.pt", weights_only=True)["model"]
-        for part in ("whole", "parts")
-    ]
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-
-
 def trainer(config: Config) -> Trainer:
     return Trainer(
         config,

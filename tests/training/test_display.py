@@ -1,7 +1,6 @@
 """What a run shows: a bar with the time left on a terminal, a line now and then elsewhere."""
 
 import io
-import json
 import os
 import pty
 import subprocess
@@ -19,6 +18,7 @@ from adaecho.training import display as display_module
 from adaecho.training.display import Display
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 
 RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
 
@@ -136,11 +136,7 @@ def test_the_time_left_is_of_the_steps_without_what_came_before_them(compose_con
 def test_a_display_changes_no_record(compose_config: Compose) -> None:
     _shown(compose_config, terminal=True)
     run_trial(compose_config(*RUN), Path("silent"))
-    kept = []
-    for folder in ("run", "silent"):
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
-    assert kept[0] == kept[1]
+    assert metrics("run") == metrics("silent")
 
 
 def test_a_terminal_of_80_columns_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,9 @@ from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
+from tests.helpers import metrics, signal_at, summary
 from tests.needs import first_form
-from tests.training.several_ranks import metrics, run_on, shown_by, summary
+from tests.training.several_ranks import run_on, shown_by
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -251,16 +252,8 @@ def _stands_still(rank: int, *, victim: int) -> None:
 
 
 def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> None:
-    if rank != victim:
-        return
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: Any) -> None:
-        step(self, batch)
-        if self.progress.steps == at_step:
-            os.kill(os.getpid(), number)
-
-    trainer.Trainer._step = signalled  # type: ignore[method-assign]
+    if rank == victim:
+        signal_at(pytest.MonkeyPatch(), at_step, number)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
-from tests.helpers import dying, metrics
+from tests.helpers import dying, metrics, signal_at, summary
 
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 
@@ -46,7 +45,7 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_killed_anywhere_it_continues_to_the_samemetrics(
+def test_killed_anywhere_it_continues_to_the_same_metrics(
     compose_config: Compose, echo: tuple[str, ...]
 ) -> None:
     config = compose_config(*RUN, *echo)
@@ -58,7 +57,7 @@ def test_killed_anywhere_it_continues_to_the_samemetrics(
     for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9):
         kills += _piece(config, folder, die_at) == -signal.SIGKILL
     assert kills >= 5
-    assert json.loads((folder / "summary.json").read_text())["status"] == "budget_spent"
+    assert summary(folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
     assert len(metrics(folder)) > 3
 
@@ -67,21 +66,50 @@ def test_killed_anywhere_it_continues_to_the_samemetrics(
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    from adaecho.training import trainer
-
     config = compose_config(*RUN[:-1])
     undisturbed, folder = Path("undisturbed"), Path("signalled")
     run_trial(config, undisturbed)
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: Any) -> None:
-        step(self, batch)
-        if self.progress.steps == 20:
-            os.kill(os.getpid(), number)
-
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "_step", signalled)
-        summary = run_trial(config, folder)
-    assert (summary["status"], summary["steps"]) == ("preempted", 20)
+        signal_at(patched, 20, number)
+        ended = run_trial(config, folder)
+    assert (ended["status"], ended["steps"]) == ("preempted", 20)
     assert run_trial(config, folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
+
+
+_SOON_HARM = ("task=digits_mlp", "evaluate.every_fresh_examples=160", "optimizer.learning_rate=0.5")
+# Overrides, the steps of the first piece and of the whole, and what of the summary must be the same too.
+IN_PIECES: dict[str, tuple[tuple[str, ...], int, int, tuple[str, ...]]] = {
+    "a larger budget": ((), 30, 60, ("steps", "fresh_examples")),
+    "an average": (("echo.shuffle_buffer=64", "optimizer.ema_decay=0.9"), 13, 30, ("steps",)),
+    "adascale": (
+        ("adascale=on", "echo=example_before_augmentation", "echo.factor=2"), 11, 24,
+        ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
+    ),
+    "adascale of one gradient": (
+        ("adascale=on", "echo=batch", "echo.factor=2", "adascale.num_gradients_to_accumulate=1",
+         "adascale.scale=4"), 11, 24,
+        ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
+    ),
+    "best before the end": ((*_SOON_HARM, "checkpoint_every_s=0"), 23, 40, ("steps",)),
+    "boxes": (
+        ("task=scenes", "task.training_scenes=64", "data.validation_examples=16", "batch_size=16",
+         "echo.shuffle_buffer=32"), 5, 8, ("steps",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "first", "last", "same"), IN_PIECES.values(), ids=IN_PIECES)
+def test_a_run_in_two_pieces_is_the_whole_run(
+    compose_config: Compose, overrides: tuple[str, ...], first: int, last: int, same: tuple[str, ...]
+) -> None:
+    """Evaluations, weights at the end and at the best evaluation, and what their average was."""
+    common = ("target.value=null", "evaluate.every_fresh_examples=64", "precision=float32", *overrides)
+    for folder, steps in (("whole", last), ("pieces", first), ("pieces", last)):
+        run_trial(compose_config(*common, f"max_steps={steps}"), Path(folder))
+    assert metrics("pieces") == metrics("whole")
+    assert len(metrics("whole")) > 1
+    assert {key: summary("pieces")[key] for key in same} == {key: summary("whole")[key] for key in same}
+    for name in ("final", "best"):
+        pieces, whole = (Path(folder, f"model/{name}.safetensors") for folder in ("pieces", "whole"))
+        assert pieces.read_bytes() == whole.read_bytes()

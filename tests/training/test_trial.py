@@ -128,15 +128,6 @@ def test_a_time_budget_ends_the_run(compose_config: Compose) -> None:
     assert summary["train_time_s"] >= 0.05
 
 
-def test_a_larger_budget_continues_and_equals_the_undisturbed_run(compose_config: Compose) -> None:
-    for steps in (30, 60):
-        run_trial(compose_config(f"max_steps={steps}", "target.value=null"), FOLDER)
-    whole = Path("whole")
-    run_trial(compose_config("max_steps=60", "target.value=null"), whole)
-    assert metrics(FOLDER) == metrics(whole)
-    assert len(metrics(FOLDER)) > 2
-
-
 def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_trial(compose_config("max_steps=5"), FOLDER)
     monkeypatch.setattr(trainer_module.Trainer, "train", lambda _: pytest.fail("trained again"))

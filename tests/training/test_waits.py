@@ -1,6 +1,5 @@
 """A signal while the run waits for data that may never come: the wait has an end, and nothing is lost."""
 
-import json
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from adaecho.tasks import build_task
 from adaecho.training import interrupt, trial
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics, summary
 
 RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buffer=8")
 
@@ -70,18 +70,11 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
     assert not late.finished.is_set(), "it waited for data that never came"
     late.cancel()
     sources[0].released.set()
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["status"] == "preempted"
-    assert summary["signal"] == "SIGTERM"
-    assert 0 < summary["steps"] < 20
+    assert (summary("run")["status"], summary("run")["signal"]) == ("preempted", "SIGTERM")
+    assert 0 < summary("run")["steps"] < 20
     assert run_trial(config, Path("run"))["status"] == "budget_spent"
     run_trial(config, Path("undisturbed"))
-    kept = []
-    for folder in ("run", "undisturbed"):
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
-    assert kept[0] == kept[1]
-    assert kept[0]
+    assert metrics("run") == metrics("undisturbed") != []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -117,7 +110,7 @@ def test_a_second_ctrl_c_ends_at_once(
     assert not late.finished.is_set(), "it waited for data that never came"
     late.cancel()
     sources[0].released.set()
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+    assert summary("run")["status"] == "preempted"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -135,5 +128,5 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
         with pytest.raises(interrupt.WaitEndedError, match="before its first step") as ended:
             run_trial(config, Path("run"))
     assert ended.value.signal == signal.Signals(number).name
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+    assert summary("run")["status"] == "preempted"
     assert run_trial(config, Path("run"))["status"] == "budget_spent"
