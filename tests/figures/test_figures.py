@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import shutil
 
 import matplotlib
 import numpy as np
@@ -64,20 +65,6 @@ def seven_arms():
         for variant in reversed(VARIANTS[1:]):
             rows += rows_of(f"{variant}_e{factor}", variant, factor, [6000, 8000])
     return rows
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The axes of every figure that is saved, to look into."""
-    figures = []
-    save = matplotlib.figure.Figure.savefig
-
-    def keep(self, *arguments, **keywords):
-        figures.append(self)
-        save(self, *arguments, **keywords)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
-    return figures
 
 
 def dots(axes):
@@ -352,62 +339,66 @@ def test_words_and_scales():
     assert count_scale(2_000_000) == (1e6, " (millions)")
 
 
-@pytest.fixture
-def results(tmp_path):
-    folder = tmp_path / "results" / "quickstart" / "digits"
+def written(results):
+    """A folder of one table with its curves and its command."""
+    folder = results / "quickstart" / "digits"
     folder.mkdir(parents=True)
     (folder / "trials.json").write_text(json.dumps(seven_arms()))
     (folder / "curves.json").write_text(json.dumps([CURVE]))
     (folder / "origin.json").write_text(json.dumps({"commands": ["python -m adaecho.run -m x=<1>"]}))
-    return tmp_path / "results"
+    return results
 
 
-def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alone(results, tmp_path):
+@pytest.fixture
+def results(tmp_path):
+    return written(tmp_path / "results")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The same with a picture beside the table, drawn once where a killed drawing had left a file."""
+    results = written(tmp_path_factory.mktemp("drawn") / "results")
+    Image.new("RGB", (8, 8), "red").save(results / "quickstart/digits/boxes.jpg")
+    (results / "figures").mkdir()
+    (results / "figures/.mine_digits.png.0123456789ab.tmp").write_text("")
+    main(["--results", str(results)])
+    return results
+
+
+def test_every_figure_and_the_report_repeat_byte_for_byte_and_leave_settings_alone(report, tmp_path):
+    first = {path.name: path.read_bytes() for path in (report / "figures").iterdir()}
     before = dict(matplotlib.rcParams)
-    first = draw_all(results, tmp_path / "one")
+    copy = shutil.copytree(report, tmp_path / "results", ignore=lambda *_: ["figures"])
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other"}):
-        second = draw_all(results, tmp_path / "two")
-    assert [path.name for path in first] == [path.name for path in second]
-    assert {path.name for path in first} == {
-        "quickstart_digits.png",
-        "quickstart_digits.svg",
-        "quickstart_digits_curves.png",
-        "quickstart_digits_curves.svg",
-        "quickstart_digits_tuning.png",
-        "quickstart_digits_tuning.svg",
-        "report.md",
-        "report.html",
-    }
-    for one, two in zip(first, second, strict=True):
-        assert one.read_bytes() == two.read_bytes(), one.name
+        second = draw_all(copy, copy / "figures")
     assert dict(matplotlib.rcParams) == before
+    assert {path.name: path.read_bytes() for path in second} == first
+    figures = ("quickstart_digits", "quickstart_digits_curves", "quickstart_digits_tuning")
+    names = {f"{name}.{ending}" for name in figures for ending in ("png", "svg")}
+    assert first.keys() == names | {"report.md", "report.html"}
 
 
-def test_the_report_shows_the_pictures_that_lie_beside_a_table(results):
-    table = results / "quickstart" / "digits"
-    Image.new("RGB", (8, 8), "red").save(table / "boxes.jpg")
-    main(["--results", str(results)])
-    assert "](../quickstart/digits/boxes.jpg)" in (results / "figures" / "report.md").read_text()
-    inline = base64.b64encode((table / "boxes.jpg").read_bytes()).decode()
-    assert f'src="data:image/jpeg;base64,{inline}"' in (results / "figures" / "report.html").read_text()
+def test_the_report_shows_the_pictures_that_lie_beside_a_table(report):
+    assert "](../quickstart/digits/boxes.jpg)" in (report / "figures" / "report.md").read_text()
+    inline = base64.b64encode((report / "quickstart/digits/boxes.jpg").read_bytes()).decode()
+    assert f'src="data:image/jpeg;base64,{inline}"' in (report / "figures" / "report.html").read_text()
 
 
-def test_the_report_holds_table_figures_and_command(results):
-    main(["--results", str(results)])
-    text = (results / "figures" / "report.md").read_text()
+def test_the_report_holds_table_figures_and_command(report):
+    text = (report / "figures" / "report.md").read_text()
     assert "| baseline | 9,000 | 8,000 to 10,000 | 1.00 | - | 281 | 9.0 | 2 of 2 | 4 | 0 | 0 | 0 |" in text
     assert "![quickstart, digits: fresh examples to 97 % validation accuracy](quickstart_digits.png)" in text
     assert "python -m adaecho.run -m x=<1>" in text
-    page = (results / "figures" / "report.html").read_text()
+    page = (report / "figures" / "report.html").read_text()
     assert re.search(r"<td>baseline</td>\s*<td[^>]*>9,000</td>", page)
     assert "x=&lt;1&gt;" in page
     (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    picture, drawn = base64.b64decode(found), (results / "figures" / "quickstart_digits.png").read_bytes()
+    picture, drawn = base64.b64decode(found), (report / "figures" / "quickstart_digits.png").read_bytes()
     assert len(picture) < len(drawn)
     shown, whole = (np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), int) for one in (picture, drawn))
     assert shown.shape == whole.shape
     assert abs(shown - whole).mean() < 0.5  # of 255: a palette of 64 colours
-    assert page.count("src=") == 1  # what is shown needs no other file
+    assert page.count("src=") == page.count('src="data:') == 2  # what is shown needs no other file
     linked = re.findall(r'href="(?!data:)([^"]+)"', page)
     assert linked[1:] == ["quickstart_digits_curves.png", "quickstart_digits_tuning.png"]
     assert f'id="{linked[0].removeprefix("#")}"' in page  # from the contents
@@ -492,8 +483,8 @@ def test_curves_that_do_not_belong_are_named(results, content, says):
         draw_all(results, results / "figures")
 
 
-def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(results, capsys):
-    main(["--results", str(results)])
+def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(report, tmp_path, capsys):
+    results = shutil.copytree(report, tmp_path / "results")
     drawn = {path: path.read_bytes() for path in (results / "figures").iterdir()}
     later = results / "zzz" / "digits"  # read last
     later.mkdir(parents=True)
@@ -501,7 +492,6 @@ def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(resu
     rows = seven_arms()[:3]
     (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
     (results / "quickstart" / "digits" / "curves.json").unlink()
-    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["--results", str(results)])
     (line,) = capsys.readouterr().err.splitlines()

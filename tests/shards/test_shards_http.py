@@ -43,10 +43,12 @@ def test_a_server_that_goes_away_is_never_a_bad_example(proxy: Proxy, kind: str)
 
 
 @needs_nginx
+@pytest.mark.parametrize("server", ["gone", "dripping"])
 @pytest.mark.parametrize("kind", ["tar", "indexed"])
 def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
-    proxy: Proxy, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    proxy: Proxy, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, server: str
 ) -> None:
+    """The examples in hand would take many minutes."""
     common: dict[str, Any] = {"decode": label_alone, "order": "shards"}
     expected = labels(islice(EchoLoader(make(kind, str(folder)), 4, **common), 12))
     source = make(kind, proxy.url)
@@ -60,7 +62,7 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
     with EchoLoader(source, 4, num_workers=2, **common) as loader:
         iterator = iter(loader)
         seen = labels(islice(iterator, 2))
-        proxy.faults = 100 * [("cut", 0)]
+        proxy.faults = 100 * [("cut", 0) if server == "gone" else ("drip", 100)]
         loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
 
         def ask() -> None:
@@ -69,7 +71,7 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert waiting.wait(120)
+        assert (waiting if server == "gone" else proxy.dripped).wait(120)
         loader.stop()
         asking.join(120)
         assert not asking.is_alive()
