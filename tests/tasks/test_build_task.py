@@ -6,14 +6,8 @@ import pytest
 
 from adaecho.config.tasks import find_task, options_class, task_names
 from adaecho.errors import ConfigError
-from adaecho.run import CONF
 from adaecho.tasks import build_task
 from tests.conftest import Compose
-
-
-@pytest.mark.parametrize("name", [file.stem for file in sorted((CONF / "task").glob("*.yaml"))])
-def test_every_config_of_a_task_names_one_that_exists(compose_config: Compose, name: str) -> None:
-    assert callable(find_task(compose_config(f"task={name}").task.name).build)
 
 
 def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:

@@ -81,6 +81,7 @@ _SOON_HARM = ("task=digits_mlp", "evaluate.every_fresh_examples=160", "optimizer
 # Overrides, the steps of the first piece and of the whole, and what of the summary must be the same too.
 IN_PIECES: dict[str, tuple[tuple[str, ...], int, int, tuple[str, ...]]] = {
     "a larger budget": ((), 30, 60, ("steps", "fresh_examples")),
+    "adam": (("optimizer.name=adam", "optimizer.learning_rate=0.001"), 13, 30, ("steps",)),
     "an average": (("echo.shuffle_buffer=64", "optimizer.ema_decay=0.9"), 13, 30, ("steps",)),
     "adascale": (
         ("adascale=on", "echo=example_before_augmentation", "echo.factor=2"), 11, 24,
