@@ -192,11 +192,13 @@ def test_a_crash_exits_with_1_and_shows_its_traceback(
     def crash(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(trainer.Trainer, "_step", crash)
-    with pytest.raises(ZeroDivisionError):  # which the interpreter prints, exiting with 1
-        command(*QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_step", crash)
+        with pytest.raises(ZeroDivisionError):  # which the interpreter prints, exiting with 1
+            command(*QUICK)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert "a bug" in Path("run/traceback.txt").read_text()
+    assert command(*QUICK)[0] == 0, "it can be run again"
 
 
 def test_a_thread_too_many_gets_one_message_and_the_same_command_goes_on(

@@ -48,14 +48,6 @@ def test_a_spent_budget_keeps_both_ends(compose_config: Compose) -> None:
     assert _accuracy(config, FOLDER / "model/final.safetensors") == pytest.approx(final)
 
 
-def test_a_finished_run_keeps_them_as_they_are(compose_config: Compose) -> None:
-    config = compose_config(*RUN, "target.value=0.7")
-    run_trial(config, FOLDER)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
-    run_trial(config, FOLDER)
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")} == before
-
-
 def test_killed_between_the_weights_and_the_summary_it_ends_the_same(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
