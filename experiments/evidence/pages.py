@@ -217,6 +217,29 @@ def _predicted_time(results: Path) -> list[Table]:
     return tables
 
 
+def _repeat_value(results: Path) -> list[Table]:
+    """Worths at equal steps: with their interval where the rule asks for them."""
+    before, after = "example_before_augmentation", "example_after_augmentation"
+    tables: list[Table] = []
+    for task in ("digits", "text"):
+        rows = json.loads((results / "equal_steps" / task / "outcome.json").read_text())
+        cells = {
+            (row["fresh_examples"], row["echo_variant"], row["echo_factor"]): row
+            for row in rows
+            if "ratio" in row
+        }
+        table: Table = []
+        for at in sorted({at for at, *_ in cells}):
+            shown = [f"{at:,}"]
+            for variant, factor in ((one, e) for one in (before, "batch", after) for e in (2, 4)):
+                if cell := cells.get((at, variant, factor)):
+                    between = f" ({cell['low']:.2f} to {cell['high']:.2f})" if variant == before else ""
+                    shown.append(f"{cell['ratio']:.2f}{between}")
+            table.append(shown)
+        tables.append(table)
+    return tables
+
+
 def _resnet32(results: Path) -> list[Table]:
     table: Table = []
     for record in ("resnet32", "resnet32_others", "resnet32_14k"):
@@ -240,7 +263,7 @@ PAGES: dict[str, Callable[[Path], list[Table]]] = {
     "quickstart": _quickstart, "quickstart_text": _quickstart_text,
     "fig3": _fig3, "fig4": _fig4, "fig5": _fig5, "fig6": _fig6, "fig7": _fig7,
     "controls": _controls, "bccd": _bccd, "predicted_time": _predicted_time, "resnet32": _resnet32,
-    "schedule_clock": schedule_clock.tables,
+    "schedule_clock": schedule_clock.tables, "repeat_value": _repeat_value,
     "caltech101": lambda results: [_costs(results, "caltech101/imagenet")],
     "cifar10_depth8": lambda results: [
         _costs(results, f"{record}/cifar10") for record in ("cifar10_depth8", "cifar10_depth8_80")
