@@ -138,6 +138,19 @@ TASKS = {
 }  # fmt: skip
 
 
+_whole: list[list[dict[str, Any]]] = []
+
+
+@pytest.fixture
+def undisturbed(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of two ranks without echoing, trained once."""
+    if not _whole:
+        folder = tmp_path_factory.mktemp("undisturbed") / "run"
+        assert run_on(2, compose_config(*RUN, "echo=none"), folder) == [(0, "budget_spent")] * 2
+        _whole.append(metrics(folder))
+    return _whole[0]
+
+
 @pytest.mark.parametrize("echo", first_form(*["before", "boxes"], also=["none", "batch", "after", "text"]))
 def test_two_ranks_equal_one_process_fed_both_ranks_batches(
     compose_config: Compose, text: str, echo: str
@@ -321,16 +334,17 @@ def _disk_fills_up(rank: int) -> None:
     os.fsync = full
 
 
-def test_a_full_disk_under_rank_0_ends_all_and_loses_nothing(compose_config: Compose) -> None:
+def test_a_full_disk_under_rank_0_ends_all_and_loses_nothing(
+    compose_config: Compose, undisturbed: list[dict[str, Any]]
+) -> None:
     config = compose_config(*RUN, "echo=none", "checkpoint_every_s=0")
-    assert run_on(2, config, "whole") == [(0, "budget_spent")] * 2
     (code, said), (other_code, other_said) = run_on(2, config, "run", _disk_fills_up)
     assert code == other_code == 2
     assert "the disk is full" in said
     assert "another rank failed" in other_said
     assert 0 < summary("run")["steps"] < 24
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
-    assert metrics("run") == metrics("whole")
+    assert metrics("run") == undisturbed
 
 
 def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: Compose) -> None:
@@ -400,23 +414,25 @@ def _evaluates_without_ranks(_: int) -> None:
     trial.build_task = build
 
 
-def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(compose_config: Compose) -> None:
+def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(
+    compose_config: Compose, undisturbed: list[dict[str, Any]]
+) -> None:
     config = compose_config(*RUN, "echo=none")
     assert run_on(2, config, "whole", _evaluates_without_ranks) == [(0, "budget_spent")] * 2
-    assert run_on(2, config, "shares") == [(0, "budget_spent")] * 2
-    for whole, shares in zip(metrics("whole"), metrics("shares"), strict=True):
+    for whole, shares in zip(metrics("whole"), undisturbed, strict=True):
         assert whole["accuracy"] == shares["accuracy"]
 
 
 @pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_a_signal_to_any_rank_ends_all_at_one_step(compose_config: Compose, victim: int) -> None:
-    config = compose_config(*RUN, "echo=batch", "echo.factor=1.5")
-    run_on(2, config, "whole")
+def test_a_signal_to_any_rank_ends_all_at_one_step(
+    compose_config: Compose, undisturbed: list[dict[str, Any]], victim: int
+) -> None:
+    config = compose_config(*RUN, "echo=none")
     before = functools.partial(_signals_itself, victim=victim, number=signal.SIGUSR2, at_step=7)
     assert run_on(2, config, "run", before) == [(0, "preempted")] * 2
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
-    assert metrics("run") == metrics("whole")
+    assert metrics("run") == undisturbed
 
 
 def _first_batch_never_comes(rank: int) -> None:
