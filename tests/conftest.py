@@ -108,6 +108,23 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return typed
 
 
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """``refused(show.main, folder, "--number", 1)``: what a command says that ends with 2."""
+
+    def call(main: Callable[[list[str]], object], *arguments: object) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(one) for one in arguments])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return call
+
+
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

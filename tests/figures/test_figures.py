@@ -483,7 +483,7 @@ def test_curves_that_do_not_belong_are_named(results, content, says):
         draw_all(results, results / "figures")
 
 
-def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(report, tmp_path, capsys):
+def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(report, tmp_path, refused):
     results = shutil.copytree(report, tmp_path / "results")
     drawn = {path: path.read_bytes() for path in (results / "figures").iterdir()}
     later = results / "zzz" / "digits"  # read last
@@ -492,10 +492,7 @@ def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(repo
     rows = seven_arms()[:3]
     (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
     (results / "quickstart" / "digits" / "curves.json").unlink()
-    with pytest.raises(SystemExit) as ended:
-        main(["--results", str(results)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
+    (line,) = refused(main, "--results", results).splitlines()
     assert line.startswith(f"error: {later / 'trials.json'}: row 0 has arm 1, which must be a name")
     assert {path: path.read_bytes() for path in (results / "figures").iterdir()} == drawn
 
@@ -515,32 +512,23 @@ def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["text", "cut", "bomb"])
-def test_a_picture_that_cannot_be_shown_is_named(results, capsys, kind):
+def test_a_picture_that_cannot_be_shown_is_named(results, refused, kind):
     content = io.BytesIO()
     Image.new("1", (30_000, 30_000) if kind == "bomb" else (300, 300)).save(content, "PNG")
     spoiled = {"text": b"hello", "cut": content.getvalue()[:60], "bomb": content.getvalue()}[kind]
     (results / "quickstart" / "digits" / "boxes.png").write_bytes(spoiled)
-    with pytest.raises(SystemExit) as ended:
-        main(["--results", str(results)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
+    (line,) = refused(main, "--results", results).splitlines()
     assert re.match(r"error: \S*boxes\.png: can't be shown \(.*\); restore it from git, or remove it", line)
     assert not (results / "figures" / "report.md").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, refused):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as ended:
-        main(["--results", str(results), "--into", str(tmp_path / "file" / "figures")])
-    assert ended.value.code == 2
-    assert "file" in capsys.readouterr().err
+    assert "file" in refused(main, "--results", results, "--into", tmp_path / "file" / "figures")
 
 
-def test_no_tables_is_one_clear_message(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--results", str(tmp_path)])
-    assert ended.value.code == 2
-    assert "no <experiment>/<task>/trials.json" in capsys.readouterr().err
+def test_no_tables_is_one_clear_message(tmp_path, refused):
+    assert "no <experiment>/<task>/trials.json" in refused(main, "--results", tmp_path)
 
 
 def test_a_sweep_is_drawn_in_its_folder(tmp_path):

@@ -30,7 +30,7 @@ from adaecho.search.state import read_design, record_design
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
-from tests.conftest import Compose
+from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import make
 from tests.needs import first_form
 
@@ -183,7 +183,7 @@ def test_json_nested_too_deeply_is_damaged(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("file", ["config.yaml", "metrics.jsonl"])
 def test_a_run_with_a_line_nested_too_deeply_is_named(
-    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str], file: str
+    tmp_path: Path, compose_config: Compose, refused: Refused, file: str
 ) -> None:
     often = "evaluate.every_fresh_examples=128"
     config = compose_config("task=digits", "max_steps=9", "target.value=null", "echo.shuffle_buffer=1", often)
@@ -191,11 +191,8 @@ def test_a_run_with_a_line_nested_too_deeply_is_named(
     spoiled = tmp_path / "run" / file
     _, _, rest = spoiled.read_text().partition("\n")
     spoiled.write_text({"config.yaml": "# overrides: "}.get(file, "") + "[" * 100_000 + "\n" + rest)
-    with pytest.raises(SystemExit, match="2"):
-        collect.main(
-            [str(tmp_path / "run"), "--experiment", "theirs", "--results", str(tmp_path / "results")]
-        )
-    assert f"error: {tmp_path / 'run'}" in capsys.readouterr().err
+    typed = (tmp_path / "run", "--experiment", "theirs", "--results", tmp_path / "results")
+    assert f"error: {tmp_path / 'run'}" in refused(collect.main, *typed)
     assert not (tmp_path / "results").exists()
 
 
@@ -220,15 +217,13 @@ def _rows(**changes: Any) -> list[dict[str, Any]]:
     ids=str,
 )
 def test_a_table_of_theirs_leads_to_no_other_folder(
-    tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, changes: dict[str, Any], refused: Refused
 ) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/trials.json").write_text(json.dumps(_rows(**changes)))
     results = tmp_path / "a/b/results"
-    with pytest.raises(SystemExit) as end:
-        collect.main([str(tmp_path / "sweep"), "--results", str(results), "--command", "x"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    said = refused(collect.main, tmp_path / "sweep", "--results", results, "--command", "x")
+    assert said.startswith("error: ")
     assert [one.name for one in tmp_path.iterdir()] == ["sweep"]
 
 
@@ -311,13 +306,11 @@ def _as_extension(path: Path) -> None:
 
 
 def test_no_file_of_theirs_brings_code_along(
-    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compose_config: Compose, refused: Refused
 ) -> None:
     config = compose_config("task=digits_mlp", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
     _as_checkpoint(tmp_path / "run", config)
-    with pytest.raises(SystemExit):
-        show.main([str(tmp_path / "run")])
-    assert "UnpicklingError" in capsys.readouterr().err
+    assert "UnpicklingError" in refused(show.main, tmp_path / "run")
     with suppress(FolderError):  # refused, or begun anew with a warning
         run_trial(config, tmp_path / "run")
     make("tar", tmp_path / "shards")

@@ -23,6 +23,7 @@ from adaecho.search.report import (
 )
 from adaecho.search.state import SweepState
 from adaecho.search.sweeper import next_steps
+from tests.conftest import Refused
 from tests.search.conftest import Command
 
 
@@ -193,12 +194,8 @@ def test_status_and_collect_read_folders_alone(
 
 
 @pytest.mark.parametrize("command", ["status", "collect"])
-def test_a_folder_without_a_sweep_is_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([command, str(tmp_path)])
-    assert f"{tmp_path}: no sweep, for it has no design.json" in capsys.readouterr().err
+def test_a_folder_without_a_sweep_is_refused(command: str, tmp_path: Path, refused: Refused) -> None:
+    assert f"{tmp_path}: no sweep, for it has no design.json" in refused(main, command, tmp_path)
 
 
 def test_without_a_target_the_table_says_where_the_runs_ended() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,28 +48,42 @@ class Dripping:
         return {key: np.asarray(value[row]) for key, value in self.arrays.items()}
 
 
+@pytest.fixture
+def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dripping]]]:
+    """``dripping(wait_s, *signals)``: of the runs from here on the first has such a source."""
+    sources: list[Dripping] = []
+
+    def release() -> None:
+        late.append(True)
+        sources[0].released.set()
+
+    def install(wait_s: float, *signals: int) -> list[Dripping]:
+        def build(config: Any) -> Any:
+            task = build_task(config)
+            sources.append(Dripping(task.source, 10**9 if sources else 300, *signals))
+            object.__setattr__(task, "source", sources[-1])
+            return task
+
+        monkeypatch.setattr(trial, "build_task", build)
+        for module in (interrupt, trial):
+            monkeypatch.setattr(module, "WAIT_S", wait_s)
+        timer.start()
+        return sources
+
+    late: list[bool] = []
+    timer = threading.Timer(100, release)
+    yield install
+    timer.cancel()
+    assert not late, "it waited for data that never came"
+
+
 @pytest.mark.filterwarnings("ignore:the source has not answered:RuntimeWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_data_ends_with_a_checkpoint(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
+    compose_config: Compose, dripping: Callable[..., list[Dripping]], workers: int
 ) -> None:
-    config = compose_config(*RUN, f"data.num_workers={workers}")
-    sources: list[Dripping] = []
-
-    def build(config: Any) -> Any:
-        task = build_task(config)
-        sources.append(Dripping(task.source, stuck_at=10**9 if sources else 300))
-        object.__setattr__(task, "source", sources[-1])
-        return task
-
-    monkeypatch.setattr(trial, "build_task", build)
-    for module in (interrupt, trial):
-        monkeypatch.setattr(module, "WAIT_S", 0.2)
-    late = threading.Timer(100, lambda: sources[0].released.set())
-    late.start()
+    config, sources = compose_config(*RUN, f"data.num_workers={workers}"), dripping(0.2)
     run_trial(config, Path("run"))
-    assert not late.finished.is_set(), "it waited for data that never came"
-    late.cancel()
     sources[0].released.set()
     assert (summary("run")["status"], summary("run")["signal"]) == ("preempted", "SIGTERM")
     assert 0 < summary("run")["steps"] < 20
@@ -79,17 +94,12 @@ def test_a_wait_for_data_ends_with_a_checkpoint(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_ctrl_c_ends_at_once(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
+    compose_config: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    dripping: Callable[..., list[Dripping]],
+    workers: int,
 ) -> None:
-    config = compose_config(*RUN, f"data.num_workers={workers}")
-    sources: list[Dripping] = []
-
-    def build(config: Any) -> Any:
-        task = build_task(config)
-        sources.append(Dripping(task.source, 300, signal.SIGINT, signal.SIGINT))
-        object.__setattr__(task, "source", sources[-1])
-        return task
-
+    sources = dripping(300.0, signal.SIGINT, signal.SIGINT)
     ask_to_end = interrupt.Interrupt._ask_to_end
 
     def hear(self: interrupt.Interrupt, first: signal.Signals) -> None:
@@ -97,18 +107,11 @@ def test_a_second_ctrl_c_ends_at_once(
         sources[0].heard.set()
 
     monkeypatch.setattr(interrupt.Interrupt, "_ask_to_end", hear)
-    monkeypatch.setattr(trial, "build_task", build)
-    for module in (interrupt, trial):
-        monkeypatch.setattr(module, "WAIT_S", 300.0)
-    late = threading.Timer(100, lambda: sources[0].released.set())
-    late.start()
     with (
         pytest.raises(KeyboardInterrupt),
         pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext(),
     ):
-        run_trial(config, Path("run"))
-    assert not late.finished.is_set(), "it waited for data that never came"
-    late.cancel()
+        run_trial(compose_config(*RUN, f"data.num_workers={workers}"), Path("run"))
     sources[0].released.set()
     assert summary("run")["status"] == "preempted"
 
