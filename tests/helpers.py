@@ -40,13 +40,15 @@ def metrics(folder: Path | str, *, clocks: bool = False) -> list[dict[str, Any]]
     ]
 
 
-def dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
-    """``function``, killing the process at call ``die_at`` of all functions that share ``calls``."""
+def dying(
+    function: Callable[..., Any], die_at: int, calls: list[int], number: signal.Signals = signal.SIGKILL
+) -> Callable[..., Any]:
+    """``function``, killing the process at call ``die_at`` of all that share ``calls``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return function(*args, **kwargs)
 
     return call

@@ -234,31 +234,3 @@ def pilot(experiment: str, task: str, name: str) -> tuple[list[float], list[floa
 def min_loss(rows: list[dict[str, Any]], arm: str, repeat: int) -> float:
     of_search = [row for row in rows if row["arm"] == arm and row["repeat"] == repeat and row["counted"]]
     return float(min(row["best_value"] for row in of_search))
-
-
-TASK_OF = {path.parent.name: path.name for path in RESULTS.glob("*/*") if path.is_dir()}
-
-
-def test_stated_points() -> None:
-    for experiment, _, arm, runs, ratio, interval in cells(section("At stated points")):
-        rows, task = table(experiment, TASK_OF[experiment]), TASK_OF[experiment]
-        sides = arm.strip("`"), baseline(experiment, task, arm)
-        logs: list[list[float]] = [np.log(costs(rows, name)).tolist() for name in sides]
-        assert int(runs) == len(logs[0])
-        assert ratio == f"{math.exp(np.mean(logs[0]) - np.mean(logs[1])):.2f}", (experiment, arm)
-        if interval == "-":  # one run, or equal ones, tell no noise
-            assert all(len(set(side)) == 1 for side in logs)
-            continue
-        difference, error, freedom = welch(logs[0], logs[1])
-        low, high = np.exp([difference + sign * stats.t.ppf(0.975, freedom) * error for sign in (-1, 1)])
-        assert interval == f"{low:.2f} to {high:.2f}", (experiment, arm)
-
-
-def baseline(experiment: str, task: str, arm: str) -> str:
-    outcome = json.loads((RESULTS / experiment / task / "outcome.json").read_text())
-    (found,) = {one["baseline"] for one in outcome if one["arm"] == arm.strip("`")}
-    return str(found)
-
-
-def costs(rows: list[dict[str, Any]], arm: str) -> list[float]:
-    return [row["to_target_fresh_examples"] for row in cheapest(rows, arm)]

@@ -93,18 +93,6 @@ def test_loss_and_metrics_in_every_format(
     assert 0 <= metrics["accuracy"] <= 1
 
 
-def test_memory_format_changes_no_result(compose_config: Compose, tmp_path: Path) -> None:
-    _parquet(tmp_path)
-    metrics = []
-    for channels_last in (False, True):
-        task = _build(compose_config, tmp_path, f"channels_last={channels_last}")
-        torch.manual_seed(0)
-        model = task.build_model().eval()
-        with torch.inference_mode():
-            metrics.append(task.evaluate(model, "validation", device=torch.device("cpu")))
-    assert metrics[0]["cross_entropy"] == pytest.approx(metrics[1]["cross_entropy"], rel=1e-4)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_test_files_are_read_when_the_test_split_is_evaluated(
     compose_config: Compose, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

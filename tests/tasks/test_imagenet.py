@@ -1,7 +1,7 @@
 """Task imagenet on tiny generated images, in every layout and over http."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from adaecho.tasks import build_task
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.test_labelled_images import folders, make, shard, table
-from tests.servers import serving
+from tests.datasets.test_labelled_images import folders, make, table
 from tests.transforms.pictures import encoded
 
 TINY = (
@@ -26,13 +25,6 @@ TINY = (
     "echo.shuffle_buffer=4", "data.num_workers=0", "evaluate.batch_size=4", "evaluate.every_fresh_examples=8",
     "max_fresh_examples=16", "precision=float32", "target.value=null",
 )  # fmt: skip
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """An address that serves ``tmp_path``."""
-    with serving(tmp_path) as place:
-        yield f"http://{place}"
 
 
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
@@ -45,49 +37,6 @@ def test_it_trains_on_every_layout(compose_config: Compose, tmp_path: Path, layo
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert 0 <= line["accuracy"] <= 1
     assert line["cross_entropy"] > 0
-
-
-@pytest.mark.parametrize("echo", ["batch", "example_before_augmentation", "example_after_augmentation"])
-def test_it_trains_with_each_echo(compose_config: Compose, tmp_path: Path, echo: str) -> None:
-    make("folders", tmp_path / "data")
-    config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", f"echo={echo}", "echo.factor=2")
-    summary = run_trial(config, tmp_path / "run")
-    assert (summary["status"], summary["fresh_examples"]) == ("budget_spent", 16)
-    assert summary["steps"] >= 5
-
-
-@pytest.mark.parametrize("order", ["permutation", "shards"])
-@pytest.mark.parametrize("place", ["encoded", "decoded"])
-def test_order_and_place_reach_the_loader(
-    compose_config: Compose, tmp_path: Path, order: str, place: str
-) -> None:
-    make("parquet", tmp_path)
-    config = compose_config(
-        *TINY, f"data.path={tmp_path}", f"data.order={order}", f"echo.place={place}",
-        "echo=example_before_augmentation", "echo.factor=2",
-    )  # fmt: skip
-    task = build_task(config)
-    batch = next(iter(make_loader(config, task, torch.device("cpu"))))
-    assert batch["image"].shape == (4, 32, 32, 3)
-    assert batch["image"].dtype == torch.uint8
-    assert batch["label"].dtype == torch.int64
-
-
-def test_tar_shards_over_http_resume_to_the_same_end(
-    compose_config: Compose, tmp_path: Path, served: str
-) -> None:
-    shard(tmp_path / "train-0.tar", range(6))
-    shard(tmp_path / "train-1.tar", range(6, 12))
-    shard(tmp_path / "val.tar", range(12, 16))
-    base = (
-        *TINY, "task.num_classes=3", f"data.path='{served}/train-{{0..1}}.tar'",
-        f"task.validation_path={served}/val.tar",
-    )  # fmt: skip
-    whole = run_trial(compose_config(*base), tmp_path / "whole")
-    run_trial(compose_config(*base, "max_fresh_examples=8"), tmp_path / "parts")
-    parts = run_trial(compose_config(*base), tmp_path / "parts")
-    assert parts["best"]["value"] == whole["best"]["value"]
-    assert parts["fresh_examples"] == whole["fresh_examples"]
 
 
 def test_a_part_is_held_out_where_there_is_no_validation_split(
