@@ -7,20 +7,16 @@ import sys
 from pathlib import Path
 
 from tests.forks import typed
-from tests.programs import blocks
+from tests.programs import blocks, commands, write
 
 BLOCKS = blocks("An experiment")
 SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=2", "search.repeats=1"]
 
 
 def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
-    for _, name, text in BLOCKS:
-        if name:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(text)
-    lines = [line for kind, _, text in BLOCKS if kind == "shell" for line in text.splitlines()]
-    assert len(lines) == 4
-    for line in lines:
+    write(BLOCKS, Path())
+    assert len(commands(BLOCKS)) == 4
+    for line in commands(BLOCKS):
         python, _, module, *arguments = shlex.split(line)
         done = typed(module, *arguments, *(SMALL if module == "adaecho.run" else []))
         assert (python, done.code) == ("python", 0), done.out + done.err

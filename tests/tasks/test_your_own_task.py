@@ -11,7 +11,7 @@ from adaecho.config.schema import from_typed, to_plain
 from adaecho.search import axes
 from tests.conftest import Command, Compose
 from tests.forks import typed
-from tests.programs import blocks
+from tests.programs import blocks, commands, write
 
 BLOCKS = blocks("A task")
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
@@ -20,21 +20,13 @@ SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's project: the files of the page."""
-    for _, name, text in BLOCKS:
-        if name:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
+    write(BLOCKS, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tumours", raising=False)
     return tmp_path
 
 
-def _commands() -> list[str]:
-    shell = [text for kind, _, text in BLOCKS if kind == "shell"]
-    return [line for text in shell for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("line", _commands())
+@pytest.mark.parametrize("line", commands(BLOCKS))
 def test_every_command_of_the_page_runs(project: Path, command: Command, line: str) -> None:
     python, _, module, *arguments = shlex.split(line)
     assert python == "python"
