@@ -15,6 +15,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([
     "adaecho.training.trial", "adaecho.tasks.digits",
     "torch._dynamo",  # DistributedDataParallel imports it, which takes seconds
+    "adaecho.tasks.imagenet", "pyarrow.parquet", "tokenizers",
 ])  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -19,10 +18,10 @@ from adaecho.datasets.documents import find_documents
 from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
 from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
+from tests.forks import FORKS
 from tests.helpers import dying, small_disk
 
 PACKED = Packing("packed", 16, 400)
-FORKS = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(autouse=True)

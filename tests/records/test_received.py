@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import make
+from tests.forks import typed
 from tests.needs import first_form
 
 PAYLOAD = """
@@ -41,6 +43,16 @@ from tests.search.stub import Options, run_trial
 Path("PWNED").touch()
 def build(config, options_or_folder): return sys.modules[__name__]
 def on_end(summary): pass
+"""
+ALL = """
+import runpy, signal, sys
+for arguments in {commands!r}:
+    sys.argv = arguments
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except (SystemExit, Exception):
+        pass
+signal.alarm(0)  # of the exporter, which is to end soon when it is a process of its own
 """
 COMMANDS = {
     "show": ["adaecho.show", "foreign/run"],
@@ -83,44 +95,18 @@ def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: C
     plain = to_plain(config)
     named = {"task": {**plain["task"], "name": "foreign.payload"}, "callback": ["foreign.payload"]}[kind]
     _with_records(foreign, {**plain, {"callback": "callbacks"}.get(kind, kind): named})
-    script = (
-        "import runpy, signal, sys\n"
-        "for arguments in {commands!r}:\n"
-        "    sys.argv = arguments\n"
-        "    try:\n"
-        "        runpy.run_module(arguments[0], run_name='__main__', alter_sys=True)\n"
-        "    except (SystemExit, Exception):\n"
-        "        pass\n"
-        "signal.alarm(0)\n"  # of the exporter, which is to end soon when it is a process of its own
-    )
-    there = [command for command in COMMANDS.values() if _is_there(command[0])]
-    code = script.format(commands=there)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=foreign, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stderr
+    there = [command for command in COMMANDS.values() if find_spec(command[0]) is not None]
+    (foreign / "all_of_them.py").write_text(ALL.format(commands=there))
+    done = typed("all_of_them", folder=foreign)
+    assert done.code == 0, done.err
     refused = {"task": "foreign.payload: is none of", "callback": "callbacks=[foreign.payload]: is no entry"}
-    assert refused[kind] in done.stderr
+    assert refused[kind] in done.err
     assert not (foreign / "PWNED").exists()
     # One that the user has typed is theirs to run.
-    command = [sys.executable, "-m", *COMMANDS["worker"], f"--{kind}", "foreign.payload"]
     runner = ["--runner", "tests.search.stub:run_trial"] if kind == "task" else []
-    root = Path(__file__).parents[2]
-    done = subprocess.run([*command, *runner], cwd=foreign, env=_path(root), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = typed(*COMMANDS["worker"], f"--{kind}", "foreign.payload", *runner, folder=foreign)
+    assert done.code == 0, done.err
     assert (foreign / "PWNED").exists()
-
-
-def _is_there(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
-
-
-def _path(root: Path) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": f"{root}:."}
 
 
 def test_a_record_names_our_tasks_and_installed_ones_alone() -> None:

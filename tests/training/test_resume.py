@@ -12,6 +12,7 @@ from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
 from tests.helpers import dying, metrics, signal_at, summary
+from tests.needs import first_form
 
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 
@@ -37,12 +38,11 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
 
 @pytest.mark.parametrize(
     "echo",
-    [
-        ("echo=none",),
+    first_form(
         ("echo=batch", "echo.factor=1.5"),
         ("echo=example_before_augmentation", "echo.factor=2"),
-        ("echo=example_after_augmentation", "echo.factor=2.5"),
-    ],
+        also=[("echo=none",), ("echo=example_after_augmentation", "echo.factor=2.5")],
+    ),
     ids=lambda overrides: overrides[0],
 )
 def test_killed_anywhere_it_continues_to_the_same_metrics(
