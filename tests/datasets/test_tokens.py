@@ -37,6 +37,16 @@ def _make(
     return tokenized(find_documents(str(path), **find), packing, held_out, 0, bad)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``text`` and the ``cache`` of its tokens, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADAECHO_CACHE", str(folder / "cache"))
+        _make(write_folder(folder / "text"))
+    return folder
+
+
 def test_packed_examples_are_the_documents_joined_and_cut(tmp_path: Path) -> None:
     found = _make(write_folder(tmp_path / "text"))
     held_out = set(np.random.default_rng(0).permutation(len(MODULES))[-2:].tolist())
@@ -138,9 +148,10 @@ def test_equal_text_makes_equal_tokenizers(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokenizer.json", "meta.json"])
 @pytest.mark.parametrize("kind", ["zeros", "a bit", "cut", "gone"])
 def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
-    tmp_path: Path, cache: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+    made: Path, cache: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = _make(write_folder(tmp_path / "text"))
+    shutil.copytree(made / "cache", cache)
+    whole = _make(made / "text")
     train, validation = whole.train.tolist(), whole.validation.tolist()
     (file,) = cache.glob(f"*/{name}")
     if kind == "gone":
@@ -152,7 +163,7 @@ def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
         else:
             content[100:140] = bytes(40) if kind == "zeros" else [content[100] ^ 1, *content[101:140]]
         file.write_bytes(content)
-    again = _make(tmp_path / "text")
+    again = _make(made / "text")
     assert (again.train.tolist(), again.validation.tolist(), again.meta) == (train, validation, whole.meta)
     told = capsys.readouterr().err.splitlines()
     if (name, kind) == ("meta.json", "gone"):
@@ -162,7 +173,7 @@ def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
         assert f"damaged ({name}" in line
         assert line.endswith("made anew")
     assert len([*cache.iterdir()]) == 1
-    assert _make(tmp_path / "text").train.tolist() == train
+    assert _make(made / "text").train.tolist() == train
     assert capsys.readouterr().err == ""
 
 

@@ -3,8 +3,6 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path

@@ -36,7 +36,7 @@ def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
 
 
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
-# Dozens of arms that differ in numbers alone, which scripts/best_points.py prints: tests/scripts compares them.
+# Dozens of arms that differ in numbers alone, as scripts/best_points.py prints them: tests/scripts compares.
 OF_POINTS = ("quickstart_points", "fig3_winners", "fig3_winners_fresh")
 
 
