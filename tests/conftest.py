@@ -45,8 +45,8 @@ LONGEST = (
     "faults/test_campaign.py", "search/test_real_slurm.py", "search/test_sweep.py", "search/test_arms.py",
     "training/test_ranks.py", "test_examples.py", "datasets/test_tokens.py", "training/test_resume.py",
     "search/test_team.py", "test_packaging.py", "search/test_your_own_experiment.py", "test_secrets.py",
-    "scripts/test_site.py", "records/test_received.py", "training/test_torchrun.py", "figures/test_figures.py",
-    "records/test_tracking.py", "tasks/test_storage_faults.py", "test_types.py",
+    "scripts/test_site.py", "records/test_received.py", "training/test_torchrun.py",
+    "figures/test_figures.py", "records/test_tracking.py", "tasks/test_storage_faults.py", "test_types.py",
 )  # fmt: skip
 
 
