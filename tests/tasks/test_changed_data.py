@@ -19,7 +19,7 @@ CIFAR10 = (
     "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32", "target.value=null",
 )  # fmt: skip
 IMAGENET = (
-    "task=imagenet", "task.model=resnet18", "task.image_size=32", "batch_size=4", "task.ghost_size=null",
+    "task=imagenet", "task.model=test_resnet", "task.image_size=32", "batch_size=4", "task.ghost_size=null",
     "echo.shuffle_buffer=4", "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32",
     "target.value=null", "data.validation_examples=8",
 )  # fmt: skip

@@ -20,6 +20,7 @@ from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.coco_files import content, write
 from tests.helpers import metrics
+from tests.needs import first_form
 
 TINY_COCO = (
     "task=coco", "task.image_size=64", "task.ghost_size=2", "batch_size=4", "echo.shuffle_buffer=4",
@@ -42,7 +43,7 @@ def coco(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation"])
+@pytest.mark.parametrize("echo", first_form("example_before_augmentation", also=["none"]))
 def test_coco_trains_and_reports_by_category(
     compose_config: Compose, coco: Path, tmp_path: Path, echo: str
 ) -> None:
@@ -60,7 +61,7 @@ def test_coco_trains_and_reports_by_category(
 
 
 def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
-    config = compose_config(*TINY_COCO, f"data.path={coco}")
+    config = compose_config(*TINY_COCO, f"data.path={coco}", "max_fresh_examples=8")
     run_trial(config, tmp_path / "run")
     listed = content(12)
     listed["annotations"][3]["bbox"][2] -= 1
