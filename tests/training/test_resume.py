@@ -103,12 +103,23 @@ IN_PIECES: dict[str, tuple[tuple[str, ...], int, int, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("overrides", "first", "last", "same"), IN_PIECES.values(), ids=IN_PIECES)
 def test_a_run_in_two_pieces_is_the_whole_run(
-    compose_config: Compose, overrides: tuple[str, ...], first: int, last: int, same: tuple[str, ...]
+    compose_config: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    first: int,
+    last: int,
+    same: tuple[str, ...],
 ) -> None:
-    """Evaluations, weights at the end and at the best evaluation, and what their average was."""
+    """Evaluations, and weights at the end and at the best of them."""
     common = ("target.value=null", "evaluate.every_fresh_examples=64", "precision=float32", *overrides)
-    for folder, steps in (("whole", last), ("pieces", first), ("pieces", last)):
-        run_trial(compose_config(*common, f"max_steps={steps}"), Path(folder))
+    config = compose_config(*common, f"max_steps={last}")
+    run_trial(config, Path("whole"))
+    with monkeypatch.context() as patched:
+        signal_at(patched, first)
+        piece = config if overrides else compose_config(*common, f"max_steps={first}")
+        ended = run_trial(piece, Path("pieces"))
+    assert ended["status"] == ("preempted" if overrides else "budget_spent")
+    run_trial(config, Path("pieces"))
     assert metrics("pieces") == metrics("whole")
     assert len(metrics("whole")) > 1
     assert {key: summary("pieces")[key] for key in same} == {key: summary("whole")[key] for key in same}
