@@ -1,4 +1,4 @@
-"""Every number of the claims page and of the outcomes, once more from the records alone.
+"""Every claim and pilot on the page of claims, once more from the records alone.
 
 Written from the rules that the page states, with scipy's ready tests where it has them and nothing of the
 package: what the package computes, and what was committed, must agree with this.
