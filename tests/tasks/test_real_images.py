@@ -1,4 +1,4 @@
-"""Each image task learns from real images, those that scikit-learn brings along: photographs and digits."""
+"""Classifiers learn from real images, those that scikit-learn brings along: photographs and digits."""
 
 from pathlib import Path
 
