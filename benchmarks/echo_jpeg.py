@@ -1,14 +1,16 @@
-"""Photographs: examples per second of EchoLoader against DataLoader and tf.data, side by side, on all cores.
+"""Photographs: EchoLoader against DataLoader, tf.data, SPDL and Grain, side by side, on all cores.
 
 JPEGs lie encoded in memory; every side gives uint8 batches of 64 after random resized crop to 224, horizontal
 flip and jitter of brightness, contrast and saturation by 0.4. The sides take turns in short rounds; a ratio
-is the median over the rounds. Like is compared with like: DataLoader (2 workers, Pillow and torchvision)
-averages where it shrinks (antialias), tf.data (decoding only what the crop needs) interpolates linearly.
-EchoLoader is measured decoding only that, too, and decoding all of each image.
+is the median over the rounds, of the rate and of what a second of a processor gives. Like is compared with
+like: DataLoader and Grain (2 worker processes, Pillow) and SPDL (2 threads, FFmpeg) average where they shrink
+(antialias), tf.data (decoding only what the crop needs) interpolates linearly. EchoLoader (2 threads) is
+measured decoding only that, too, as it does by default, and decoding all of each image.
 A ratio is per training example, so echoing's gain counts.
 
     pip install -e '.[regions]'
-    pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
+    # Optional, each side is left out without; also in another environment: --peers-python path/to/python
+    pip install tensorflow-cpu grain pillow spdl  # and FFmpeg's libraries
     python -m benchmarks.echo_jpeg [folder of JPEGs, else synthetic ones are made]
 """
 
@@ -34,18 +36,22 @@ from benchmarks.peers.echo_jpegs import (
     SCALE,
     SHUFFLE_BUFFER,
     SIZE,
-    rate,
+    WORKERS,
+    rates,
     read_images,
     write_images,
 )
 from benchmarks.peers.process import Peer
 
 Batches = Iterator[Any]
+Rates = tuple[float, float]  # examples per second, and per second of a processor
 NUMBER = 300
-WORKERS = 2
+PEERS = {"tf.data": "echo_jpeg_tf_data", "SPDL": "echo_jpeg_spdl", "Grain": "echo_jpeg_grain"}
 # echo, factor, antialias, whether only the crop is decoded, peer
 CASES = [
     ("none", 1, True, True, "DataLoader"),
+    ("none", 1, True, True, "SPDL"),
+    ("none", 1, True, True, "Grain"),
     ("none", 1, False, True, "tf.data"),
     ("none", 1, True, False, "DataLoader"),
     ("none", 1, False, False, "tf.data"),
@@ -81,7 +87,6 @@ def echo_loader(images: list[bytes], echo: str, factor: int, antialias: bool, cr
     loader = EchoLoader(
         Encoded(images), BATCH_SIZE, echo=echo, factor=factor, shuffle_buffer=SHUFFLE_BUFFER,
         decode=decode, augment=augment, num_workers=WORKERS,
-        place="decoded" if echo.startswith("example") else "encoded",
     )  # fmt: skip
     return iter(loader)
 
@@ -105,37 +110,49 @@ def data_loader(images: list[bytes]) -> Batches:
         yield from loader
 
 
-def measure(folder: Path, rounds: int, seconds: float, tf_python: str) -> list[dict[str, Any]]:
+def measure(folder: Path, rounds: int, seconds: float, peers_python: str) -> list[dict[str, Any]]:
     """One row for each case."""
     images = read_images(folder)
     # Workers of DataLoader are forked first, before other libraries have threads.
     sides: dict[Any, Batches] = {"DataLoader": data_loader(images)}
     next(sides["DataLoader"])
     sides |= {case[:4]: echo_loader(images, *case[:4]) for case in CASES}
-    tf_data = Peer(tf_python, "benchmarks.peers.echo_jpeg_tf_data", str(folder))
-    rates: dict[Any, list[float]] = {side: [] for side in [*sides, "tf.data"]}
+    peers = {
+        name: Peer(peers_python, f"benchmarks.peers.{module}", str(folder)) for name, module in PEERS.items()
+    }
+    found: dict[Any, list[Rates]] = {side: [] for side in [*sides, *peers]}
     for _ in range(rounds):
         for side, batches in sides.items():
-            rates[side].append(rate(batches, seconds))
-        if tf_data.found:
-            rates["tf.data"].append(tf_data.rate(seconds))
-    tf_data.close()
-    return [_row(case, rates, tf_data.version) for case in CASES]
+            found[side].append(rates(batches, seconds))
+        for name, peer in peers.items():
+            if peer.found:
+                of_s, of_cpu_s = peer.numbers(seconds)
+                found[name].append((of_s, of_cpu_s))
+    for peer in peers.values():
+        peer.close()
+    return [_row(case, found, peers) for case in CASES]
 
 
-def _row(case: tuple[str, int, bool, bool, str], rates: dict[Any, list[float]], tf: str) -> dict[str, Any]:
+def _row(
+    case: tuple[str, int, bool, bool, str], found: dict[Any, list[Rates]], peers: dict[str, Peer]
+) -> dict[str, Any]:
     echo, factor, antialias, crop_only, peer = case
-    ours, theirs = rates[case[:4]], rates[peer]
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)] if theirs else []
+    ours, theirs = found[case[:4]], found[peer]
+
+    def ratio(of: int) -> float | str:
+        ratios = [one[of] / other[of] for one, other in zip(ours, theirs, strict=True)] if theirs else []
+        return statistics.median(ratios) if ratios else "absent"
+
     return {
         "echo": echo,
         "factor": factor,
         "antialias": antialias,
         "decodes_crop_only": crop_only,
-        "examples_per_s": statistics.median(ours),
-        "peer": f"{peer} {tf}" if peer == "tf.data" else peer,
-        "peer_examples_per_s": statistics.median(theirs) if theirs else "absent",
-        "ratio": statistics.median(ratios) if ratios else "absent",
+        "examples_per_s": statistics.median(rate for rate, _ in ours),
+        "peer": f"{peer} {peers[peer].version}" if peer in peers else peer,
+        "peer_examples_per_s": statistics.median(rate for rate, _ in theirs) if theirs else "absent",
+        "ratio": ratio(0),
+        "ratio_per_cpu_s": ratio(1),
     }
 
 
@@ -144,7 +161,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
+    parser.add_argument("--peers-python", default=sys.executable, help="a Python that has the others")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if not regions.available():
@@ -153,7 +170,7 @@ def main() -> None:
         if arguments.folder is None:
             write_images(Path(made), NUMBER)
         folder = arguments.folder or Path(made)
-        rows = measure(folder, arguments.rounds, arguments.seconds, arguments.tf_python)
+        rows = measure(folder, arguments.rounds, arguments.seconds, arguments.peers_python)
     record.show(rows)
     record.write(
         "echo_jpeg", rows,

@@ -13,7 +13,7 @@ repeat is a copy. The record says how long the copy of a batch takes, and in the
 would come of twice the rate without echo. Processor time per batch stands in ``loader_against``'s record.
 Other work on the machine slows the sides that use all cores more: measure on an idle one.
 
-    pip install tensorflow-cpu    # optional, also in another environment: --tf-python path/to/python
+    pip install tensorflow-cpu    # optional, also in another environment: --peers-python path/to/python
     python -m benchmarks.echo_small_arrays
 """
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--tf-python", default=sys.executable, help="a Python that has tensorflow-cpu")
+    parser.add_argument("--peers-python", default=sys.executable, help="a Python that has tensorflow-cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -107,7 +107,7 @@ def main() -> None:
     iterators["by hand", "none"] = by_hand(source)
     for echo, factor in VARIANTS.items():
         iterators["EchoLoader", echo] = echo_small_arrays_loader.batches(source, echo, factor)
-    tf_data = Peer(arguments.tf_python, "benchmarks.peers.echo_tf_data")
+    tf_data = Peer(arguments.peers_python, "benchmarks.peers.echo_tf_data")
     rates: dict[tuple[str, str], list[float]] = {}
     copies_us = []
     for _ in range(arguments.rounds):

@@ -347,7 +347,7 @@ class EchoLoader(Gauges):
         """The state at a position; while the source is elsewhere, at that which was noted before."""
         noted = self._pipeline.noted
         state = self._pipeline.state(position if noted is None else noted[0])
-        return {**state, "clocks": self._clocks.state_dict()}
+        return saved.sealed({**state, "clocks": self._clocks.state_dict()})
 
     def _check_alone(self) -> None:
         if self._made_alone and self.batch_size is not None:

@@ -334,7 +334,7 @@ class Run:
         if processes:
             self.owners = Owners(
                 self._workers, reader, parts.making, world=streams.world,
-                buffered=parts.settings.shuffle_buffer, resident=parts.resident is not None,
+                buffered=parts.settings.shuffle_buffer, resident=parts.resident,
             )  # fmt: skip
         self._read = reader.work if self.owners is None else self.owners.read
         self.queue = FreshQueue(reader.claim, self._read, streams.log.bad, position.next_index)
@@ -365,13 +365,13 @@ class Run:
         parts, settings = self._parts, self._parts.settings
         block = max(settings.batch_size or 1, _LEAST_BLOCK)
         pool: Any = ExamplePool(settings.shuffle_buffer, block)
-        making, group = parts.making, parts.group
+        making, at_once = parts.making, lambda: parts.group
         reader: Rereader = parts.reader
         rows, lookahead, away = 0, 1, len(held.examples.items)
         rows_of: RowsOf = absent
         if self.owners is not None:
-            pool, group, reader, rows = self.owners.pool, 1, self.owners, self.owners.pool.rows
-            making = replace(making, augment=self.owners.augmented)
+            pool, reader, rows = self.owners.pool, self.owners, self.owners.pool.rows
+            making, at_once = replace(making, augment=self.owners.augmented), self.owners.batches_at_once
         if parts.resident is not None and isinstance(parts.reader, RandomReader):
             lookahead, away = _FREE_LOOKAHEAD, 0
             if self.owners is None:
@@ -382,7 +382,7 @@ class Run:
         stage = Stage(self.queue.take, pool, stream, rows=rows, block=block, lookahead=lookahead)
         stage.resume(position.examples, position.next_index, held.examples, rows_of)
         return Batches(
-            stage, pool, making, reader, position, group=group,
+            stage, pool, making, reader, position, group=at_once,
             drop_last=settings.drop_last, absent=away,
         )  # fmt: skip
 
@@ -394,11 +394,11 @@ class Run:
             batch_map = InlineMap(batches.claim, batches.work)
         else:
             workers, size = self._workers, parts.making.batch_size
-            # A worker has half a batch's share at a time; a process all of it, since each crossing costs, and
-            # another before it while it works on one.
+            # A worker has half a batch's share at a time; a process four times that, since each crossing
+            # costs, and another before it while it works on one.
             readers, makers, share = workers, workers, 0.5
             if self.owners is not None:
-                readers, makers, share = 2 * workers, workers + 1, 1.0
+                readers, makers, share = 2 * workers, workers + 1, 2.0
             if parts.resident is None and not parts.streams.whole:
                 grouped = parts.group > 1 and self.owners is None
                 chunk = parts.group * size if grouped else math.ceil(size * share / workers)

@@ -4,6 +4,8 @@ Everything else (buffers, pools, read-ahead, threads) is a cache that may be dro
 anew.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
 from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, share
 
-VERSION = 4  # raised whenever a state of before would continue differently, or can't be read
+VERSION = 5  # raised whenever a state of before would continue differently, or can't be read
 _SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
 
 Told = tuple[list[Any], list[Any]]
@@ -275,18 +277,42 @@ def of_this_rank(state: dict[str, Any]) -> dict[str, Any]:
     """This rank's part of what ``of_all_ranks`` made; any other state as it is.
 
     Raises:
-        ValueError: it was saved by another number of ranks, within an iteration.
+        ValueError: it is damaged, or was saved by another number of ranks, within an iteration.
     """
     if not isinstance(state, Mapping) or "ranks" not in state:
         return state
     states = state["ranks"]
+    if not (isinstance(states, list | tuple) and states and all(isinstance(one, Mapping) for one in states)):
+        raise ValueError(f"load_state_dict: its ranks are {states!r:.80} and no states: {_DAMAGED}")
     rank, world_size = share(None, None)
-    if len(states) == world_size or not states[0]["in_pass"]:
+    if len(states) == world_size or not states[0].get("in_pass"):
         return dict(states[rank if len(states) == world_size else 0])
     raise ValueError(
         f"load_state_dict: the state is that of {len(states)} ranks, and there are {world_size} now; "
         f"start {len(states)}, since each goes on from a position of its own"
     )
+
+
+_DAMAGED = "the state is damaged, or was changed by hand; load one as state_dict() gave it"
+
+
+def sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with a digest, so that none of its parts is believed that did not come with the others."""
+    return {**state, "digest": _digest(state)}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Of all but what others told of their own position, which may be anything; lists are tuples."""
+    marks = [mark[:-1] for mark in state["progress"]]
+    told = {**{key: value for key, value in state.items() if key != "digest"}, "progress": marks}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _is_whole(state: Mapping[str, Any]) -> bool:
+    try:
+        return bool(_digest(state) == state.get("digest"))
+    except Exception:  # of a part that is not even of its kind
+        return False
 
 
 def check(state: dict[str, Any], settings: Settings, length: int | None, permutation: str) -> None:
@@ -310,6 +336,8 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
             f"load_state_dict: version={state['version']!r} of the state's format, and this adaecho reads "
             f"{VERSION}: other batches would follow than in the run that saved it; {otherwise}"
         )
+    if not _is_whole(state):
+        raise ValueError(f"load_state_dict: its digest is not that of the rest: {_DAMAGED}")
     settings.check_same(state["settings"], held=bool(state["in_pass"]))
     had, has = (_examples(number) for number in (state["source_length"], length))
     if had != has:

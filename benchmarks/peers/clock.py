@@ -1,5 +1,7 @@
-"""The clock of both sides of a comparison."""
+"""The clocks of both sides of a comparison."""
 
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,3 +16,13 @@ def examples_per_s(batches: Iterator[Any], seconds: float, *, batch_size: int, w
         next(batches)
         number += 1
     return number * batch_size / (time.perf_counter() - start)
+
+
+def cpu_s() -> float:
+    """Of this process and of the workers that it has, so far (Linux)."""
+    spent = time.process_time()
+    for worker in multiprocessing.active_children():
+        with open(f"/proc/{worker.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        spent += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return spent

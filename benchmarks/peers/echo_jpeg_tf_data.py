@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.echo_jpeg_tf_data <folder>
 
-Reads lines "<seconds>" and answers each with examples per second. TensorFlow's default decoder uses the fast,
+Reads lines "<seconds>" and answers each with two rates. TensorFlow's default decoder uses the fast,
 less accurate DCT.
 """
 
@@ -19,8 +19,8 @@ from benchmarks.peers.echo_jpegs import (
     SCALE,
     SHUFFLE_BUFFER,
     SIZE,
-    rate,
     read_images,
+    serve,
 )
 
 
@@ -45,9 +45,7 @@ def main() -> None:
     dataset = dataset.repeat().shuffle(SHUFFLE_BUFFER).map(augment, tf.data.AUTOTUNE)
     batches = iter(dataset.batch(BATCH_SIZE, drop_remainder=True).prefetch(2).as_numpy_iterator())
     next(batches)
-    print("ready", tf.__version__, flush=True)
-    for line in sys.stdin:
-        print(rate(batches, float(line)), flush=True)
+    serve(batches, tf.__version__)
 
 
 if __name__ == "__main__":

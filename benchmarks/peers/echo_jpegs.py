@@ -1,6 +1,7 @@
 """What both sides of ``echo_jpeg`` share; imports neither torch nor TensorFlow."""
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.peers.clock import examples_per_s
+from benchmarks.peers.clock import cpu_s, examples_per_s
 
-BATCH_SIZE, SHUFFLE_BUFFER, SIZE = 64, 256, 224
+BATCH_SIZE, SHUFFLE_BUFFER, SIZE, WORKERS = 64, 256, 224, 2
 SCALE, RATIO, JITTER = (0.08, 1.0), (3 / 4, 4 / 3), 0.4
 # Height and width; ImageNet's median is 375 x 500.
 _SIZES = [(375, 500), (375, 500), (333, 500), (500, 375), (400, 500)]
@@ -47,6 +48,24 @@ def read_images(folder: Path) -> list[bytes]:
     return images * -(-4 * BATCH_SIZE // len(images))
 
 
-def rate(batches: Iterator[Any], seconds: float) -> float:
-    """Examples per second; see ``examples_per_s``."""
-    return examples_per_s(batches, seconds, batch_size=BATCH_SIZE, warm_up=8)
+def rates(batches: Iterator[Any], seconds: float) -> tuple[float, float]:
+    """Examples per second, after queues that filled meanwhile are empty; per second of a processor."""
+    for _ in range(8):
+        next(batches)
+    start_cpu_s, number = cpu_s(), 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal number
+        for batch in batches:
+            number += BATCH_SIZE
+            yield batch
+
+    examples_per_s_ = examples_per_s(counted(), seconds, batch_size=BATCH_SIZE, warm_up=0)
+    return examples_per_s_, number / (cpu_s() - start_cpu_s)
+
+
+def serve(batches: Iterator[Any], version: str) -> None:
+    """Say that a peer is ready, and answer each line of seconds with its two rates."""
+    print("ready", version, flush=True)
+    for line in sys.stdin:
+        print(*rates(batches, float(line)), flush=True)

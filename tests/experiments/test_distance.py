@@ -1,12 +1,18 @@
 """What is read off runs whose worth is known."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import interpolate, stats
 
+from adaecho.records.files import read_json
+from adaecho.records.trials import read_rows
 from experiments.distance.distance import ARMS, SEEDS, effective, readings
 
 UNIQUE = 1000
+RECORDS = sorted((Path(__file__).parents[2] / "results" / "distance").glob("*/worths.json"))
 
 
 def rows(uses: dict[str, float]) -> list[dict[str, object]]:
@@ -51,3 +57,27 @@ def test_nothing_is_decided_where_a_run_diverged() -> None:
     )
     broken[0]["loss"] = math.inf
     assert readings(broken, UNIQUE) == [{"rule": "slope", "verdict": "not decided"}]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.parent.name)
+def test_an_outcome_is_what_its_runs_say(record: Path) -> None:
+    """By another road: D where the curve of the new arms crosses a loss, and the slope by its formula."""
+    rows, outcome = read_rows(record), read_json(record.with_name("outcome.json"))
+    losses = {
+        arm: np.array([row["loss"] for row in rows if row["arm"] == arm][-len(SEEDS) :]) for arm in ARMS
+    }
+    curve = [losses[f"new_{times}"].mean() for times in range(1, 5)]
+    logs = interpolate.interp1d(curve, np.log(range(1, 5)), fill_value="extrapolate")
+    worths = {arm: (np.exp(logs(of_seeds)) - 1) / 3 for arm, of_seeds in losses.items() if "new" not in arm}
+    told = {row["arm"]: row for row in outcome if "arm" in row}
+    for arm, worth in worths.items():
+        half = stats.t.ppf(0.975, len(worth) - 1) * stats.sem(worth)
+        expected = worth.mean(), worth.mean() - half, worth.mean() + half
+        assert (told[arm]["worth"], told[arm]["low"], told[arm]["high"]) == pytest.approx(expected)
+    at = np.log2([64, 256, 1024, 4096, 8192])
+    centred = at - at.mean()
+    slopes = centred @ np.array([worths[arm] for arm in list(worths)[1:]]) / (centred @ centred)
+    low, high = stats.t.interval(1 - 0.05 / 3, len(slopes) - 1, slopes.mean(), stats.sem(slopes))
+    (slope,) = [row for row in outcome if row.get("rule") == "slope"]
+    assert (slope["slope"], slope["low"], slope["high"]) == pytest.approx((slopes.mean(), low, high))
+    assert slope["verdict"] == ("holds" if low > 0 else "does not hold" if high < 0 else "not decided")

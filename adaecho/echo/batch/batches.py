@@ -132,8 +132,8 @@ class Batches:
         making: of batches.
         reader: reads examples again that a resume finds in the buffer.
         position: where the stage stands.
-        group: batches made at once, as slices of one stack; more than 1 spares most of the interpreter's
-            work where examples are small arrays.
+        group: gives how many batches are made at once, as slices of one stack; more than 1 spares most of
+            the interpreter's work where examples are small arrays.
         drop_last: leave out a short batch at the end of a pass.
         absent: held items of which the pool has no example.
     """
@@ -146,7 +146,7 @@ class Batches:
         reader: Rereader,
         position: Position,
         *,
-        group: int = 1,
+        group: Callable[[], int] = lambda: 1,
         drop_last: bool = False,
         absent: int = 0,
     ) -> None:
@@ -155,7 +155,7 @@ class Batches:
 
     def claim(self) -> Claim | None:
         """The examples of the next batches, and which use each is; None at the end of the pass."""
-        outputs = self._stage.take(self._group * self.making.batch_size)
+        outputs = self._stage.take(self._group() * self.making.batch_size)
         if not len(outputs):
             return None
         absent, rows = None, outputs.rows

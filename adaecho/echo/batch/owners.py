@@ -28,6 +28,7 @@ from adaecho.echo.threads.processes import Forked, Shared
 from adaecho.echo.threads.workers import GivenUp
 
 _MEMORY_BYTES = 1 << 28  # for the arrays of one batch on their way, of which each owner has a part
+_SMALL_BYTES = 1 << 20  # of two batches
 
 Tokens = NDArray[np.int64]
 
@@ -131,7 +132,8 @@ class Owners:
         world: ranks that share out serials.
         reader, making: of the loader.
         buffered: examples in the buffer before batches.
-        resident: reading costs nothing and never fails: it need not be done before an example is used.
+        resident: rows in memory; reading them costs nothing and never fails, and need not be done before they
+            are used.
 
     Attributes:
         pool: of their tokens.
@@ -145,11 +147,12 @@ class Owners:
         *,
         world: int,
         buffered: int,
-        resident: bool,
+        resident: Columns | None,
     ) -> None:
         self._number, self._reader, self._making, self._world = number, reader, making, world
-        self._buffered, self._resident = buffered, resident
-        self.pool = TokenPool(again=not resident)
+        self._buffered, self._resident = buffered, resident is not None
+        self._example_bytes = 0 if resident is None else resident.example_bytes
+        self.pool = TokenPool(again=not self._resident)
         self.reads_again = reader.reads_again
         self._all: list[Forked] = []
         self._choosing = threading.Lock()
@@ -205,11 +208,16 @@ class Owners:
         finally:
             with self._choosing:
                 self._reads[number] -= 1
-        if self._buffered and fresh.example_bytes:
+        if fresh.example_bytes and not self._example_bytes:
             check_memory(self._buffered * fresh.example_bytes)
-            self._buffered = 0
+            self._example_bytes = fresh.example_bytes
         fresh.examples = fresh.serials * self._number + number
         return fresh
+
+    def batches_at_once(self) -> int:
+        """Two of small examples, of which the crossing costs most; one until the first have been read."""
+        pair = 2 * self._making.batch_size * self._example_bytes
+        return 2 if 0 < pair <= _SMALL_BYTES else 1
 
     def tokens(self, serials: Serials) -> Tokens:
         """Of what need not be read before it is used: each an owner."""

@@ -1,6 +1,7 @@
 """A state is a place and a log: it goes on under other factors and ranks; a refused one breaks nothing."""
 
 import io
+import json
 import threading
 import time
 from collections import Counter
@@ -251,15 +252,37 @@ def test_the_epoch_that_a_restored_loader_goes_on_with_is_told(stop: int) -> Non
     assert seen == expected
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["last", "first_index"])
-def test_a_place_that_cannot_be_is_refused_and_not_looked_for_without_end(damage: str) -> None:
-    loader = EchoLoader(np.arange(200.0), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=30)
-    list(islice(loader, 7))
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"examples": [86, 1, 0]}, {"examples": [86]}, {"next_index": 10**400}, {"next_index": "44"},
+        {"in_pass": 1}, {"factors": {"examples": [[0, 1.5]]}}, {"bad_numbers": [3, 2]}, {"progress": [[]]},
+        {"progress": None}, {"settings": {}}, {"source_length": "x"}, {"clocks": None}, {"digest": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
+    """Nor is a place that can't be looked for without end. As JSON, or of torch.save, it is as it was."""
+
+    def make() -> EchoLoader:
+        return EchoLoader(
+            np.arange(200.0), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=30
+        )
+
+    loader, other = make(), make()
+    whole = [batch.tolist() for batch in islice(loader, 7)]
     state = loader.state_dict()
-    if damage == "first_index":
-        state["first_index"] = 10**6
-    else:
-        state["examples"] = [state["examples"][0], 1, 0]
-    with pytest.raises(ValueError, match="load_state_dict: its place lies before its beginning"):
-        loader.load_state_dict(state)
+    whole += [batch.tolist() for batch in islice(loader, 5)]
+    for name in damage:
+        for damaged in ({**state, **damage}, {key: state[key] for key in state if key != name}):
+            with pytest.raises(ValueError, match=r"load_state_dict: (its .*the state is damaged|this is no)"):
+                other.load_state_dict(damaged)
+    assert [batch.tolist() for batch in islice(other, 2)] == whole[:2]
+    other.load_state_dict(json.loads(json.dumps(state)))
+    assert [batch.tolist() for batch in islice(other, 5)] == whole[7:]
+
+
+@pytest.mark.parametrize("ranks", [[], 5, [None], [{}]])
+def test_damaged_states_of_all_ranks_are_refused(ranks: Any) -> None:
+    with pytest.raises(ValueError, match="load_state_dict"):
+        EchoLoader(np.arange(9.0)).load_state_dict({"ranks": ranks})

@@ -8,6 +8,7 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo.read.around.position import Mark, needed_marks, thinned
+from adaecho.echo.state import sealed
 from tests.echo.behaviour.test_restore import through_torch_save
 from tests.echo.sources import held_serials
 
@@ -85,7 +86,7 @@ def test_a_state_that_can_not_reach_its_oldest_example_says_so() -> None:
     state = loader.state_dict()
     state["progress"] = [[0, 0, state["next_index"], [state["next_index"]]]]
     with pytest.raises(ValueError, match=r"of Seekable lay in the buffer, but the state can only begin at"):
-        EchoLoader(Seekable(1000), 2, shuffle_buffer=8).load_state_dict(state)
+        EchoLoader(Seekable(1000), 2, shuffle_buffer=8).load_state_dict(sealed(state))
 
 
 def test_a_position_must_be_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
