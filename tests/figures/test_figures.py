@@ -515,7 +515,7 @@ def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatc
 def test_a_picture_that_cannot_be_shown_is_named(results, refused, monkeypatch, kind):
     monkeypatch.setattr("adaecho.figures.__main__.draw_table", lambda *_: [])  # which takes seconds
     content = io.BytesIO()
-    Image.new("1", (30_000, 30_000) if kind == "bomb" else (300, 300)).save(content, "PNG")
+    Image.new("1", (15_000, 15_000) if kind == "bomb" else (300, 300)).save(content, "PNG")
     spoiled = {"text": b"hello", "cut": content.getvalue()[:60], "bomb": content.getvalue()}[kind]
     (results / "quickstart" / "digits" / "boxes.png").write_bytes(spoiled)
     (line,) = refused(main, "--results", results).splitlines()
