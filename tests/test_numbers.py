@@ -153,6 +153,6 @@ def test_the_texts_tell_the_reading_that_counts() -> None:
     assert tuned_at[4][1] == "not decided"
     with_ends = cells(ROOT / "results", ends=True)
     at_4 = ratio(tuned(with_ends, "e4_")[0], tuned(with_ends, "baseline")[0])[0]
-    assert f"(at e = 4 not decided by the rule, {at_4} with the ends of runs counted)" in readme
+    assert f"(at e = 4 not decided by the rule, {at_4} with ends counted)" in readme
     assert f"{alone[0]} to {alone[1]} by the repeats alone" in readme
     assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page
