@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,21 @@ def pytest_collectstart() -> None:
     gc.disable()
 
 
+# Files whose tests take longest, as --durations=0 told: none of them may begin when all others have ended.
+LONGEST = (
+    "faults/test_campaign.py", "search/test_real_slurm.py", "search/test_sweep.py", "search/test_arms.py",
+    "training/test_ranks.py", "test_examples.py", "datasets/test_tokens.py", "training/test_resume.py",
+    "search/test_team.py", "test_packaging.py", "search/test_your_own_experiment.py", "test_secrets.py",
+    "scripts/test_site.py", "records/test_received.py", "training/test_torchrun.py",
+    "figures/test_figures.py", "records/test_tracking.py", "tasks/test_storage_faults.py", "test_types.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """From the last folder of the alphabet to the first: all would wait for long tests at the end."""
+    """Longest first, then from the last folder of the alphabet to the first."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: item.path, reverse=True)
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:
@@ -86,6 +99,42 @@ def compose_config() -> Compose:
         return schema.from_typed(copy.deepcopy(_composed(*overrides)))
 
     return composed
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """``command("adaecho.run", "task=digits")`` typed here: exit code, standard output and error."""
+
+    def typed(module: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
+        code = 0
+        try:
+            import_module({"adaecho.headroom": "adaecho.headroom.__main__"}.get(module, module)).cli()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capfd.readouterr()
+
+    return typed
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """``refused(show.main, folder, "--number", 1)``: what a command says that ends with 2."""
+
+    def call(main: Callable[[list[str]], object], *arguments: object) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(one) for one in arguments])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return call
 
 
 @pytest.fixture(autouse=True)

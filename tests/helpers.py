@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from adaecho.training import trainer
+
 CLOCKS = ("_s", "_s_per_batch", "_s_per_step")  # endings of all that need not repeat
+
+
+def summary(folder: Path | str) -> dict[str, Any]:
+    """Of a run."""
+    found: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
+    return found
 
 
 def through_torch_save(state: Any) -> Any:
@@ -24,36 +32,50 @@ def through_torch_save(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def metrics(folder: Path, *, clocks: bool = False) -> list[dict[str, Any]]:
+def metrics(folder: Path | str, *, clocks: bool = False) -> list[dict[str, Any]]:
     """The evaluations of a run, with or without what depends on a clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return [
         {key: value for key, value in line.items() if clocks or not key.endswith(CLOCKS)} for line in lines
     ]
 
 
-def dying(function: Callable[..., Any], die_at: int, calls: list[int]) -> Callable[..., Any]:
-    """``function``, killing the process at call ``die_at`` of all functions that share ``calls``."""
+def dying(
+    function: Callable[..., Any], die_at: int, calls: list[int], number: signal.Signals = signal.SIGKILL
+) -> Callable[..., Any]:
+    """``function``, killing the process at call ``die_at`` of all that share ``calls``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return function(*args, **kwargs)
 
     return call
 
 
+def signal_at(patch: pytest.MonkeyPatch, step: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Runs of this process hear that signal once they have taken so many steps."""
+    taken = trainer.Trainer._step
+
+    def then_signalled(self: trainer.Trainer, batch: Any) -> None:
+        taken(self, batch)
+        if self.progress.steps == step:
+            os.kill(os.getpid(), number)
+
+    patch.setattr(trainer.Trainer, "_step", then_signalled)
+
+
 @contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
-    """A file system of so many kilobytes at ``folder``; gives what makes it large."""
+def small_disk(folder: Path, of: str) -> Iterator[Callable[[], None]]:
+    """A file system at ``folder`` with these options of ``mount``; gives what makes it large."""
 
     def mount(options: str) -> bool:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
         return os.geteuid() == 0 and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
     folder.mkdir()
-    if not mount(f"size={kilobytes}k"):
+    if not mount(of):
         pytest.skip("needs root, who may mount")
     try:
         yield lambda: mount("remount,size=64m") or pytest.fail("can't be made larger")

@@ -38,6 +38,19 @@ def blocks(heading: str) -> list[tuple[str, str, str]]:
     return BLOCK.findall(section)
 
 
+def write(found: list[tuple[str, str, str]], folder: Path) -> None:
+    """The files that blocks have names for."""
+    for _, name, text in found:
+        if name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def commands(found: list[tuple[str, str, str]]) -> list[str]:
+    """The lines of blocks for a shell."""
+    return [line for kind, _, text in found if kind == "shell" for line in text.splitlines()]
+
+
 def imported(code: str) -> list[str]:
     """The trainers that a block imports."""
     return re.findall(rf"^(?:import|from) ({'|'.join(TRAINERS)})\b", code, flags=re.MULTILINE)

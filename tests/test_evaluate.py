@@ -11,7 +11,7 @@ import pytest
 
 from adaecho import evaluate
 from adaecho.training.trial import run_trial
-from tests.conftest import Compose
+from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import make
 from tests.helpers import metrics
 from tests.tasks.test_imagenet import TINY
@@ -36,16 +36,14 @@ def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
 
 
 def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
     make("folders", tmp_path / "data")
     config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", "channels_last=true", "target.value=0")
     run = tmp_path / "run"
     assert run_trial(config, run)["status"] == "reached"
     (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main([str(run)])
-    assert f"data.path={tmp_path / 'data'}" in capsys.readouterr().err
+    assert f"data.path={tmp_path / 'data'}" in refused(evaluate.main, run)
     (found,) = evaluate.evaluate(run, [f"data.path={tmp_path / 'moved'}"])
     last = metrics(run)[-1]
     assert found.metrics == found.recorded == {name: last[name] for name in ("accuracy", "cross_entropy")}
@@ -72,23 +70,18 @@ def test_other_images_have_other_metrics_and_the_recorded_ones_beside_them(
     ],
 )
 def test_what_can_not_be_measured_is_refused_in_one_message(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...],
-    damage: str | None, message: str,
+    compose_config: Compose, tmp_path: Path, refused: Refused, typed: tuple[str, ...], damage: str | None,
+    message: str,
 ) -> None:  # fmt: skip
     run = tmp_path / "run"
     run_trial(compose_config(*DIGITS[:1], "max_steps=1", "target.value=null", "echo.shuffle_buffer=1"), run)
     if damage is not None:
         (run / damage).unlink()
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main([str(run), *typed])
-    assert message in capsys.readouterr().err
+    assert message in refused(evaluate.main, run, *typed)
 
 
 def test_damaged_weights_are_refused(
-    compose_config: Compose,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    compose_config: Compose, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_trial(compose_config(*DIGITS[:1], "max_steps=1", "target.value=null"), tmp_path / "run")
     file = tmp_path / "run" / "model" / "final.safetensors"
@@ -98,22 +91,14 @@ def test_damaged_weights_are_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluate, "load_file", refuse)
-        with pytest.raises(SystemExit, match="2"):
-            evaluate.main([str(tmp_path / "run")])
-    assert capsys.readouterr().err == f"error: {file}: Input/output error\n"
+        assert refused(evaluate.main, tmp_path / "run") == f"error: {file}: Input/output error\n"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main([str(tmp_path / "run")])
-    assert f"{file}: is damaged" in capsys.readouterr().err
+    assert f"{file}: is damaged" in refused(evaluate.main, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "model")
     summary = tmp_path / "run" / "summary.json"
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "diverged"}))
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main([str(tmp_path / "run")])
-    assert "this one's status is diverged" in capsys.readouterr().err
+    assert "this one's status is diverged" in refused(evaluate.main, tmp_path / "run")
 
 
-def test_without_a_run_it_asks_for_that_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        evaluate.main([])
-    assert capsys.readouterr().err.strip().endswith("error: the following arguments are required: run")
+def test_without_a_run_it_asks_for_that_alone(refused: Refused) -> None:
+    assert refused(evaluate.main).strip().endswith("error: the following arguments are required: run")

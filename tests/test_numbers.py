@@ -16,6 +16,7 @@ from experiments.evidence.decisions import decide_all
 from experiments.evidence.pages import PAGES, with_tables
 from experiments.evidence.predicted_time import section_of_cells
 from experiments.evidence.repeat_value import readings
+from experiments.schedule_clock.cells import cells, ratio, tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,22 +83,6 @@ def test_ratios_of_echoing_in_texts_are_their_records(record: str, text: str) ->
     assert ratio in (ROOT / text).read_text()
 
 
-@pytest.mark.parametrize(("experiment", "first"), [("quickstart_text", 0), ("text_imdb", 3)])
-def test_the_tables_of_text_are_their_records(experiment: str, first: int) -> None:
-    trials = read_rows(ROOT / "results" / experiment / "small_text" / "trials.json")
-    page = (ROOT / "experiments" / "quickstart_text" / "README.md").read_text()
-    table = [re.findall(r"[\d.,]+", row) for row in page.splitlines() if re.match(r"\| (?!arm)[a-z]", row)]
-    means: dict[str, list[float]] = {}
-    for arm in ("baseline", "batch_e2", "example_e2"):
-        own = [trial for trial in trials if trial["arm"] == arm]
-        keys = ("to_target_fresh_examples", "to_target_steps", "train_time_s")
-        means[arm] = [sum(trial[key] for trial in own) / len(own) for key in keys]
-    for row, (fresh, steps, seconds) in zip(table[first : first + 3], means.values(), strict=True):
-        ratio = fresh / means["baseline"][0]
-        assert {f"{fresh:,.0f}", f"{ratio:.2f}", f"{steps:.0f}"} <= set(row)
-        assert experiment == "text_imdb" or f"{seconds:.0f}" in row
-
-
 @pytest.mark.parametrize(
     "table", sorted((ROOT / "results").glob("*/*/trials.json")), ids=lambda path: path.parts[-3]
 )
@@ -144,3 +129,30 @@ def test_the_outcome_of_repeat_value_is_what_its_branches_say() -> None:
     recorded = json.loads((folder / "outcome.json").read_text())
     again = readings(read_rows(folder / "branches.json"))
     assert list(map(_rounded, recorded)) == list(map(_rounded, again))
+
+
+def test_the_ends_that_meet_the_target_are_told() -> None:
+    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
+    met = {
+        (row["arm"], row["repeat"]): row["final_accuracy"]
+        for row in read_rows(ROOT / "results" / "schedule_clock" / "cifar10" / "trials.json")
+        if (row["final_accuracy"] or 0) >= row["target_value"]
+    }
+    assert set(met) == {("e2_steps_7000", 1), ("e4_steps_10000", 3)}
+    assert all(f"{end:.4f}" in page for end in met.values())
+
+
+def test_the_texts_tell_the_reading_that_counts() -> None:
+    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    found = cells(ROOT / "results")
+    ratio_of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
+    tuned_at = {e: ratio(tuned(found, f"e{e}_")[0], tuned(found, "baseline")[0]) for e in (2, 4)}
+    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
+    assert f"takes [{tuned_at[2][0]}](experiments/schedule_clock/README.md)" in readme
+    assert tuned_at[4][1] == "not decided"
+    with_ends = cells(ROOT / "results", ends=True)
+    at_4 = ratio(tuned(with_ends, "e4_")[0], tuned(with_ends, "baseline")[0])[0]
+    assert f"(at e = 4 not decided by the rule, {at_4} with ends counted)" in readme
+    assert f"{alone[0]} to {alone[1]} by the repeats alone" in readme
+    assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page

@@ -1,23 +1,18 @@
 """What importing the package brings."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+import adaecho
 from adaecho.errors import how_to_install
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def _python(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_importing_the_package_imports_no_torch() -> None:
-    _python("import sys, adaecho; assert 'torch' not in sys.modules")
 
 
 _DESIGN = """
@@ -35,21 +30,48 @@ with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
     typed = parse_typed(list(config.hydra.overrides.task), hydra.config_loader)
     design = sweeper.build_design(config, to_plain(config), typed, hydra.config_loader)
 assert len(design.arms) > 1
-assert "torch" not in sys.modules
 """
 
 
-def test_a_sweep_is_composed_and_checked_without_torch() -> None:
-    _python(_DESIGN)
+# What each brings must not hold; typed where a results/ is.
+ALONE = {
+    "the package": ("import adaecho", ["torch"]),
+    "its tasks": ("import adaecho.tasks", ["torch"]),
+    "a sweep, composed and checked": (_DESIGN, ["torch"]),
+    "a config that is printed": (
+        "import sys; sys.argv = ['run', '--cfg', 'job']; from adaecho.run import cli; cli()", ["torch"]
+    ),
+    "training": (
+        "import sys; sys.argv = ['run', 'max_steps=1', 'tracking=none']; from adaecho.run import cli; cli()",
+        ["torch._dynamo"],
+    ),
+    "a loop that is watched": (
+        "from adaecho import headroom; list(headroom.watch(range(20)))",
+        ["hydra", "omegaconf", "torch", "numpy"],
+    ),
+    "figures": (
+        "from adaecho.figures.__main__ import main; main([])",
+        ["hydra", "torch", "wandb", "matplotlib.pyplot"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "without"), ALONE.values(), ids=ALONE)
+def test_what_takes_long_to_import_is_not_where_nothing_needs_it(
+    tmp_path: Path, code: str, without: list[str]
+) -> None:
+    table = tmp_path / "results/split/digits/trials.json"  # without curves, which take longer to draw
+    table.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "results/split/digits/trials.json", table)
+    tell = "\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code + tell], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {*without} & {*done.stdout.splitlines()[-1].split()}
 
 
 def test_a_misspelt_name_is_an_attribute_error() -> None:
-    _python(
-        "import adaecho\n"
-        "try: adaecho.EchoLoadr\n"
-        "except AttributeError as error: assert 'EchoLoadr' in str(error)\n"
-        "else: raise SystemExit(1)"
-    )
+    with pytest.raises(AttributeError, match="EchoLoadr"):
+        _ = adaecho.EchoLoadr
 
 
 def test_every_extra_that_a_text_names_can_be_installed_from_the_checkout() -> None:

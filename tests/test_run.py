@@ -1,40 +1,27 @@
 """The command as typed: what it prints, how it exits, and what bad input gets."""
 
+import functools
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from adaecho import run
-from adaecho.run import cli
-from tests.conftest import Compose
+from tests.conftest import Command, Compose
+from tests.helpers import signal_at
 
-Command = Callable[..., tuple[int, str, str]]
 QUICK = ("tracking=none", "max_steps=3", "hydra.run.dir=run")
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Type a command; returns exit code, standard output and standard error."""
-
-    def typed(*overrides: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["python -m adaecho.run", *overrides])
-        code = 0
-        try:
-            cli()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return typed
+def command(command: Command) -> Command:
+    """Of training alone."""
+    return functools.partial(command, "adaecho.run")
 
 
 def test_a_run_prints_where_it_is_and_how_it_ended(command: Command) -> None:
@@ -173,8 +160,6 @@ def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adaecho.training import trainer
-
     endless = ("target.value=null", "max_fresh_examples=null", "data.num_workers=0")
     process = _start(*endless)
     try:
@@ -194,14 +179,7 @@ def test_one_writer_per_folder_and_ctrl_c_leaves_a_run_that_continues(
     assert "the same command continues" in err
     stopped = json.loads(Path("run/summary.json").read_text())
     assert stopped["status"] == "preempted"
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: object) -> None:
-        step(self, batch)
-        if self.progress.steps == stopped["steps"] + 5:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(trainer.Trainer, "_step", signalled)
+    signal_at(monkeypatch, stopped["steps"] + 5, signal.SIGINT)
     assert command("tracking=none", "hydra.run.dir=run", *endless)[0] == 130
     assert json.loads(Path("run/summary.json").read_text())["steps"] == stopped["steps"] + 5
 
@@ -214,11 +192,13 @@ def test_a_crash_exits_with_1_and_shows_its_traceback(
     def crash(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(trainer.Trainer, "_step", crash)
-    with pytest.raises(ZeroDivisionError):  # which the interpreter prints, exiting with 1
-        command(*QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_step", crash)
+        with pytest.raises(ZeroDivisionError):  # which the interpreter prints, exiting with 1
+            command(*QUICK)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert "a bug" in Path("run/traceback.txt").read_text()
+    assert command(*QUICK)[0] == 0, "it can be run again"
 
 
 def test_a_thread_too_many_gets_one_message_and_the_same_command_goes_on(
@@ -240,17 +220,6 @@ def test_a_thread_too_many_gets_one_message_and_the_same_command_goes_on(
     assert command("task=digits_mlp", "data.num_workers=1", *QUICK)[0] == 0
 
 
-def test_printing_a_config_imports_no_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['run', '--cfg', 'job']\n"
-        "from adaecho.run import cli; cli()\n"
-        "assert 'torch' not in sys.modules, 'torch'\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "variant: none" in done.stdout
-
-
 @pytest.mark.parametrize("argument", ["console", "-m"])
 def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, argument: str) -> None:
     # Its options are asked for before torch is imported, which takes longer than all else.
@@ -264,12 +233,6 @@ def test_a_task_in_the_current_folder_is_found_by_both_commands(tmp_path: Path, 
         [sys.executable, *begins, "task.name=mine"], capture_output=True, text=True, check=False
     )
     assert done.stderr.splitlines()[-1] == "error: found", done.stderr
-
-
-def test_the_package_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "adaecho", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "Groups, as group=option" in done.stdout
 
 
 def test_a_number_that_no_library_takes_gets_one_message(command: Command) -> None:

@@ -1,13 +1,7 @@
 """User, password and query of a url stand in nothing that is kept, shown or sent to a tracker."""
 
 import base64
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +15,35 @@ from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import exported
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.forks import typed
+from tests.servers import Quiet, serving
 from tests.tasks.test_cifar10_shards import TINY, shards  # noqa: F401
 
 USER, PASSWORD, SIGNATURE = "bob", "s3cretpw", "5ecre7sig/na+ture"
 SECRETS = (PASSWORD, "5ecre7sig", base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 
 
-class _Guarded(SimpleHTTPRequestHandler):
+class _Guarded(Quiet):
     """Gives files to who knows both secrets."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         basic = base64.b64decode(self.headers.get("Authorization", "Basic ").partition(" ")[2]).decode()
         if basic != f"{USER}:{PASSWORD}" or not self.path.endswith(f"X-Amz-Signature={SIGNATURE}"):
             self.send_error(403)
             return
         super().do_GET()
 
-    def log_message(self, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def served(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:  # noqa: F811
     """Overrides that name training and validation shards by urls with secrets."""
     monkeypatch.setenv("no_proxy", "*")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Guarded, directory=str(shards)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    at, query = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}", f"?X-Amz-Signature={SIGNATURE}"
-    yield [
-        f"data.path='{at}/train-{{00..03}}.tar{query}'",
-        f"task.validation_shards='{at}/validation.tar{query}'",
-    ]
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(shards, _Guarded) as place:
+        at, query = f"http://{USER}:{PASSWORD}@{place}", f"?X-Amz-Signature={SIGNATURE}"
+        yield [
+            f"data.path='{at}/train-{{00..03}}.tar{query}'",
+            f"task.validation_shards='{at}/validation.tar{query}'",
+        ]
 
 
 def holds_no_secret(*where: Path | str) -> None:
@@ -94,37 +82,29 @@ def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
 
 
 def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: list[str]) -> None:
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "WANDB_MODE": "offline"}
     command = [
-        *(sys.executable, "-m", "adaecho.run", "-m", *TINY, *served, "tracking=none", "search.trials=1"),
+        *("adaecho.run", "-m", *TINY, *served, "tracking=none", "search.trials=1"),
         "hydra.sweep.dir=sweep", "search.workers=1", "echo=none,batch",
         "optimizer.learning_rate=0.001", "optimizer.momentum=0.5",  # or a trial diverges, and another follows
     ]  # fmt: skip
-
-    def run(*command: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    done = run(*command)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = typed(*command)
+    assert done.code == 0, done.out + done.err
     assert len(list((tmp_path / "sweep").glob("*/*/*/summary.json"))) == 2
-    again = run(*command)
-    assert "0 to run" in again.stdout
-    holds_no_secret(tmp_path / "sweep", done.stdout, done.stderr, again.stdout, again.stderr)
-    collect = (sys.executable, "-m", "adaecho.records.collect", "sweep", "--command", " ".join(served))
-    assert run(*collect).returncode == 0
+    again = typed(*command)
+    assert "0 to run" in again.out
+    holds_no_secret(tmp_path / "sweep", done.out, done.err, again.out, again.err)
+    assert typed("adaecho.records.collect", "sweep", "--command", " ".join(served)).code == 0
     holds_no_secret(tmp_path / "results")
     # A worker that is started by hand is told of them by the environment alone.
     for summary in (tmp_path / "sweep").glob("*/*/*/summary.json"):
         summary.unlink()
         (summary.parent / "checkpoint/last.pt").unlink()
         (summary.parent / "checkpoint/previous.pt").unlink(missing_ok=True)
-    worker = (sys.executable, "-m", "adaecho.search.worker", "sweep")
-    refused = run(*worker)
-    assert refused.returncode == 2
-    assert "give the whole url, in the command or in the environment as ADAECHO_URLS" in refused.stderr
-    environment["ADAECHO_URLS"] = " ".join(one.partition("=")[2].strip("'") for one in served)
-    assert run(*worker).returncode == 0
+    refused = typed("adaecho.search.worker", "sweep")
+    assert refused.code == 2
+    assert "give the whole url, in the command or in the environment as ADAECHO_URLS" in refused.err
+    urls = " ".join(one.partition("=")[2].strip("'") for one in served)
+    assert typed("adaecho.search.worker", "sweep", ADAECHO_URLS=urls).code == 0
     assert len(list((tmp_path / "sweep").glob("*/*/*/summary.json"))) == 2
 
 

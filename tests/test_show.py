@@ -13,7 +13,7 @@ from adaecho.datasets.split import hold_out
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
-from tests.conftest import Compose
+from tests.conftest import Compose, Refused
 
 SCENES = (
     "task=scenes", "task.training_scenes=32", "data.validation_examples=8", "batch_size=16",
@@ -68,24 +68,22 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
 
 
 def test_a_file_that_can_not_be_written_is_refused_by_name(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:
     run_trial(compose_config(*DIGITS), tmp_path / "run")
     out = tmp_path / "a folder.png"
     out.mkdir()
-    with pytest.raises(SystemExit, match="2"):
-        show.main([str(tmp_path / "run"), "--out", str(out)])
-    assert f"error: {out}: can't be written (Is a directory)" in capsys.readouterr().err
+    said = refused(show.main, tmp_path / "run", "--out", out)
+    assert f"error: {out}: can't be written (Is a directory)" in said
 
 
 @pytest.mark.parametrize("what", ["no run", "no checkpoint"])
 def test_a_folder_without_a_model_is_refused(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+    compose_config: Compose, tmp_path: Path, refused: Refused, what: str
 ) -> None:
     if what == "no checkpoint":
         run_trial(compose_config(*DIGITS), tmp_path / "run")
         for file in (tmp_path / "run" / "checkpoint").iterdir():
             file.unlink()
-    with pytest.raises(SystemExit, match="2"):
-        show.main([str(tmp_path / "run")])
-    assert ("no config.yaml" if what == "no run" else "no checkpoint") in capsys.readouterr().err
+    said = refused(show.main, tmp_path / "run")
+    assert ("no config.yaml" if what == "no run" else "no checkpoint") in said

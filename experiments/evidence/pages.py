@@ -17,6 +17,7 @@ from adaecho.records.outcome import Row, best_trials
 from adaecho.records.statistics import cost_ratio
 from adaecho.records.trials import read_rows
 from experiments.evidence.decisions import FRAGILE, Decision, Records, decide
+from experiments.schedule_clock import cells as schedule_clock
 
 Table = list[list[str]]
 """The cells of successive rows."""
@@ -54,6 +55,27 @@ def _quickstart(results: Path) -> list[Table]:
     arms = _arms(results, "quickstart/digits")
     del arms["baseline"]
     return [[[f"`{name}`", _fresh(arm), *_ratio(arm), _reached(arm)] for name, arm in arms.items()]]
+
+
+def _quickstart_text(results: Path) -> list[Table]:
+    """Both records; seconds of the first alone, whose runs had a machine to themselves."""
+    arms = {"baseline": "baseline", "batch_e2": "batch, e = 2", "example_e2": "example, e = 2"}
+    tables: list[Table] = []
+    for record in ("quickstart_text", "text_imdb"):
+        trials = read_rows(results / record / "small_text/trials.json")
+        fresh = {
+            arm: [one["to_target_fresh_examples"] for one in trials if one["arm"] == arm] for arm in arms
+        }
+        table: Table = []
+        for arm, costs in fresh.items():
+            own = [one for one in trials if one["arm"] == arm]
+            between = f" ({min(costs):,} to {max(costs):,})" if min(costs) < max(costs) else ""
+            steps, seconds = (fmean(one[key] for one in own) for key in ("to_target_steps", "train_time_s"))
+            ratio = f"{fmean(costs) / fmean(fresh['baseline']):.2f}"
+            cells = [arms[arm], f"{fmean(costs):,.0f}{between}", ratio, f"{steps:.0f}"]
+            table.append([*cells, "-" if tables else f"{seconds:.0f}"])
+        tables.append(table)
+    return tables
 
 
 def _fig3(results: Path) -> list[Table]:
@@ -195,6 +217,29 @@ def _predicted_time(results: Path) -> list[Table]:
     return tables
 
 
+def _repeat_value(results: Path) -> list[Table]:
+    """Worths at equal steps: with their interval where the rule asks for them."""
+    before, after = "example_before_augmentation", "example_after_augmentation"
+    tables: list[Table] = []
+    for task in ("digits", "text"):
+        rows = json.loads((results / "equal_steps" / task / "outcome.json").read_text())
+        cells = {
+            (row["fresh_examples"], row["echo_variant"], row["echo_factor"]): row
+            for row in rows
+            if "ratio" in row
+        }
+        table: Table = []
+        for at in sorted({at for at, *_ in cells}):
+            shown = [f"{at:,}"]
+            for variant, factor in ((one, e) for one in (before, "batch", after) for e in (2, 4)):
+                if cell := cells.get((at, variant, factor)):
+                    between = f" ({cell['low']:.2f} to {cell['high']:.2f})" if variant == before else ""
+                    shown.append(f"{cell['ratio']:.2f}{between}")
+            table.append(shown)
+        tables.append(table)
+    return tables
+
+
 def _resnet32(results: Path) -> list[Table]:
     table: Table = []
     for record in ("resnet32", "resnet32_others", "resnet32_14k"):
@@ -215,8 +260,10 @@ def _resnet32(results: Path) -> list[Table]:
 
 
 PAGES: dict[str, Callable[[Path], list[Table]]] = {
-    "quickstart": _quickstart, "fig3": _fig3, "fig4": _fig4, "fig5": _fig5, "fig6": _fig6, "fig7": _fig7,
+    "quickstart": _quickstart, "quickstart_text": _quickstart_text,
+    "fig3": _fig3, "fig4": _fig4, "fig5": _fig5, "fig6": _fig6, "fig7": _fig7,
     "controls": _controls, "bccd": _bccd, "predicted_time": _predicted_time, "resnet32": _resnet32,
+    "schedule_clock": schedule_clock.tables, "repeat_value": _repeat_value,
     "caltech101": lambda results: [_costs(results, "caltech101/imagenet")],
     "cifar10_depth8": lambda results: [
         _costs(results, f"{record}/cifar10") for record in ("cifar10_depth8", "cifar10_depth8_80")

@@ -1,4 +1,4 @@
-"""Moving averages against their textbook forms."""
+"""Moving averages of groups and of samples that are none; what they are, test_optimizer compares."""
 
 import pytest
 import torch
@@ -12,33 +12,6 @@ def run(samples, smoothing, debias):
         value = torch.tensor([sample], dtype=torch.float64)
         averages = updated(averages, Estimate(value, 2 * value), smoothing, debias)
         yield averages.variance.item(), averages.square.item()
-
-
-def debiased(samples, smoothing):
-    biased = 0.0
-    for count, sample in enumerate(samples, 1):
-        biased = smoothing * biased + (1 - smoothing) * sample
-        yield biased / (1 - smoothing**count)
-
-
-def mean_then_exponential(samples, smoothing):
-    average = 0.0
-    for count, sample in enumerate(samples, 1):
-        if count < 1 / (1 - smoothing):
-            average = sum(samples[:count]) / count
-        else:
-            average = smoothing * average + (1 - smoothing) * sample
-        yield average
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9, 0.996])
-@pytest.mark.parametrize(("debias", "slow"), [(True, debiased), (False, mean_then_exponential)])
-def test_averages_match_the_slow_form(smoothing, debias, slow):
-    samples = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
-    expected = list(slow(samples, smoothing))
-    got = list(run(samples, smoothing, debias))
-    assert [variance for variance, _ in got] == pytest.approx(expected)
-    assert [square for _, square in got] == pytest.approx([2 * value for value in expected])
 
 
 @pytest.mark.parametrize("debias", [True, False])

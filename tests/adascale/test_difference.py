@@ -57,13 +57,6 @@ def test_repeats_of_a_batch_take_no_sample():
         assert (before[2] > 1) == (number > 0)
 
 
-def test_unmarked_repeats_would_look_noiseless():
-    model = mlp()
-    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.0), scale=8.0)
-    step = next(batches(1, 1))
-    assert train(model, optimizer, [step, step])[-1] == pytest.approx(1.0, abs=1e-3)
-
-
 def test_a_parameter_without_gradient_counts_as_zero():
     used, other = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
     optimizer = AdaScale(torch.optim.SGD([used, other], lr=0.0), scale=4.0)

@@ -69,17 +69,20 @@ def gain_of(gradients, scale=None):
     return gain_ratio(*estimate, scale).item()
 
 
-def test_orthogonal_gradients_gain_the_scale():
-    assert gain_of(torch.eye(4, dtype=torch.float64)) == 4.0
-
-
-def test_identical_gradients_gain_nothing_beyond_the_floor():
-    assert gain_of(torch.ones(4, 3, dtype=torch.float64)) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_the_floor_bites_at_small_gradients():
+EYE = torch.eye(4, dtype=torch.float64)
+KNOWN = {
+    "orthogonal: the scale": (EYE, 4.0),
+    "identical: nothing beyond the floor": (torch.ones_like(EYE), 1.0),
     # sigma^2 = 1e-6 floor against mu^2 = 1e-6: (1 + 1) / (1 / 4 + 1).
-    assert gain_of(torch.full((4, 1), 1e-3, dtype=torch.float64)) == pytest.approx(1.6)
+    "small: the floor bites": (torch.full_like(EYE[:, :1], 1e-3), 1.6),
+    # r = E|g|^2 / E|G|^2 whatever the correlation: two distinct gradients, each twice, gain as two do.
+    "two, each twice": (EYE[:2, :2].repeat(2, 1), 2.0),
+}
+
+
+@pytest.mark.parametrize(("gradients", "gain"), KNOWN.values(), ids=KNOWN)
+def test_gains_that_are_known(gradients, gain):
+    assert gain_of(gradients) == pytest.approx(gain, abs=1e-6)
 
 
 def test_gain_is_the_ratio_of_mean_squares():
@@ -87,12 +90,6 @@ def test_gain_is_the_ratio_of_mean_squares():
     gradients = 1.0 + torch.randn(4, 50, dtype=torch.float64)
     total, of_mean = sums(gradients)
     assert gain_of(gradients) == pytest.approx((total / 4 / of_mean).item())
-
-
-def test_duplicates_on_other_micro_batches_are_discounted():
-    # r = E|g|^2 / E|G|^2 whatever the correlation: two distinct gradients, each twice, gain as two do.
-    distinct = torch.eye(2, dtype=torch.float64)
-    assert gain_of(distinct.repeat(2, 1)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0, 64.0])

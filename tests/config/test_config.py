@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.config import scale, schema
+from adaecho.config import schema
 from adaecho.config.identity import identity, run_id
 from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
@@ -24,17 +24,6 @@ def test_every_task_composes_with_every_echo(compose_config: Compose, task: str,
     assert task.startswith(config.task.name)
     assert config.echo.variant == echo
     assert schema.from_plain(schema.to_plain(config)) == config
-
-
-@pytest.mark.parametrize("experiment", _options("experiment"))
-def test_every_experiment_composes(
-    compose_config: Compose, experiment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = []
-    if experiment.startswith("my_"):  # whose values follow from the data
-        monkeypatch.setattr(scale, "_size_at", lambda *_: scale.Size(714, 714, has_validation=False))
-        own = ["data.path=mine"]
-    assert compose_config(f"experiment={experiment}", *own).search.arms
 
 
 def test_echo_variants_in_the_schema_are_the_groups_options() -> None:

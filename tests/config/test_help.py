@@ -1,19 +1,19 @@
 """``--help`` names every group, option and key as they are, within 80 columns."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from adaecho.run import CONF
 from scripts import config_page
+from tests.forks import typed
 
 
 @pytest.fixture(scope="module")
 def help_text() -> str:
-    command = [sys.executable, "-m", "adaecho.run", "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = typed("adaecho", "--help")  # the package is the command
+    assert done.code == 0, done.err
+    return done.out
 
 
 def test_it_fits_a_narrow_terminal(help_text: str) -> None:

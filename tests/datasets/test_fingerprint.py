@@ -1,9 +1,6 @@
 """Digests of files: equal for equal bytes, another for another file, and cheap where the files are large."""
 
 import os
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from adaecho.datasets import fingerprint
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.errors import DataError
+from tests.servers import serving
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -70,19 +68,11 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         fingerprint_of([tmp_path / "gone.tar"])
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 def test_of_files_over_http_length_time_and_beginning_count(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tar", bytes(200_000))
     os.utime(file, (1_000_000_000, 1_000_000_000))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/a.tar"
+    with serving(tmp_path) as place:
+        url = f"http://{place}/a.tar"
         first = fingerprint_of([url])
         assert fingerprint_of([url]) == first
         for changed, time in ((bytes(200_001), 1_000_000_000), (bytes(199_999) + b"x", 1_000_000_001)):
@@ -95,10 +85,6 @@ def test_of_files_over_http_length_time_and_beginning_count(tmp_path: Path) -> N
         assert fingerprint_of([url]) != first
         with pytest.raises(DataError, match=r"b\.tar: reading at byte 0 failed: HTTPError: .*404"):
             fingerprint_of([url.replace("a.tar", "b.tar")])
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_without_files_there_is_nothing() -> None:

@@ -18,11 +18,15 @@ FILES = 3
 DOCUMENTS = [*texts()[:3], "", *lines()[:20], "x"]
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(iter(texts()), 400)
+
+
 @pytest.fixture
-def stream(tmp_path: Path) -> TokenStream:
+def stream(tmp_path: Path, tokenizer: Any) -> TokenStream:
     for number in range(FILES):
         write_parquet(tmp_path / f"train-{number}.parquet", list(DOCUMENTS[number::FILES]))
-    tokenizer = train_tokenizer(iter(texts()), 400)
     return TokenStream(find_documents(str(tmp_path)), "train", tokenizer, BLOCK, np.uint16)
 
 
@@ -91,9 +95,9 @@ def test_a_loader_goes_on_in_the_middle_of_a_document(stream: TokenStream, world
         assert [next(batches)["tokens"].tolist() for _ in range(12)] == expected
 
 
-def test_bad_documents_are_counted_within_the_budget(tmp_path: Path) -> None:
+def test_bad_documents_are_counted_within_the_budget(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "some words of text"}\n{"text": 3}\n' + "[" * 100_000)
-    files, tokenizer = find_documents(str(tmp_path)), train_tokenizer(iter(texts()), 400)
+    files = find_documents(str(tmp_path))
     with pytest.raises(DataError, match=r"train\.jsonl, document 1: 'text' is a int"):
         _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16))
     with pytest.raises(DataError, match=r"document 2: is no JSON object"):

@@ -128,7 +128,9 @@ def test_the_figure_and_the_report_say_what_the_readings_do(tmp_path: Path) -> N
     assert json.dumps(readings(rows))
 
 
-def test_make_figures_draws_the_table_and_names_a_damaged_one(tmp_path: Path) -> None:
+def test_make_figures_draws_the_table_and_names_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     committed = Path(__file__).resolve().parents[2] / "results" / "split" / "digits"
     shutil.copytree(committed, tmp_path / "results" / "split" / "digits")
     table = tmp_path / "results" / "repeat_value" / "digits" / "branches.json"
@@ -138,6 +140,7 @@ def test_make_figures_draws_the_table_and_names_a_damaged_one(tmp_path: Path) ->
     written = draw(tmp_path / "results", tmp_path / "figures")
     assert tmp_path / "figures" / "repeat_value_digits.png" in written
     assert "tells a repeat's worth along a run" in (tmp_path / "figures" / "report.md").read_text()
+    monkeypatch.setattr("experiments.evidence.__main__.draw_tables", lambda *_: ([], []))  # takes seconds
     table.write_text(table_text(rows_of(in_common)[:3]))
     with pytest.raises(DataError, match=r"branches.json: holds records of another form"):
         draw(tmp_path / "results", tmp_path / "figures")

@@ -3,24 +3,22 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
 from experiments.evidence import claims_page
 from experiments.evidence.__main__ import draw
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results"
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    return tmp_path / "results"
+def report_of(record: str) -> str:
+    """Of this committed record alone."""
+    shutil.copytree(COMMITTED / record, Path("results") / record)
+    Path("figures").mkdir()
+    draw(Path("results"), Path("figures"))
+    return Path("figures/report.md").read_text()
 
 
-def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claims(results: Path) -> None:
-    shutil.copytree(COMMITTED / "split" / "digits", results / "split" / "digits")
-    (results / "figures").mkdir()
-    draw(results, results / "figures")
-    text = (results / "figures" / "report.md").read_text()
+def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claims() -> None:
+    text = report_of("split/digits")
     assert text.startswith(
         "# Results\n\n* [split, digits: fresh examples to 97 % validation accuracy](#split-digits-"
     )
@@ -29,11 +27,8 @@ def test_a_report_of_other_experiments_than_the_papers_says_nothing_of_its_claim
     assert "## split, digits: fresh examples" in text
 
 
-def test_a_report_of_the_papers_experiments_begins_with_its_claims(results: Path) -> None:
-    shutil.copytree(COMMITTED / "fig8_early" / "digits", results / "fig8_early" / "digits")
-    (results / "figures").mkdir()
-    draw(results, results / "figures")
-    text = (results / "figures" / "report.md").read_text()
+def test_a_report_of_the_papers_experiments_begins_with_its_claims() -> None:
+    text = report_of("fig8_early/digits")
     contents, _, rest = text.partition("\n\n## ")
     assert contents.count("](#") == contents.count("\n* ") == 1
     assert rest.startswith("Which of the paper's claims hold")
@@ -41,9 +36,9 @@ def test_a_report_of_the_papers_experiments_begins_with_its_claims(results: Path
     assert "not yet measured" in text, "claims of other experiments have no records here"
 
 
-def test_the_page_of_claims_can_be_made_of_any_results(results: Path, tmp_path: Path) -> None:
-    shutil.copytree(COMMITTED / "quickstart" / "digits", results / "quickstart" / "digits")
-    claims_page.main(["--results", str(results), "--into", str(tmp_path / "claims.md")])
-    page = (tmp_path / "claims.md").read_text()
+def test_the_page_of_claims_can_be_made_of_any_results() -> None:
+    shutil.copytree(COMMITTED / "quickstart" / "digits", "results/quickstart/digits")
+    claims_page.main(["--results", "results", "--into", "claims.md"])
+    page = Path("claims.md").read_text()
     assert page.startswith("# What holds")
     assert "## Winners on new seeds" not in page

@@ -47,11 +47,9 @@ def table():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+def test_a_dot_and_a_bar_for_every_arm_that_ended(table, tmp_path, drawn):
     draw_ends(ends(table), tmp_path / "x.png", "title", "cross_entropy")
-    panels = figures[0].axes
+    panels = drawn[0].axes
     assert [axes.get_xlabel() for axes in panels] == [
         "cross entropy\nat the end (log)",
         "steps (log)",
@@ -80,29 +78,25 @@ def test_the_caption_counts_runs(table):
 @pytest.mark.parametrize(
     ("names", "lines"), [(("e2_lr0.1", "e2_lr0.2", "e4_lr0.1"), 2), (("lr0.1", "lr0.2"), 1)]
 )
-def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+def test_a_learning_rate_that_was_swept_is_an_axis(names, lines, tmp_path, drawn):
     table = [row for name in names for row in rows(name, [0.05, 0.07], steps=10)]
     draw_table(table, summarize(table), [], tmp_path, "x", "png")
-    (axes,) = figures[0].axes
+    (axes,) = drawn[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "cross entropy at the end")
     assert len(axes.containers) == lines
     assert (axes.get_legend() is None) == (lines == 1)
 
 
 @pytest.mark.parametrize("ratio", [1.05, 2.0, 2.14, 3.0, 4.9, 5.1, 20.0, 200.0, 3000.0])
-def test_labels_of_counts_do_not_run_into_each_other(ratio, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: figures.append(self))
+def test_labels_of_counts_do_not_run_into_each_other(ratio, tmp_path, drawn):
     table = [
         row
         for place, steps in enumerate((44, int(44 * ratio)))
         for row in rows(f"e{place}", [0.1], steps=steps)
     ]
     draw_ends(ends(table), tmp_path / "x.png", "x", "cross_entropy")
-    figures[0].canvas.draw()
-    for axes in figures[0].axes[1:]:
+    drawn[0].canvas.draw()
+    for axes in drawn[0].axes[1:]:
         low, high = axes.get_xlim()
         seen = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
         boxes = sorted(label.get_window_extent().extents.tolist() for label in seen if label.get_text())

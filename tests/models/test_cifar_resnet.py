@@ -15,12 +15,6 @@ def test_it_has_as_many_parameters_as_in_the_paper() -> None:
     assert sum(parameter.numel() for parameter in cifar_resnet().parameters()) == 464_154
 
 
-@pytest.mark.parametrize("depth", [8, 14, 32])
-def test_it_has_as_many_weighted_layers_as_its_depth(depth: int) -> None:
-    modules = cifar_resnet(depth).modules()
-    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in modules) == depth
-
-
 def test_half_the_channels_are_half_as_wide_everywhere() -> None:
     widths = [m.out_channels for m in cifar_resnet(8, channels=8).modules() if isinstance(m, nn.Conv2d)]
     assert widths == [8, 8, 8, 16, 16, 32, 32]

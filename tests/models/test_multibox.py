@@ -68,14 +68,6 @@ def test_matching_is_that_of_loops_over_images_and_boxes(batch: SimpleNamespace)
         assert matched[image].tolist() == _slow_match(truths, batch.default, 0.5)
 
 
-def test_matching_is_that_of_torchvision(batch: SimpleNamespace) -> None:
-    matched = match(batch.boxes, batch.labels, batch.default)
-    for image, truths in enumerate(batch.truths):
-        if len(truths):
-            expected = detection.SSDMatcher(0.5)(box_iou(truths, batch.default))
-            torch.testing.assert_close(matched[image], expected)
-
-
 def test_of_two_boxes_that_want_one_default_box_the_last_gets_it() -> None:
     default = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
     boxes = torch.tensor([[[0.0, 0, 10, 9], [0, 0, 10, 8], [0, 0, 0, 0]]])

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from adaecho.models.ghost_batch_norm import use_ghost_batch_norm
 from adaecho.models.ssd import small_ssd, ssd_resnet34
 
 
@@ -39,13 +38,6 @@ def test_making_the_boxes_leaves_a_new_model_in_training_mode_with_clean_statist
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean.abs().sum() == 0
-
-
-def test_its_batch_norm_can_be_ghostly() -> None:
-    model = use_ghost_batch_norm(small_ssd(num_classes=3), 2)
-    model(torch.randn(4, 3, 64, 64))
-    with pytest.raises(ValueError, match="slices of 2"):
-        model(torch.randn(3, 3, 64, 64))
 
 
 @pytest.mark.parametrize("size", [64, 96, 128, 160, 300])

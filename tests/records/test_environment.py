@@ -8,6 +8,7 @@ import pytest
 
 from adaecho.records import environment as module
 from adaecho.records.environment import environment
+from tests.forks import typed
 
 
 def test_it_names_what_can_change_a_result():
@@ -90,7 +91,6 @@ def _is_ancestor(sha):
 
 
 def test_the_line_for_reports_names_code_and_machine_but_not_the_host():
-    command = [sys.executable, "-m", "adaecho.records.environment"]
-    (line,) = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    (line,) = typed("adaecho.records.environment").out.splitlines()
     for part in (environment()["code"], f"Python {platform.python_version()}", "torch 2", " cores, "):
         assert part in line

@@ -1,8 +1,7 @@
 import errno
 import os
 import shutil
-import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +10,7 @@ import pytest
 from adaecho.errors import FolderError
 from adaecho.records import files
 from adaecho.records.folder import RunFolder
-
-
-@contextmanager
-def mounted(path, options):
-    """A tiny file system of its own, where the user may mount one."""
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "adaecho-test", str(path)]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("no mount command")
-    if result.returncode:
-        pytest.skip(f"may not mount a tmpfs: {result.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
+from tests.helpers import small_disk
 
 
 def fill(path):
@@ -39,7 +22,7 @@ def fill(path):
 
 
 def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
-    with mounted(tmp_path / "disk", "size=64k") as disk:
+    with small_disk(disk := tmp_path / "disk", "size=64k"):
         run = RunFolder(disk / "run")
         with run.lock():
             run.append_metrics({"number": 0})
@@ -61,7 +44,7 @@ def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
 
 
 def test_a_run_does_not_start_on_a_full_disk(tmp_path):
-    with mounted(tmp_path / "disk", "size=64k") as disk:
+    with small_disk(disk := tmp_path / "disk", "size=64k"):
         (disk / "run").mkdir()
         fill(disk)
         with pytest.raises(FolderError, match="run: the disk is full"), RunFolder(disk / "run").lock():
@@ -70,7 +53,7 @@ def test_a_run_does_not_start_on_a_full_disk(tmp_path):
 
 
 def test_a_read_only_folder_is_named(tmp_path):
-    with mounted(tmp_path / "disk", "ro") as disk:
+    with small_disk(disk := tmp_path / "disk", "ro"):
         run = RunFolder(disk / "run")
         with (
             pytest.raises(FolderError, match=r"disk/run: can't be written \(Read-only file system\)"),

@@ -1,9 +1,6 @@
 import json
 import os
-import subprocess
-import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 
@@ -127,12 +124,6 @@ def test_records_without_a_config_are_refused(folder, name):
     assert folder.start(CONFIG, fresh=True) is False
 
 
-def test_a_damaged_config_is_named(folder):
-    (folder.path / "config.yaml").write_text("a: [")
-    with pytest.raises(FolderError, match=r"config\.yaml: damaged"):
-        folder.start(CONFIG)
-
-
 def test_metrics_are_flat_strict_json_lines(folder):
     folder.append_metrics({"fresh_examples": 160, "accuracy": 0.5})
     folder.append_metrics({"fresh_examples": 320, "loss": float("nan")})
@@ -224,38 +215,6 @@ def test_writing_needs_the_lock(tmp_path, write):
         (run.path / "lock").write_text(json.dumps(other))
         with pytest.raises(FolderInUseError, match="does not hold its lock"):
             write(run)
-
-
-KILLED = """
-import os, sys
-from adaecho.records.folder import RunFolder
-run = RunFolder(sys.argv[1])
-with run.lock():
-    for number in range(10**9):
-        run.append_metrics({"number": number, "padding": "x" * 5000})
-        run.write_summary({"status": "running", "number": number, "padding": "x" * 5000})
-        if number == 5:
-            print("started", flush=True)
-"""
-
-
-def test_a_kill_at_any_instant_leaves_whole_records(tmp_path):
-    run = RunFolder(tmp_path / "run")
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(run.path)],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
-        assert process.stdout.readline() == b"started\n"
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        with run.lock():  # the dead holder's lock is taken over at once
-            lines, summary = run.read_metrics(), run.read_summary()
-            run.truncate_metrics(0)
-        assert [line["number"] for line in lines] == list(range(len(lines)))
-        assert summary["number"] in (len(lines) - 2, len(lines) - 1)
 
 
 def test_fresh_moves_no_folder_that_holds_more_than_a_run(folder):

@@ -3,9 +3,8 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,9 @@ from adaecho.search.state import read_design, record_design
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
-from tests.conftest import Compose
+from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import make
+from tests.forks import typed
 from tests.needs import first_form
 
 PAYLOAD = """
@@ -41,6 +41,16 @@ from tests.search.stub import Options, run_trial
 Path("PWNED").touch()
 def build(config, options_or_folder): return sys.modules[__name__]
 def on_end(summary): pass
+"""
+ALL = """
+import runpy, signal, sys
+for arguments in {commands!r}:
+    sys.argv = arguments
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except (SystemExit, Exception):
+        pass
+signal.alarm(0)  # of the exporter, which is to end soon when it is a process of its own
 """
 COMMANDS = {
     "show": ["adaecho.show", "foreign/run"],
@@ -83,44 +93,18 @@ def test_no_command_imports_what_a_record_names(foreign: Path, compose_config: C
     plain = to_plain(config)
     named = {"task": {**plain["task"], "name": "foreign.payload"}, "callback": ["foreign.payload"]}[kind]
     _with_records(foreign, {**plain, {"callback": "callbacks"}.get(kind, kind): named})
-    script = (
-        "import runpy, signal, sys\n"
-        "for arguments in {commands!r}:\n"
-        "    sys.argv = arguments\n"
-        "    try:\n"
-        "        runpy.run_module(arguments[0], run_name='__main__', alter_sys=True)\n"
-        "    except (SystemExit, Exception):\n"
-        "        pass\n"
-        "signal.alarm(0)\n"  # of the exporter, which is to end soon when it is a process of its own
-    )
-    there = [command for command in COMMANDS.values() if _is_there(command[0])]
-    code = script.format(commands=there)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=foreign, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stderr
+    there = [command for command in COMMANDS.values() if find_spec(command[0]) is not None]
+    (foreign / "all_of_them.py").write_text(ALL.format(commands=there))
+    done = typed("all_of_them", folder=foreign)
+    assert done.code == 0, done.err
     refused = {"task": "foreign.payload: is none of", "callback": "callbacks=[foreign.payload]: is no entry"}
-    assert refused[kind] in done.stderr
+    assert refused[kind] in done.err
     assert not (foreign / "PWNED").exists()
     # One that the user has typed is theirs to run.
-    command = [sys.executable, "-m", *COMMANDS["worker"], f"--{kind}", "foreign.payload"]
     runner = ["--runner", "tests.search.stub:run_trial"] if kind == "task" else []
-    root = Path(__file__).parents[2]
-    done = subprocess.run([*command, *runner], cwd=foreign, env=_path(root), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = typed(*COMMANDS["worker"], f"--{kind}", "foreign.payload", *runner, folder=foreign)
+    assert done.code == 0, done.err
     assert (foreign / "PWNED").exists()
-
-
-def _is_there(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
-
-
-def _path(root: Path) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": f"{root}:."}
 
 
 def test_a_record_names_our_tasks_and_installed_ones_alone() -> None:
@@ -183,7 +167,7 @@ def test_json_nested_too_deeply_is_damaged(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("file", ["config.yaml", "metrics.jsonl"])
 def test_a_run_with_a_line_nested_too_deeply_is_named(
-    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str], file: str
+    tmp_path: Path, compose_config: Compose, refused: Refused, file: str
 ) -> None:
     often = "evaluate.every_fresh_examples=128"
     config = compose_config("task=digits", "max_steps=9", "target.value=null", "echo.shuffle_buffer=1", often)
@@ -191,11 +175,8 @@ def test_a_run_with_a_line_nested_too_deeply_is_named(
     spoiled = tmp_path / "run" / file
     _, _, rest = spoiled.read_text().partition("\n")
     spoiled.write_text({"config.yaml": "# overrides: "}.get(file, "") + "[" * 100_000 + "\n" + rest)
-    with pytest.raises(SystemExit, match="2"):
-        collect.main(
-            [str(tmp_path / "run"), "--experiment", "theirs", "--results", str(tmp_path / "results")]
-        )
-    assert f"error: {tmp_path / 'run'}" in capsys.readouterr().err
+    typed = (tmp_path / "run", "--experiment", "theirs", "--results", tmp_path / "results")
+    assert f"error: {tmp_path / 'run'}" in refused(collect.main, *typed)
     assert not (tmp_path / "results").exists()
 
 
@@ -220,15 +201,13 @@ def _rows(**changes: Any) -> list[dict[str, Any]]:
     ids=str,
 )
 def test_a_table_of_theirs_leads_to_no_other_folder(
-    tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, changes: dict[str, Any], refused: Refused
 ) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/trials.json").write_text(json.dumps(_rows(**changes)))
     results = tmp_path / "a/b/results"
-    with pytest.raises(SystemExit) as end:
-        collect.main([str(tmp_path / "sweep"), "--results", str(results), "--command", "x"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    said = refused(collect.main, tmp_path / "sweep", "--results", results, "--command", "x")
+    assert said.startswith("error: ")
     assert [one.name for one in tmp_path.iterdir()] == ["sweep"]
 
 
@@ -314,13 +293,11 @@ def _as_extension(path: Path) -> None:
 
 
 def test_no_file_of_theirs_brings_code_along(
-    tmp_path: Path, compose_config: Compose, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compose_config: Compose, refused: Refused
 ) -> None:
     config = compose_config("task=digits_mlp", "max_steps=1", "target.value=null", "echo.shuffle_buffer=1")
     _as_checkpoint(tmp_path / "run", config)
-    with pytest.raises(SystemExit):
-        show.main([str(tmp_path / "run")])
-    assert "UnpicklingError" in capsys.readouterr().err
+    assert "UnpicklingError" in refused(show.main, tmp_path / "run")
     with suppress(FolderError):  # refused, or begun anew with a warning
         run_trial(config, tmp_path / "run")
     make("tar", tmp_path / "shards")

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
+from tests.servers import running
+
 FAULTS = ("answers", "errors", "refuses", "hangs", "drops", "nonsense")
 
 
@@ -79,12 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(kind: str) -> Iterator[Server]:
     """The server, in a thread."""
     server = Server(kind)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.ends.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(server):
+        try:
+            yield server
+        finally:
+            server.ends.set()

@@ -4,14 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Queue
 
 from tests.needs import needs
+from tests.servers import Quiet, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
@@ -83,15 +81,13 @@ window.onload = () => walk().then(found => found, error => ({wrong: [String(erro
 </script><body></body>"""
 
 
-class _Site(SimpleHTTPRequestHandler):
+class _Site(Quiet):
     found: Queue[dict[str, list[str]]]
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
 
 
 def test_every_page_of_the_docs_can_be_chosen() -> None:
@@ -108,19 +104,17 @@ def test_every_page_opens_without_errors_with_its_pictures_and_fits_400_pixels(t
     shutil.copytree(ROOT / "build" / "site", site)
     (site / "walk.html").write_text(_WALK)
     _Site.found = Queue()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, directory=str(site))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(site, _Site) as place:
         command = [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--log-level=0",
-            "--remote-debugging-port=0", f"http://127.0.0.1:{server.server_port}/walk.html",
+            "--remote-debugging-port=0", f"http://{place}/walk.html",
         ]  # fmt: skip
         with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stderr=log) as browser:
             try:
                 found = _Site.found.get(timeout=240)
             finally:
                 browser.terminate()
-        server.shutdown()
     assert found["wrong"] == []
     assert [line for line in (tmp_path / "log").read_text().splitlines() if "CONSOLE" in line] == []
     written = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}

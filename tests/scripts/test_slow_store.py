@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from scripts.slow_store import make_server
 from tests.ports import free_port
 from tests.scripts.load import SCRIPTS
+from tests.servers import running
 from tests.shards.nginx import needs_nginx, wait_until_it_listens
 
 CONTENT = bytes(range(256)) * 400
@@ -47,17 +47,11 @@ def test_a_client_that_goes_away_is_no_error(tmp_path: Path, capfd: pytest.Captu
     (tmp_path / "a.tar").write_bytes(CONTENT * 100)
     server = make_server(tmp_path, 0, 100_000)
     server.daemon_threads = False  # to be waited for
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with running(server):
         for place in ("slow", "fast"):
             with socket.create_connection(server.server_address, timeout=60) as client:
                 client.sendall(f"GET /{place}/a.tar HTTP/1.0\r\n\r\n".encode())
                 assert client.recv(100).startswith(b"HTTP/1.0 200")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     assert capfd.readouterr().err == ""
 
 

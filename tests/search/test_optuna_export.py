@@ -53,18 +53,6 @@ def test_every_trial_is_exported_under_its_index(sweep: Path) -> None:
         assert trial.value == row["to_target_fresh_examples"]
 
 
-def test_optunas_own_tools_work_on_it(sweep: Path) -> None:
-    study = _studies(sweep)["none/0"]
-    rows = json.loads((sweep / "trials.json").read_text())
-    assert study.best_value == min(
-        row["to_target_fresh_examples"] or float("inf") for row in rows if row["repeat"] == 0
-    )
-    importances = optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-    )
-    assert set(importances) == {"optimizer.learning_rate", "optimizer.momentum"}
-
-
 def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
     _export(_state(sweep))
     assert sum(len(study.trials) for study in _studies(sweep).values()) == len(

@@ -23,10 +23,11 @@ from adaecho.search import sweeper
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
 from adaecho.search.state import read_design
 from tests import paced
+from tests.helpers import metrics, summary
 from tests.needs import needs
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER
-from tests.training.several_ranks import metrics, run_on, summary
+from tests.training.several_ranks import run_on
 
 STATE = Path("/var/lib/adaecho-slurm")  # of scripts/local_slurm.sh
 ON_SLURM = ("hydra/launcher=slurm",)

@@ -3,13 +3,9 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from adaecho.errors import ConfigError
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import Pruner, Search, SweepState
-from tests.search.conftest import Command
 
 
 def _search(design: Design, statuses: dict[int, str], trials: int = 3, max_diverged: int = 6) -> Search:
@@ -68,6 +64,9 @@ def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Pa
     fixed = replace(design.arms[0], axes=())
     state = SweepState(replace(design, arms=(fixed,)), tmp_path)
     assert state.missing() == [TrialId(fixed.name, 0, 0), TrialId(fixed.name, 1, 0)]
+    for search in state.searches.values():
+        search.summaries[0] = {"status": "diverged"}
+    assert state.missing() == [], "no other point could replace it"
 
 
 def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design, tmp_path: Path) -> None:
@@ -143,8 +142,3 @@ def test_a_sibling_that_is_damaged_or_moved_aside_is_passed_over(tmp_path: Path)
     assert prune(801)
     _write_summary(tmp_path, 2, "reached", 400)
     assert prune(401)
-
-
-def test_it_is_refused_where_missed_or_diverged_trials_are_compared(run_sweep: Command) -> None:
-    with pytest.raises(ConfigError, match="experiment that compares"):
-        run_sweep("search.prune=true", "search.needs_every_trial=true")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
 from adaecho.search import local, sweeper
+from adaecho.search.design import Design
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
-from adaecho.search.state import SweepState, read_design
+from adaecho.search.state import SweepState
 from adaecho.search.worker import Worker
+from tests.forks import typed
 from tests.search.conftest import ONE_ARM, Command
 from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
 
@@ -70,8 +73,7 @@ def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Comm
 def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(
     run_sweep: Command, finished: Path
 ) -> None:
-    folder = finished
-    before = _summaries(folder)
+    folder, before = finished, _summaries(finished)
     for name, status in (("none/0/0", "running"), ("none/0/2", "preempted")):
         path = folder / name / "summary.json"
         path.write_text(
@@ -87,8 +89,7 @@ def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(
 
 
 def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
-    folder = finished
-    before = _summaries(folder)
+    folder, before = finished, _summaries(finished)
     run_sweep("search.trials=6", "search.repeats=2")
     after = _summaries(folder)
     assert {name: after[name] for name in before} == before
@@ -145,14 +146,6 @@ def test_a_record_of_another_shape_is_no_design(run_sweep: Command, text: str) -
         run_sweep(*ONE_ARM)
 
 
-def test_a_trial_of_another_sweep_is_refused(run_sweep: Command, finished: Path) -> None:
-    folder = finished
-    path = folder / "none/0/0/summary.json"
-    write_json(path, {**json.loads(path.read_text()), "seed": 12345})
-    with pytest.raises(FolderError, match="its seed is 12345"):
-        run_sweep(*ONE_ARM)
-
-
 def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,17 +198,6 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(run_sweep: Command) -> No
     after = _summaries(run_sweep(*ONE_ARM))
     assert {name: after[name] for name in before} == before
     assert {"none/0/2", "none/0/3"} <= after.keys()
-
-
-def test_without_axes_every_arm_runs_once_per_repeat(run_sweep: Command) -> None:
-    fixed = ("optimizer.learning_rate=0.5", "optimizer.momentum=0.9")  # diverges: not replaced
-    folder = run_sweep(*fixed, "search.trials=4", "search.repeats=2", "echo=none,batch")
-    assert sorted(_summaries(folder)) == [
-        "echo-batch/0/0",
-        "echo-batch/1/0",
-        "echo-none/0/0",
-        "echo-none/1/0",
-    ]
 
 
 def test_a_worker_that_cannot_start_is_an_error_with_its_reason(
@@ -349,20 +331,8 @@ def test_a_worker_started_by_hand_helps_out_and_computes_the_same(finished: Path
     launcher = _launch("search.trials=4", "search.workers=1")
     (worker,) = _wait_for_trials(Path("sweep"), 1)
     Path("sweep/control.json").unlink()
-    by_hand = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "adaecho.search.worker",
-            "sweep",
-            "--number",
-            "1",
-            "--runner",
-            RUNNER,
-            "--task",
-            TASK,
-        ]
-    )
+    options = ("--number", "1", "--runner", RUNNER, "--task", TASK)
+    by_hand = subprocess.Popen([sys.executable, "-m", "adaecho.search.worker", "sweep", *options])
     _wait_for_summaries(Path("sweep"), len(expected) - 1)
     assert "none/0/0" not in _summaries(Path("sweep"))
     os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
@@ -373,15 +343,12 @@ def test_a_worker_started_by_hand_helps_out_and_computes_the_same(finished: Path
     assert _begun(Path("sweep")) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
 
 
-def test_many_workers_begin_at_different_trials(run_sweep: Command) -> None:
-    folder = run_sweep("echo=none,batch", "search.trials=4", "search.repeats=2", "search.workers=1")
-    for path in folder.glob("*/*/*/summary.json"):
-        path.unlink()
-    state = SweepState(read_design(folder), folder)
-    orders = [Worker(str(folder), number, 16)._in_my_order(state) for number in range(16)]
+def test_many_workers_begin_at_different_trials(design: Design, tmp_path: Path) -> None:
+    state = SweepState(replace(design, trials=4), tmp_path)
+    orders = [Worker(str(tmp_path), number, 16)._in_my_order(state) for number in range(16)]
     assert len({order[0] for order in orders}) == 16
     assert all(sorted(order, key=str) == sorted(state.missing(), key=str) for order in orders)
-    assert Worker(str(folder))._in_my_order(state) == state.missing()
+    assert Worker(str(tmp_path))._in_my_order(state) == state.missing()
 
 
 def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, finished: Path) -> None:
@@ -398,16 +365,19 @@ def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, 
 
 
 @pytest.mark.parametrize(
-    ("key", "other"),
-    [("echo", {"variant": "batch", "factor": 2}), ("hyperparameters", {"optimizer.momentum": 0.5})],
+    ("key", "other", "message"),
+    [
+        ("seed", 12345, "its seed is 12345"),
+        ("echo", {"variant": "batch", "factor": 2}, "a trial of another sweep or arm"),
+        ("hyperparameters", {"optimizer.momentum": 0.5}, "a trial of another sweep or arm"),
+    ],
 )
-def test_a_trial_of_another_arm_is_refused(
-    run_sweep: Command, finished: Path, key: str, other: dict[str, Any]
+def test_a_trial_of_another_sweep_or_arm_is_refused(
+    run_sweep: Command, finished: Path, key: str, other: object, message: str
 ) -> None:
-    folder = finished
-    path = folder / "none/0/0/summary.json"
+    path = finished / "none/0/0/summary.json"
     write_json(path, {**json.loads(path.read_text()), key: other})
-    with pytest.raises(FolderError, match="a trial of another sweep or arm"):
+    with pytest.raises(FolderError, match=message):
         run_sweep(*ONE_ARM)
 
 
@@ -436,16 +406,8 @@ def test_an_ad_hoc_sweep_has_a_folder_per_design(run_sweep: Command) -> None:
 
 def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     """``hydra/sweeper=basic``."""
-    command = [
-        sys.executable,
-        "-m",
-        "adaecho.run",
-        "-m",
-        "hydra/sweeper=basic",
-        "tracking=none",
-        "device=cpu",
-    ]
-    subprocess.run([*command, "seed=1,2", "max_fresh_examples=320"], check=True, stdout=subprocess.DEVNULL)
+    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu")
+    assert typed("adaecho.run", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     seeds = [
         json.loads(path.read_text())["seed"] for path in Path("runs/sweep/digits").glob("*/summary.json")
     ]

@@ -6,33 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.programs import blocks
+from tests.forks import typed
+from tests.programs import blocks, commands, write
 
 BLOCKS = blocks("An experiment")
 SMALL = ["tracking=none", "max_fresh_examples=320", "target.value=0.1", "search.trials=2", "search.repeats=1"]
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
-    for _, name, text in BLOCKS:
-        if name:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(text)
-    lines = [line for kind, _, text in BLOCKS if kind == "shell" for line in text.splitlines()]
-    assert len(lines) == 4
-    for line in lines:
-        command = shlex.split(line)[1:]
-        _run(*command, *(SMALL if command[1] == "adaecho.run" else []))
+    write(BLOCKS, Path())
+    assert len(commands(BLOCKS)) == 4
+    for line in commands(BLOCKS):
+        python, _, module, *arguments = shlex.split(line)
+        done = typed(module, *arguments, *(SMALL if module == "adaecho.run" else []))
+        assert (python, done.code) == ("python", 0), done.out + done.err
     arms = json.loads(Path("results/two_nets/digits/outcome.json").read_text())
     compared = {arm["arm"]: arm["baseline"] for arm in arms}
     assert compared["conv_batch_e2"] == "conv"
     assert compared["mlp_batch_e2"] == "mlp"
     assert Path("results/figures/report.md").exists()
-    printed = _run("analysis.py")
+    printed = subprocess.check_output([sys.executable, "analysis.py"], text=True)
     assert "mlp_batch_e2 compared with mlp" in printed
     assert len(printed.splitlines()) == 12, "a line for each arm, and for each trial"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.shards.archives import NUM_EXAMPLES, write_shards
-from tests.shards.nginx import Proxy, nginx
+from tests.shards.nginx import Proxy, nginx, proxied
 
 
 @pytest.fixture
@@ -19,5 +19,5 @@ def folder(tmp_path: Path) -> Path:
 def proxy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """The shards behind nginx, and before that a proxy that can break transfers."""
     monkeypatch.setenv("no_proxy", "*")
-    with nginx(tmp_path / "server", folder) as url, Proxy(url) as started:
+    with nginx(tmp_path / "server", folder) as url, proxied(url) as started:
         yield started

@@ -12,6 +12,7 @@ from pathlib import Path
 from scripts.slow_store import find_nginx, start_nginx
 from tests.needs import needs
 from tests.ports import free_port
+from tests.servers import running
 
 _PROGRAM = find_nginx()
 
@@ -84,15 +85,13 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.dripped = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/"
 
-    def __enter__(self) -> "Proxy":
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
+@contextmanager
+def proxied(server: str) -> Iterator[Proxy]:
+    """One in front of a server."""
+    proxy = Proxy(server)
+    with running(proxy):
+        yield proxy
 
 
 class _Connection(socketserver.BaseRequestHandler):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from adaecho import EchoLoader, IndexedTarShards, Retries, TarShards
 from adaecho.shards import TransferError
 from adaecho.shards.remote import Transfer
 from adaecho.shards.tar import groups
-from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.needs import first_form
 from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
 from tests.shards.nginx import Proxy, needs_nginx
@@ -196,33 +195,6 @@ def test_a_copy_of_a_local_shard_is_the_same_shard(folder: Path, tmp_path: Path,
         assert labels(islice(restored, 3)) == [2, 3, 4]
 
 
-@needs_nginx
-@pytest.mark.parametrize("kind", KINDS)
-def test_stopping_does_not_wait_for_a_server_that_drips(proxy: Proxy, kind: str) -> None:
-    """The examples in hand would take many minutes."""
-    source = in_order(kind, proxy.url)
-    with EchoLoader(source, 4, order="stored", decode=label_alone, num_workers=2) as loader:
-        iterator = iter(loader)
-        seen = labels(islice(iterator, 1))
-        loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
-        proxy.faults = 100 * [("drip", 100)]
-
-        def ask() -> None:
-            with pytest.raises(RuntimeError, match="asking again goes on"):
-                next(iterator)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        assert proxy.dripped.wait(120)
-        loader.stop()
-        asking.join(120)
-        assert not asking.is_alive()
-        assert_no_threads_soon()
-        proxy.faults.clear()
-        seen += labels(islice(loader, 3))
-    assert seen == list(range(16))
-
-
 _INDEX = """
 import sys
 from adaecho import IndexedTarShards
@@ -285,26 +257,50 @@ def test_an_index_that_can_not_be_written_leaves_nothing(
     assert len(IndexedTarShards(urls, index=kept / "index.npz")) == NUM_EXAMPLES
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_damaged_index_is_refused_with_the_remedy(folder: Path, tmp_path: Path, seed: int) -> None:
-    rng, index = np.random.default_rng(seed), tmp_path / "index.npz"
-    urls = f"{folder}/shard-{{000..003}}.tar"
+Arrays = dict[str, Any]
+
+
+def _kept(path: Path, arrays: Arrays) -> None:
+    np.savez(path, **arrays)
+
+
+def _without(name: str) -> Callable[[Path, Arrays], None]:
+    return lambda path, arrays: _kept(path, {one: array for one, array in arrays.items() if one != name})
+
+
+def _zeroed(whole: bytes) -> bytes:
+    return whole[:60] + bytes(60) + whole[120:]
+
+
+# Bytes that are no archive, and sound archives that are no index.
+DAMAGED_INDEX: dict[str, Callable[[Path, Arrays], object]] = {
+    "empty": lambda path, _: path.write_bytes(b""),
+    "cut": lambda path, _: path.write_bytes(path.read_bytes()[:700]),
+    "text": lambda path, _: path.write_bytes(b"not an index at all"),
+    "zeros within": lambda path, _: path.write_bytes(_zeroed(path.read_bytes())),
+    **{f"without {name}": _without(name) for name in ("urls", "shard_lengths", "spans", "versions")},
+    "lengths": lambda path, of: _kept(path, of | {"shard_lengths": of["shard_lengths"] + 1}),
+    "overlap": lambda path, of: _kept(path, of | {"spans": np.repeat(of["spans"][:1], len(of["spans"]), 0)}),
+    "form": lambda path, of: _kept(path, of | {"spans": of["spans"].astype(float)}),
+    "compressed": lambda path, of: np.savez_compressed(path, **of),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_INDEX.values(), ids=DAMAGED_INDEX)
+def test_a_damaged_index_is_refused_with_the_remedy(
+    folder: Path, tmp_path: Path, damage: Callable[[Path, Arrays], object]
+) -> None:
+    index, urls = tmp_path / "index.npz", f"{folder}/shard-{{000..003}}.tar"
     kept = IndexedTarShards(urls, index=index)
-    whole = index.read_bytes()
     assert kept[3] == IndexedTarShards(urls, index=index)[3]
-    at = int(rng.integers(len(whole)))
-    arrays = dict(np.load(index))
-    index.write_bytes(
-        [b"", whole[:at], b"not an index at all", whole[:60] + bytes(60) + whole[120:]][seed % 4]
-    )
-    if seed >= 4:  # sound archives that are no index
-        np.savez(index, **{name: array for name, array in arrays.items() if name != list(arrays)[seed - 4]})
+    with np.load(index) as saved:
+        arrays = dict(saved)
+    damage(index, arrays)
     with pytest.raises(ValueError, match=r"index\.npz.*: it is damaged, or no index of this version.*delete"):
         IndexedTarShards(urls, index=index)
     index.unlink()
-    assert [number_of(example) for example in IndexedTarShards(urls, index=index)] == list(
-        range(NUM_EXAMPLES)
-    )
+    anew = IndexedTarShards(urls, index=index)
+    assert [number_of(example) for example in anew] == list(range(NUM_EXAMPLES))
 
 
 def test_a_bit_of_an_index_that_is_another_is_noticed_or_changes_nothing(

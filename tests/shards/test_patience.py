@@ -3,7 +3,6 @@
 import logging
 import re
 import socketserver
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 from adaecho import IndexedTarShards, Retries, TarShards
 from adaecho.shards import ArchiveError, TransferError, remote
 from adaecho.shards.remote import Transfer
+from tests.servers import running
 from tests.shards.archives import NUM_EXAMPLES, number_of
 
 CONTENT = np.random.default_rng(0).bytes(5000)
@@ -56,16 +56,11 @@ class Connection(socketserver.StreamRequestHandler):
 @contextmanager
 def served(answer: Answer) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
     """Host and port, and what is asked: paths and fields."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
-        server.daemon_threads, server.block_on_close = True, False
-        server.asked, server.answer = [], answer  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
-            thread.join()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection)
+    server.daemon_threads, server.block_on_close = True, False
+    server.asked, server.answer = [], answer  # type: ignore[attr-defined]
+    with running(server):
+        yield f"127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer, TransferError, Version
-from tests.shards.nginx import Proxy, needs_nginx, nginx
+from tests.shards.nginx import Proxy, needs_nginx, nginx, proxied
 
 SIZE = 300_000
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(server: str) -> Iterator[Proxy]:
-    with Proxy(server) as started:
+    with proxied(server) as started:
         yield started
 
 
@@ -122,7 +122,7 @@ def test_a_server_that_recovers_is_read_on(
             fault.unlink()
 
     monkeypatch.setattr(remote, "rest", rest)
-    with nginx(tmp_path / "server", root) as server, Proxy(server) as proxy:
+    with nginx(tmp_path / "server", root) as server, proxied(server) as proxy:
         transfer = Transfer(f"{proxy.url}faulty/file", retries=Retries(tries=3, delay_s=1))
         fault.touch()
         proxy.faults = 2 * [("none", 1 << 60)] + [("cut", 9000)]
@@ -163,7 +163,7 @@ def test_a_file_that_changes_on_the_way_is_an_error(tmp_path: Path, length: int)
     root = tmp_path / "root"
     root.mkdir()
     (root / "file").write_bytes(CONTENT)
-    with nginx(tmp_path / "server", root) as server, Proxy(server) as proxy:
+    with nginx(tmp_path / "server", root) as server, proxied(server) as proxy:
         proxy.faults = [("cut", 5000)]
 
         def change() -> None:

@@ -288,23 +288,6 @@ def test_nothing_stays_open(folder: Path) -> None:
         abandoned.close()
 
 
-@pytest.mark.parametrize("damage", ["lengths", "overlap", "form", "compressed"])
-def test_an_index_of_others_is_checked(folder: Path, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "index.npz"
-    IndexedTarShards(f"{folder}/*.tar", index=path)
-    with np.load(path) as saved:
-        parts = dict(saved)
-    if damage == "lengths":
-        parts["shard_lengths"] = parts["shard_lengths"] + 1
-    elif damage == "overlap":
-        parts["spans"] = np.repeat(parts["spans"][:1], len(parts["spans"]), axis=0)
-    elif damage == "form":
-        parts["spans"] = parts["spans"].astype(float)
-    (np.savez_compressed if damage == "compressed" else np.savez)(path, **parts)
-    with pytest.raises(ValueError, match="it is damaged, or no index of this version"):
-        IndexedTarShards(f"{folder}/*.tar", index=path)
-
-
 def test_a_pipe_in_place_of_a_shard_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0.tar")
     with pytest.raises(OSError, match="no regular file"):

@@ -95,15 +95,6 @@ def test_no_detections_have_precision_zero() -> None:
     assert AveragePrecision(truths, SIZES, CATEGORIES).measure(nothing) == dict.fromkeys(NAMES, 0.0)
 
 
-def test_boxes_moved_by_half_their_side_are_misses() -> None:
-    truths = _truths()
-    moved = [
-        Found(t.boxes + (t.boxes[:, 2:3] - t.boxes[:, :1]) / 2, np.ones(len(t.boxes)), t.labels)
-        for t in truths
-    ]
-    assert AveragePrecision(truths, SIZES, CATEGORIES).measure(moved)["mAP_50"] < 0.05
-
-
 def test_sizes_and_categories_that_are_absent_are_no_metrics() -> None:
     truths = [TrueBoxes(t.boxes, np.minimum(t.labels, 2), t.crowd, t.areas) for t in _truths()]
     metrics = AveragePrecision(truths, SIZES, CATEGORIES, per_category=True).metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.config.schema import from_plain, to_plain
+from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.errors import FolderError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -19,7 +19,7 @@ CIFAR10 = (
     "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32", "target.value=null",
 )  # fmt: skip
 IMAGENET = (
-    "task=imagenet", "task.model=resnet18", "task.image_size=32", "batch_size=4", "task.ghost_size=null",
+    "task=imagenet", "task.model=test_resnet", "task.image_size=32", "batch_size=4", "task.ghost_size=null",
     "echo.shuffle_buffer=4", "evaluate.every_fresh_examples=8", "max_fresh_examples=16", "precision=float32",
     "target.value=null", "data.validation_examples=8",
 )  # fmt: skip
@@ -55,6 +55,13 @@ DATA: dict[str, tuple[Callable[[Path, list[int]], None], tuple[str, ...], str]] 
 }
 
 
+def more(config: Config, fresh_examples: int, *, allowed: bool = False) -> Config:
+    """The same run with a larger budget."""
+    plain = to_plain(config)
+    data = {**plain["data"], "allow_changed": allowed}
+    return from_plain({**plain, "max_fresh_examples": fresh_examples, "data": data})
+
+
 @pytest.mark.parametrize("form", DATA)
 def test_a_resume_with_other_labels_of_equal_length_names_the_file(
     compose_config: Compose, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -64,7 +71,7 @@ def test_a_resume_with_other_labels_of_equal_length_names_the_file(
     config = compose_config(*overrides, f"data.path={tmp_path / 'data'}")
     run_trial(config, tmp_path / "run")
     sizes = {path: path.stat().st_size for path in (tmp_path / "data").rglob("*.*")}
-    longer = from_plain({**to_plain(config), "max_fresh_examples": 24})
+    longer = more(config, 24)
 
     write(tmp_path / "data", [*LABELS[:-1], 0 if LABELS[-1] != 0 else 1])
     if form != "photographs":
@@ -92,14 +99,12 @@ def test_one_who_means_it_goes_on_and_is_told_once(
     config = compose_config(*CIFAR10, "data.validation_examples=8", f"data.path={tmp_path / 'data'}")
     run_trial(config, tmp_path / "run")
     parquet(tmp_path / "data", LABELS[::-1])
-    allowed = {**to_plain(config)["data"], "allow_changed": True}
-    longer = from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed})
     capsys.readouterr()
-    assert run_trial(longer, tmp_path / "run")["fresh_examples"] > 16
+    assert run_trial(more(config, 24, allowed=True), tmp_path / "run")["fresh_examples"] > 16
     told = [line for line in capsys.readouterr().err.splitlines() if "trained with" in line]
     assert len(told) == 2, "one line for each file"
-    longest = from_plain({**to_plain(config), "max_fresh_examples": 32})  # what is here counts from now on
-    assert run_trial(longest, tmp_path / "run")["fresh_examples"] > 24
+    # What is here counts from now on.
+    assert run_trial(more(config, 32), tmp_path / "run")["fresh_examples"] > 24
     assert "trained with" not in capsys.readouterr().err
 
 
@@ -112,9 +117,7 @@ def test_one_who_means_it_goes_on_though_what_is_read_again_has_changed(
     config = compose_config(*overrides, f"data.path={tmp_path / 'data'}")
     run_trial(config, tmp_path / "run")
     write(tmp_path / "data", [9 - label for label in LABELS])  # each of them
-    allowed = {**to_plain(config)["data"], "allow_changed": True}
-    longer = from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed})
-    assert run_trial(longer, tmp_path / "run")["fresh_examples"] > 16
+    assert run_trial(more(config, 24, allowed=True), tmp_path / "run")["fresh_examples"] > 16
 
 
 def test_a_checkpoint_of_other_data_is_not_set_aside_for_an_older_one(
@@ -124,14 +127,13 @@ def test_a_checkpoint_of_other_data_is_not_set_aside_for_an_older_one(
     config = compose_config(*CIFAR10, "data.validation_examples=8", f"data.path={tmp_path / 'data'}")
     run_trial(config, tmp_path / "run")
     parquet(tmp_path / "data", LABELS[::-1])
-    allowed = {**to_plain(config)["data"], "allow_changed": True}
-    run_trial(from_plain({**to_plain(config), "max_fresh_examples": 24, "data": allowed}), tmp_path / "run")
+    run_trial(more(config, 24, allowed=True), tmp_path / "run")
     assert (tmp_path / "run/checkpoint/previous.pt").exists(), "or this test shows nothing"
     parquet(tmp_path / "data", LABELS)  # what the checkpoint before was trained with
     before = (tmp_path / "run/checkpoint/last.pt").read_bytes()
     with pytest.raises(
         FolderError, match=r"trained with \S*train-0\.parquet .* by data\.allow_changed=true$"
     ):
-        run_trial(from_plain({**to_plain(config), "max_fresh_examples": 32}), tmp_path / "run")
+        run_trial(more(config, 32), tmp_path / "run")
     assert (tmp_path / "run/checkpoint/last.pt").read_bytes() == before
     assert not list((tmp_path / "run/checkpoint").glob("*.damaged"))

@@ -1,6 +1,5 @@
 """The CIFAR-10 task: three forms of storage give the same arrays, and the test split waits."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
-from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet, write_pickles
 
@@ -95,18 +93,6 @@ def test_loss_and_metrics_in_every_format(
     assert 0 <= metrics["accuracy"] <= 1
 
 
-def test_memory_format_changes_no_result(compose_config: Compose, tmp_path: Path) -> None:
-    _parquet(tmp_path)
-    metrics = []
-    for channels_last in (False, True):
-        task = _build(compose_config, tmp_path, f"channels_last={channels_last}")
-        torch.manual_seed(0)
-        model = task.build_model().eval()
-        with torch.inference_mode():
-            metrics.append(task.evaluate(model, "validation", device=torch.device("cpu")))
-    assert metrics[0]["cross_entropy"] == pytest.approx(metrics[1]["cross_entropy"], rel=1e-4)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_test_files_are_read_when_the_test_split_is_evaluated(
     compose_config: Compose, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
@@ -166,24 +152,6 @@ def test_the_net_has_the_depth_of_its_option(
     )
     modules = task.build_model().modules()
     assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in modules) == layers
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_depth_8_trains_and_reads_the_test_split_at_the_end(
-    compose_config: Compose, tmp_path: Path, form: str
-) -> None:
-    path = f"data.path={FORMS[form](tmp_path / 'data')}"
-    config = compose_config(
-        "task=cifar10", "task.depth=8", path, "data.validation_examples=4", "batch_size=4",
-        "echo.shuffle_buffer=4", "echo=example_before_augmentation", "echo.factor=2", "precision=float32",
-        "max_steps=64", "evaluate.every_fresh_examples=32", "target.value=null",
-        "optimizer.learning_rate=0.02",
-    )  # fmt: skip
-    summary = run_trial(config, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert (summary["status"], summary["steps"]) == ("budget_spent", 64)
-    assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
-    assert summary["test"]["cross_entropy"] > 0
 
 
 def test_a_depth_that_there_is_not_is_refused(compose_config: Compose) -> None:

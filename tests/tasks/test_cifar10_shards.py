@@ -3,9 +3,7 @@
 import io
 import tarfile
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 from adaecho.errors import ConfigError, DataError
 from adaecho.tasks import build_task
 from adaecho.tasks.cifar10 import decode
-from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parts
@@ -84,23 +81,6 @@ def test_both_forms_have_the_same_validation_and_test_splits(compose_config: Com
                 task.evaluate(model, split, device=torch.device("cpu")) for task in (in_memory, streamed)
             ]  # type: ignore[arg-type]
         assert metrics[0] == metrics[1]
-
-
-@pytest.mark.parametrize(
-    "variant", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
-)
-def test_streamed_batches_do_not_depend_on_the_threads(
-    compose_config: Compose, shards: Path, variant: str
-) -> None:
-    def batches(num_workers: int) -> list[Any]:
-        echo = [f"echo={variant}", *([] if variant == "none" else ["echo.factor=2"])]
-        config = compose_config(*TINY, f"data.path={shards}", f"data.num_workers={num_workers}", *echo)
-        with make_loader(config, build_task(config), torch.device("cpu")) as loader:
-            return [batch["image"].numpy().copy() for batch in islice(loader, 12)]
-
-    inline = batches(0)
-    assert inline[0].shape == (4, 32, 32, 3)
-    np.testing.assert_array_equal(inline, batches(2))
 
 
 @pytest.mark.parametrize("form", ["shards", "data"])

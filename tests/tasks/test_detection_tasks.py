@@ -1,11 +1,11 @@
 """Tasks coco and scenes: they learn, resume and refuse, on tiny data."""
 
-import dataclasses
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,6 +19,8 @@ from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.coco_files import content, write
+from tests.helpers import metrics
+from tests.needs import first_form
 
 TINY_COCO = (
     "task=coco", "task.image_size=64", "task.ghost_size=2", "batch_size=4", "echo.shuffle_buffer=4",
@@ -41,7 +43,7 @@ def coco(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation"])
+@pytest.mark.parametrize("echo", first_form("example_before_augmentation", also=["none"]))
 def test_coco_trains_and_reports_by_category(
     compose_config: Compose, coco: Path, tmp_path: Path, echo: str
 ) -> None:
@@ -52,14 +54,14 @@ def test_coco_trains_and_reports_by_category(
     summary = run_trial(config, tmp_path / "run")
     assert summary["status"] == "budget_spent"
     assert summary["steps"] > (6 if factor else 4)
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    first, *_, line = metrics(tmp_path / "run")
     assert {"mAP", "mAP_50", "AP_50/cat", "AP_50/dog"} <= line.keys()
     assert "mAP_large" not in line  # none of the boxes is so large
-    assert np.isfinite(line["train_loss"])
+    assert line["train_loss"] < first["train_loss"]
 
 
 def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
-    config = compose_config(*TINY_COCO, f"data.path={coco}")
+    config = compose_config(*TINY_COCO, f"data.path={coco}", "max_fresh_examples=8")
     run_trial(config, tmp_path / "run")
     listed = content(12)
     listed["annotations"][3]["bbox"][2] -= 1
@@ -113,51 +115,67 @@ def test_a_bad_validation_image_is_an_error_that_names_it(
         run_trial(compose_config(*TINY_COCO, f"data.path={coco}"), tmp_path / "run")
 
 
-def test_a_validation_split_without_a_box_is_refused(compose_config: Compose, coco: Path) -> None:
-    write(coco, "val", {**content(4, first=20), "annotations": []})
-    with pytest.raises(DataError, match="none of its 4 validation images has a box"):
-        build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
+def _changed(change: Callable[[dict[str, Any]], object], part: str = "val") -> Callable[[Path], None]:
+    def write_changed(top: Path) -> None:
+        listed = content(4, first=20 if part == "val" else 0)
+        change(listed)
+        write(top, part, listed)
+
+    return write_changed
 
 
-def test_splits_with_other_categories_are_refused_by_name(compose_config: Compose, coco: Path) -> None:
-    listed = content(4, first=20)
+def _one_name(listed: dict[str, Any]) -> None:
+    listed["categories"][0]["name"] = "dog"
+
+
+def _of_one_name(top: Path) -> None:
+    for part in ("train", "val"):
+        _changed(_one_name, part)(top)
+
+
+def _horse(listed: dict[str, Any]) -> None:
     listed["categories"][0]["name"] = "horse"
-    write(coco, "val", listed)
-    with pytest.raises(DataError, match="only in training: cat; only in validation: horse"):
-        build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
 
 
-def test_categories_of_one_name_have_no_metrics_of_their_own(compose_config: Compose, coco: Path) -> None:
-    for part, first in (("train", 0), ("val", 20)):
-        listed = content(4, first=first)
-        listed["categories"][0]["name"] = "dog"
-        write(coco, part, listed)
-    assert build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
-    with pytest.raises(DataError, match="two of its categories have one name"):
-        build_task(compose_config(*TINY_COCO, f"data.path={coco}", "task.metrics_per_category=true"))
+def _as_it_is(_: Path) -> None:
+    pass
 
 
-def test_coco_refuses_batches_that_the_ghost_size_does_not_divide(
-    compose_config: Compose, coco: Path
+REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "validation without a box": (
+        _changed(lambda listed: listed["annotations"].clear()), "",
+        "none of its 4 validation images has a box",
+    ),
+    "other categories": (_changed(_horse), "", "only in training: cat; only in validation: horse"),
+    "categories of one name, each with its metrics": (
+        _of_one_name, "task.metrics_per_category=true", "two of its categories have one name"
+    ),
+    "no path": (_as_it_is, "data.path=null", "needs a folder with annotations/"),
+    **{
+        override: (_as_it_is, f"task.ghost_size=4 {override}", "ghost_size=")
+        for override in (
+            "batch_size=6", "adascale=on adascale.num_gradients_to_accumulate=2", "task.ghost_size=0"
+        )
+    },
+    **{
+        override: (_as_it_is, override, override.split("=")[0])
+        for override in ("task.image_size=32", "task.ghost_statistics=mean", "task.expand=1.5")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "overrides", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_is_refused(
+    compose_config: Compose, coco: Path, spoil: Callable[[Path], None], overrides: str, message: str
 ) -> None:
-    for override in ("batch_size=6", "adascale=on", "task.ghost_size=0"):
-        more = ["adascale.num_gradients_to_accumulate=2"] if override == "adascale=on" else []
-        config = compose_config(*TINY_COCO, f"data.path={coco}", "task.ghost_size=4", override, *more)
-        with pytest.raises(ConfigError, match="ghost_size="):
-            build_task(config)
+    spoil(coco)
+    with pytest.raises((ConfigError, DataError), match=message):
+        build_task(compose_config(*TINY_COCO, f"data.path={coco}", *overrides.split()))
 
 
-def test_coco_without_a_path_says_what_it_needs(compose_config: Compose, coco: Path) -> None:
-    config = compose_config(*TINY_COCO, f"data.path={coco}")
-    missing = dataclasses.replace(config, data=dataclasses.replace(config.data, path=None))
-    with pytest.raises(DataError, match="needs a folder with annotations/"):
-        build_task(missing)
-
-
-@pytest.mark.parametrize("override", ["task.image_size=32", "task.ghost_statistics=mean", "task.expand=1.5"])
-def test_options_out_of_range_are_refused(compose_config: Compose, coco: Path, override: str) -> None:
-    with pytest.raises(ConfigError, match=override.split("=")[0]):
-        build_task(compose_config(*TINY_COCO, f"data.path={coco}", override))
+def test_categories_of_one_name_are_trained_on(compose_config: Compose, coco: Path) -> None:
+    _of_one_name(coco)
+    assert build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
 
 
 def test_scenes_learn(compose_config: Compose, tmp_path: Path) -> None:
@@ -166,8 +184,8 @@ def test_scenes_learn(compose_config: Compose, tmp_path: Path) -> None:
         "evaluate.every_fresh_examples=160", "schedule.warmup_steps=5",
     )  # fmt: skip
     run_trial(config, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["train_loss"] < 0.7 * lines[0]["train_loss"]
+    first, *_, last = metrics(tmp_path / "run")
+    assert last["train_loss"] < 0.7 * first["train_loss"]
 
 
 def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compose) -> None:
@@ -178,22 +196,6 @@ def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compo
     with torch.inference_mode():
         task.evaluate(model, "validation", device=torch.device("cpu"))
     assert seen == [3]
-
-
-def test_scenes_resume_to_the_same_bits(compose_config: Compose, tmp_path: Path) -> None:
-    base = (*TINY_SCENES, "evaluate.every_fresh_examples=64", "target.value=null")
-    whole = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "whole")
-    run_trial(compose_config(*base, "max_steps=5"), tmp_path / "parts")
-    parts = run_trial(compose_config(*base, "max_steps=8"), tmp_path / "parts")
-    assert (parts["steps"], parts["best"]["value"]) == (whole["steps"], whole["best"]["value"])
-    lines = [
-        [
-            {key: value for key, value in json.loads(line).items() if not key.endswith("_s")}
-            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        ]
-        for name in ("whole", "parts")
-    ]
-    assert lines[0] == lines[1]
 
 
 def test_scenes_refuse_a_path(compose_config: Compose) -> None:

@@ -90,15 +90,6 @@ def test_labels_are_smoothed_in_the_loss(compose_config: Compose) -> None:
     assert smoothed - plain == pytest.approx(4 * 0.3 / 2, rel=1e-5)
 
 
-def test_equal_seeds_give_equal_models(compose_config: Compose) -> None:
-    task = build_task(compose_config("task=digits"))
-    states = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        states.append(task.build_model().state_dict())
-    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
-
-
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "find_spec", lambda name: None)  # noqa: ARG005
     with pytest.raises(DataError, match="pip install scikit-learn"):

@@ -1,15 +1,12 @@
-"""Each image task learns from real images, those that scikit-learn brings along: photographs and digits."""
+"""Classifiers learn from real images, those that scikit-learn brings along: photographs and digits."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 
-from adaecho.datasets.scenes import make_scenes
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -35,38 +32,6 @@ def photographs(top: Path) -> Path:
     return top
 
 
-def digits_with_boxes(top: Path) -> Path:
-    """The scenes of handwritten digits as JPEGs in COCO's layout."""
-    digits = read_digits()
-    glyphs, labels = digits["image"][..., 0], digits["label"]
-    for split, number, seed in (("train", 24, 0), ("val", 8, 1)):
-        scenes = make_scenes(glyphs, labels, number, seed=seed)
-        listed: dict[str, list[Any]] = {
-            "images": [],
-            "annotations": [],
-            "categories": [{"id": 10 + digit, "name": str(digit)} for digit in range(10)],
-        }
-        for row in range(number):
-            scene = scenes[row]
-            write_jpeg(top / f"{split}2017" / f"{row}.jpg", scene["image"])
-            listed["images"].append({"id": row, "file_name": f"{row}.jpg", "height": 64, "width": 64})
-            for (x1, y1, x2, y2), label in zip(
-                scene["boxes"].tolist(), scene["labels"].tolist(), strict=True
-            ):
-                listed["annotations"].append(
-                    {
-                        "id": len(listed["annotations"]),
-                        "image_id": row,
-                        "category_id": 9 + label,
-                        "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    }
-                )
-        file = top / "annotations" / f"instances_{split}2017.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(listed))
-    return top
-
-
 def digits_like_cifar10(top: Path) -> Path:
     """The digits at 32 x 32 pixels in the hub's parquet."""
     digits = read_digits()
@@ -87,19 +52,6 @@ def test_imagenet_tells_two_photographs_apart(compose_config: Compose, tmp_path:
     summary = run_trial(config, tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["train_loss"] < 0.65  # guessing has ln 2 = 0.69
     assert summary["best"]["value"] >= 0.75  # guessing has 0.5
-
-
-def test_coco_learns_boxes_of_real_digits(compose_config: Compose, tmp_path: Path) -> None:
-    config = compose_config(
-        "task=coco", *SHARED, f"data.path={digits_with_boxes(tmp_path / 'data')}",
-        "task.image_size=64", "task.ghost_size=4", "task.expand=0", "batch_size=4",
-        "echo.shuffle_buffer=8", "optimizer.learning_rate=0.01", "optimizer.clip_norm=10",
-        "schedule.warmup_epochs=1", "evaluate.batch_size=8", "evaluate.every_fresh_examples=24",
-        "max_fresh_examples=72",
-    )  # fmt: skip
-    run_trial(config, tmp_path / "run")
-    first, *_, last = metrics(tmp_path / "run")
-    assert last["train_loss"] < 0.7 * first["train_loss"]
 
 
 def test_cifar10_learns_real_digits(compose_config: Compose, tmp_path: Path) -> None:

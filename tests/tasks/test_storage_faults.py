@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,15 @@ from adaecho.tasks.base import Task
 from adaecho.training import trial
 from tests.conftest import Compose
 from tests.datasets.test_labelled_images import make
-from tests.tasks.test_imagenet import TINY, served  # noqa: F401
+from tests.servers import serving
+from tests.tasks.test_imagenet import TINY
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """An address that serves ``tmp_path``."""
+    with serving(tmp_path) as place:
+        yield f"http://{place}"
 
 
 def _longer(path: Path) -> None:
@@ -52,7 +60,7 @@ def _typed(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str) -> Non
 def test_every_command_tells_it_in_one_line_with_the_remedy(
     compose_config: Compose,
     tmp_path: Path,
-    served: str,  # noqa: F811
+    served: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     fault: str,

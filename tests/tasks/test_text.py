@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.text_files import lines, texts, write_folder, write_parquet
 from tests.forks import FORKS
+from tests.helpers import dying, metrics, summary
 
 TINY = (
     "task.layers=1", "task.width=16", "task.feed_forward=32", "task.heads=2", "task.vocabulary=300",
@@ -30,7 +30,6 @@ TINY = (
     "evaluate.max_examples=40", "precision=float32", "max_steps=12", "max_fresh_examples=null",
     "target.value=null", "optimizer.learning_rate=0.1",
 )  # fmt: skip
-CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 
 
 @pytest.fixture(autouse=True)
@@ -69,28 +68,21 @@ def test_each_trains_on_real_text_and_records_what_it_saw(
     config = _tiny(
         compose_config, task, tmp_path / "text", "max_steps=40", "echo=example_before_augmentation"
     )
-    summary = run_trial(config, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert summary["status"] == "budget_spent"
-    assert summary["final"]["cross_entropy"] < lines[0]["cross_entropy"] < 1.2 * math.log(300)
-    assert summary["data"]["bigram_entropy"] < summary["data"]["unigram_entropy"] < math.log(300)
-    assert len(summary["data"]["tokenizer_sha256"]) == 64
-    assert summary["sample"]
-    assert summary["skipped_examples"] == (summary["data"].get("skipped", {}).get("too_short", 0))
+    ended = run_trial(config, tmp_path / "run")
+    assert ended["status"] == "budget_spent"
+    assert (
+        ended["final"]["cross_entropy"] < metrics(tmp_path / "run")[0]["cross_entropy"] < 1.2 * math.log(300)
+    )
+    assert ended["data"]["bigram_entropy"] < ended["data"]["unigram_entropy"] < math.log(300)
+    assert len(ended["data"]["tokenizer_sha256"]) == 64
+    assert ended["sample"]
+    assert ended["skipped_examples"] == (ended["data"].get("skipped", {}).get("too_short", 0))
 
 
 def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
     from adaecho.training import trainer
 
-    step, calls = trainer.Trainer._step, [0]
-
-    def dying(self: Any, batch: Any) -> None:
-        calls[0] += 1
-        if calls[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        step(self, batch)
-
-    trainer.Trainer._step = dying  # type: ignore[method-assign]
+    trainer.Trainer._step = dying(trainer.Trainer._step, die_at, [0])  # type: ignore[method-assign]
     run_trial(from_plain(plain), Path(folder))
 
 
@@ -113,14 +105,10 @@ def test_killed_and_run_again_it_leaves_the_same_metrics_and_weights(
         (tmp_path / one / "model" / "final.safetensors").read_bytes() for one in ("undisturbed", "killed")
     ]
     assert weights[0] == weights[1]
-    kept = []
-    for folder in ("undisturbed", "killed"):
-        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((tmp_path / folder / "summary.json").read_text())
-        kept.append([{k: v for k, v in one.items() if not k.endswith(CLOCKS)} for one in lines])
-        kept[-1].append((summary["final"], summary["sample"]))
-    assert kept[0] == kept[1]
-    assert len(kept[0]) > 1
+    whole, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    assert metrics(whole) == metrics(killed) != []
+    for key in ("final", "sample"):
+        assert summary(whole)[key] == summary(killed)[key]
 
 
 def test_text_has_three_arms(
@@ -149,8 +137,8 @@ def test_blocks_are_echoed_up_to_sixteen_times(compose_config: Compose, tmp_path
     counts = np.unique(np.array(rows), axis=0, return_counts=True)[1]
     assert len(counts) <= fresh
     assert counts.max() > 10
-    summary = run_trial(config, tmp_path / "run")
-    assert (summary["status"], summary["fresh_examples"]) == ("budget_spent", fresh)
+    ended = run_trial(config, tmp_path / "run")
+    assert (ended["status"], ended["fresh_examples"]) == ("budget_spent", fresh)
 
 
 def test_buffers_hold_numbers_of_two_bytes_in_mapped_files(compose_config: Compose, tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 import json
 import shlex
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from adaecho import run
 from adaecho.config.schema import from_typed, to_plain
-from adaecho.headroom import __main__ as headroom
 from adaecho.search import axes
-from tests.conftest import Compose
-from tests.programs import blocks
+from tests.conftest import Command, Compose
+from tests.forks import typed
+from tests.programs import blocks, commands, write
 
 BLOCKS = blocks("A task")
 SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
@@ -23,48 +20,19 @@ SMALL = ["tracking=none", "max_steps=12", "target.value=null"]
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's project: the files of the page."""
-    for _, name, text in BLOCKS:
-        if name:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
+    write(BLOCKS, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tumours", raising=False)
     return tmp_path
 
 
-def _commands() -> list[str]:
-    shell = [text for kind, _, text in BLOCKS if kind == "shell"]
-    return [line for text in shell for line in text.splitlines()]
-
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command of ours in this process: exit code, standard output and standard error."""
-
-    def typed(module: str, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
-        code = 0
-        try:
-            {"adaecho.run": run.cli, "adaecho.headroom": headroom.cli}[module]()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capfd.readouterr()
-
-    return typed
-
-
-@pytest.mark.parametrize("line", _commands())
+@pytest.mark.parametrize("line", commands(BLOCKS))
 def test_every_command_of_the_page_runs(project: Path, command: Command, line: str) -> None:
     python, _, module, *arguments = shlex.split(line)
     assert python == "python"
     arguments += ["step_s=0.01"] if module == "adaecho.headroom" else SMALL
     if "-m" in arguments:  # its workers find the task from where the command was started
-        started = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(started, cwd=project, capture_output=True, text=True, check=False)
-        code, out, error = done.returncode, done.stdout, done.stderr
+        code, out, error = typed(module, *arguments, folder=project)
     else:
         code, out, error = command(module, *arguments)
     assert code == 0, out + error

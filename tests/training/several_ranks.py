@@ -1,6 +1,5 @@
 """Runs on several ranks, each in a process of its own, as torchrun starts them."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from adaecho.training.trial import run_trial
 from tests.forks import FORKS
 from tests.ports import free_port
 
-CLOCKS = ("_s", "_s_per_batch", "_s_per_step")
 END_S = 120  # for a rank to end once another has
 
 Before = Callable[[int], None]
@@ -94,14 +92,3 @@ def run_on(
 def shown_by(folder: Path | str) -> list[int]:
     """The ranks that showed the user why they ended."""
     return [rank for rank in range(9) if Path(f"{folder}.rank{rank}.shown").exists()]
-
-
-def metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run, without clocks."""
-    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith(CLOCKS)} for line in lines]
-
-
-def summary(folder: Path | str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
-    return found

@@ -15,7 +15,6 @@ from adaecho.training.optimizer import deal
 from adaecho.training.trainer import Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.datasets.cifar10_files import encode, random_images, write_parquet
 from tests.helpers import metrics
 
 RUN = ("task=digits", "adascale=on", "max_steps=24", "target.value=null", "evaluate.every_fresh_examples=64")
@@ -48,21 +47,6 @@ def test_a_run_with_every_echo(compose_config: Compose, tmp_path: Path, echo: st
     assert fresh == pytest.approx(summary["scale_invariant_steps"])
 
 
-@pytest.mark.parametrize("task", ["digits", "digits_mlp", "cifar10"])  # whose data a test has or can make
-def test_a_run_with_other_tasks(compose_config: Compose, tmp_path: Path, task: str) -> None:
-    overrides = [f"task={task}", "adascale=on", "adascale.num_gradients_to_accumulate=2", "max_steps=3"]
-    if task == "cifar10":
-        encoded = [encode(image) for image in random_images(24)]
-        write_parquet(
-            tmp_path / "data" / "train-00000-of-00001.parquet", encoded, [row % 10 for row in range(24)]
-        )
-        overrides += [f"data.path={tmp_path / 'data'}", "data.validation_examples=4", "batch_size=8"]
-        overrides += ["echo.shuffle_buffer=8"]
-    summary = run_trial(compose_config(*overrides), tmp_path / "run")
-    assert summary["steps"] == 3
-    assert 1 <= summary["gain"] <= 2
-
-
 def test_the_schedule_is_read_at_the_scale_invariant_steps(compose_config: Compose, tmp_path: Path) -> None:
     config = compose_config(
         *RUN, "schedule.shape=linear_decay", "schedule.decay_steps=100", "schedule.decay_factor=10"
@@ -80,20 +64,6 @@ def test_it_stops_at_the_total_of_scale_invariant_steps(compose_config: Compose,
     assert summary["status"] == "budget_spent"
     assert 5 <= summary["steps"] < 10
     assert 10 <= summary["scale_invariant_steps"] < 12
-
-
-@pytest.mark.parametrize("echo", ["before", "one_gradient"])
-def test_resumed_it_is_the_same_run(compose_config: Compose, tmp_path: Path, echo: str) -> None:
-    whole = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "whole")
-    run_trial(compose_config(*RUN, *ECHOES[echo], "max_steps=11"), tmp_path / "parts")
-    resumed = run_trial(compose_config(*RUN, *ECHOES[echo]), tmp_path / "parts")
-    for key in ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps", "steps", "best"):
-        assert {**resumed, "best": None}[key] == {**whole, "best": None}[key]
-    weights = [
-        torch.load(tmp_path / part / "checkpoint" / "last.pt", weights_only=True)["model"]
-        for part in ("whole", "parts")
-    ]
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
 def trainer(config: Config) -> Trainer:

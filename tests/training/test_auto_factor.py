@@ -1,18 +1,14 @@
 """``echo.factor=auto`` in a run: every change of the factor is in its records, once, also after a resume."""
 
 import itertools
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adaecho.echo.threads.timers import Timers
-from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.helpers import metrics
+from tests.helpers import metrics, signal_at
 
 
 def test_every_change_is_in_the_metrics_once(
@@ -24,16 +20,9 @@ def test_every_change_is_in_the_metrics_once(
         "task=digits", "echo=batch", "echo.factor=auto", "max_steps=400", "target.value=null",
         "evaluate.every_fresh_examples=800", "checkpoint_every_s=1000000",
     )  # fmt: skip
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: Any) -> None:
-        step(self, batch)
-        if self.progress.steps == 230:  # between two evaluations
-            os.kill(os.getpid(), signal.SIGTERM)
-
     folder = Path("run")
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "_step", signalled)
+        signal_at(patched, 230)  # between two evaluations
         assert run_trial(config, folder)["status"] == "preempted"
     before = metrics(folder)
     summary = run_trial(config, folder)

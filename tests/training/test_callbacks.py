@@ -3,7 +3,6 @@
 import json
 import random
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,9 @@ from adaecho.records.folder import RunFolder
 from adaecho.training.callbacks import Callbacks
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, HandClock
+from tests.forks import typed
 from tests.helpers import metrics
-from tests.programs import blocks
+from tests.programs import blocks, commands, write
 from tests.training.several_ranks import run_on
 
 BLOCKS = blocks("Callbacks")
@@ -218,29 +218,16 @@ def test_the_first_of_several_ranks_alone_has_them(compose_config: Compose, told
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for _, name, text in BLOCKS:
-        if name:
-            (tmp_path / name).write_text(text)
+    write(BLOCKS, tmp_path)
     return tmp_path
 
 
-def _commands() -> list[str]:
-    shell = [text for kind, _, text in BLOCKS if kind == "shell"]
-    return [line for text in shell for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("line", _commands())
+@pytest.mark.parametrize("line", commands(BLOCKS))
 def test_every_command_of_the_page_runs(project: Path, line: str) -> None:
     python, *arguments = shlex.split(line)
-    assert python == "python"
-    done = subprocess.run(
-        [sys.executable, *arguments, *RUN, "tracking=none"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert (python, arguments[0]) == ("python", "-m")
+    done = typed(*arguments[1:], *RUN, "tracking=none", folder=project)
+    assert done.code == 0, done.out + done.err
     said = (project / "progress.txt").read_text().splitlines()
     summaries = [json.loads(path.read_text()) for path in project.rglob("*/summary.json")]
     runs = [one for one in summaries if "echo" in one]

@@ -95,6 +95,8 @@ REFUSED: Faults = {
     "checkpoints, gone": (_unlink_both, "it is gone"),
     "metrics, cut": (lambda: _first_lines(1), "(?s)1 lines, but.*fresh=true"),
     "metrics, gone": (METRICS.unlink, "(?s)0 lines, but.*fresh=true"),
+    "summary, a list": (lambda: SUMMARY.write_bytes(b"[]"), r"summary\.json"),
+    "summary, no status": (lambda: SUMMARY.write_bytes(b"{}"), r"summary\.json"),
     "config, no text": (lambda: CONFIG.write_bytes(b"\xff\xfe\x00"), r"config\.yaml: damaged"),
     "config, torn": (lambda: CONFIG.write_bytes(b"a: ["), r"config\.yaml: damaged"),
     "config, another shape": (lambda: CONFIG.write_bytes(b"data: 3\n"), r"config\.yaml: damaged"),

@@ -11,8 +11,8 @@ from adaecho.errors import ConfigError
 from adaecho.training import trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 from tests.needs import needs
-from tests.training.several_ranks import metrics
 
 RUN = (
     "task=digits_mlp", "precision=float32", "max_steps=20", "target.value=null",

@@ -1,9 +1,9 @@
 """What a run shows: a bar with the time left on a terminal, a line now and then elsewhere."""
 
 import io
-import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +19,7 @@ from adaecho.training import display as display_module
 from adaecho.training.display import Display
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics
 
 RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
 
@@ -136,11 +137,7 @@ def test_the_time_left_is_of_the_steps_without_what_came_before_them(compose_con
 def test_a_display_changes_no_record(compose_config: Compose) -> None:
     _shown(compose_config, terminal=True)
     run_trial(compose_config(*RUN), Path("silent"))
-    kept = []
-    for folder in ("run", "silent"):
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
-    assert kept[0] == kept[1]
+    assert metrics("run") == metrics("silent")
 
 
 def test_a_terminal_of_80_columns_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,17 +160,5 @@ def test_a_terminal_of_80_columns_gets_a_bar_that_fits(monkeypatch: pytest.Monke
     assert "━" in text
     bars = [part for part in text.replace("\r", "\n").split("\n") if "━" in part and "step" in part]
     assert bars
-    assert all(len(_visible(bar)) <= 80 for bar in bars)
+    assert all(len(re.sub(r"\x1b[^a-zA-Z]*[a-zA-Z]", "", bar)) <= 80 for bar in bars)
     assert "budget_spent" in text.splitlines()[-1]
-
-
-def _visible(text: str) -> str:
-    out, inside = "", False
-    for character in text:
-        if character == "\x1b":
-            inside = True
-        elif inside:
-            inside = not character.isalpha()
-        else:
-            out += character
-    return out

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,11 @@ from adaecho.records import lock
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
-from tests.helpers import metrics
+from tests.helpers import dying, metrics
 from tests.needs import needs
 
 FOLDER = Path("run")
 RUN = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
-
-
-def _sleeping(function: Callable[..., Any], sleep_at: int, calls: list[int]) -> Callable[..., Any]:
-    """``function``, suspending the process at call ``sleep_at`` of all functions that share ``calls``."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == sleep_at:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return function(*args, **kwargs)
-
-    return call
 
 
 def _sleeper(plain: dict[str, Any], sleep_at: int) -> None:
@@ -41,7 +28,7 @@ def _sleeper(plain: dict[str, Any], sleep_at: int) -> None:
 
     calls = [0]
     for module, name in ((os, "write"), (os, "fsync"), (os, "truncate"), (files.Path, "replace")):
-        setattr(module, name, _sleeping(getattr(module, name), sleep_at, calls))
+        setattr(module, name, dying(getattr(module, name), sleep_at, calls, signal.SIGSTOP))
     try:
         run_trial(from_plain(plain), FOLDER)
     except FolderError:

@@ -48,25 +48,6 @@ def test_a_spent_budget_keeps_both_ends(compose_config: Compose) -> None:
     assert _accuracy(config, FOLDER / "model/final.safetensors") == pytest.approx(final)
 
 
-def test_interrupted_and_resumed_they_are_the_same(compose_config: Compose) -> None:
-    end = (*RUN, "target.value=null", "checkpoint_every_s=0", "optimizer.learning_rate=0.5", "max_steps=40")
-    whole = Path("whole")
-    run_trial(compose_config(*end), whole)
-    run_trial(compose_config(*end, "max_steps=23"), FOLDER)
-    run_trial(compose_config(*end), FOLDER)
-    for name in ("final", "best"):
-        path = f"model/{name}.safetensors"
-        assert (FOLDER / path).read_bytes() == (whole / path).read_bytes()
-
-
-def test_a_finished_run_keeps_them_as_they_are(compose_config: Compose) -> None:
-    config = compose_config(*RUN, "target.value=0.7")
-    run_trial(config, FOLDER)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
-    run_trial(config, FOLDER)
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")} == before
-
-
 def test_killed_between_the_weights_and_the_summary_it_ends_the_same(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from adaecho.config.schema import BUDGETS, Config
-from adaecho.training.progress import budget_spent, is_better, is_finished, meets
+from adaecho.config.schema import Config
+from adaecho.training.progress import budget_spent, is_better, meets
 
 
 @pytest.mark.parametrize(
@@ -45,21 +45,3 @@ def test_a_budget_is_spent_when_one_more_batch_would_exceed_it(
 ) -> None:
     config = Config(**budget)
     assert budget_spent(config, steps=steps, fresh_examples_ahead=ahead, train_time_s=seconds) is expected
-
-
-def test_a_spent_budget_is_final_until_it_is_raised() -> None:
-    summary = {"status": "budget_spent", "budgets": {**dict.fromkeys(BUDGETS), "max_steps": 10}}
-    assert is_finished(summary, Config(max_steps=10))
-    assert not is_finished(summary, Config(max_steps=20))
-    assert not is_finished(summary, Config())
-
-
-@pytest.mark.parametrize("status", ["reached", "diverged", "pruned"])
-def test_an_outcome_is_final_whatever_the_budget(status: str) -> None:
-    assert is_finished({"status": status, "budgets": {}}, Config(max_steps=10**9))
-
-
-@pytest.mark.parametrize("status", ["running", "preempted", "failed"])
-def test_no_outcome_means_more_to_do(status: str) -> None:
-    assert not is_finished({"status": status, "budgets": dict.fromkeys(BUDGETS)}, Config())
-    assert not is_finished(None, Config())

@@ -28,8 +28,9 @@ from adaecho.training.loader import make_loader
 from adaecho.training.parallel import share_of, what_is_seen
 from tests.conftest import Compose
 from tests.datasets.text_files import write_folder
+from tests.helpers import metrics, signal_at, summary
 from tests.needs import first_form
-from tests.training.several_ranks import metrics, run_on, shown_by, summary
+from tests.training.several_ranks import run_on, shown_by
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -135,6 +136,19 @@ TASKS = {
         "evaluate.every_fresh_examples=16", "optimizer.learning_rate=0.001", "schedule.warmup_steps=0",
     ),
 }  # fmt: skip
+
+
+_whole: list[list[dict[str, Any]]] = []
+
+
+@pytest.fixture
+def undisturbed(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of two ranks without echoing, trained once."""
+    if not _whole:
+        folder = tmp_path_factory.mktemp("undisturbed") / "run"
+        assert run_on(2, compose_config(*RUN, "echo=none"), folder) == [(0, "budget_spent")] * 2
+        _whole.append(metrics(folder))
+    return _whole[0]
 
 
 @pytest.mark.parametrize("echo", first_form(*["before", "boxes"], also=["none", "batch", "after", "text"]))
@@ -251,16 +265,8 @@ def _stands_still(rank: int, *, victim: int) -> None:
 
 
 def _signals_itself(rank: int, *, victim: int, number: int, at_step: int) -> None:
-    if rank != victim:
-        return
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: Any) -> None:
-        step(self, batch)
-        if self.progress.steps == at_step:
-            os.kill(os.getpid(), number)
-
-    trainer.Trainer._step = signalled  # type: ignore[method-assign]
+    if rank == victim:
+        signal_at(pytest.MonkeyPatch(), at_step, number)
 
 
 @pytest.mark.parametrize(
@@ -328,16 +334,17 @@ def _disk_fills_up(rank: int) -> None:
     os.fsync = full
 
 
-def test_a_full_disk_under_rank_0_ends_all_and_loses_nothing(compose_config: Compose) -> None:
+def test_a_full_disk_under_rank_0_ends_all_and_loses_nothing(
+    compose_config: Compose, undisturbed: list[dict[str, Any]]
+) -> None:
     config = compose_config(*RUN, "echo=none", "checkpoint_every_s=0")
-    assert run_on(2, config, "whole") == [(0, "budget_spent")] * 2
     (code, said), (other_code, other_said) = run_on(2, config, "run", _disk_fills_up)
     assert code == other_code == 2
     assert "the disk is full" in said
     assert "another rank failed" in other_said
     assert 0 < summary("run")["steps"] < 24
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
-    assert metrics("run") == metrics("whole")
+    assert metrics("run") == undisturbed
 
 
 def test_a_rank_that_hangs_ends_the_run_within_the_stated_time(compose_config: Compose) -> None:
@@ -407,23 +414,25 @@ def _evaluates_without_ranks(_: int) -> None:
     trial.build_task = build
 
 
-def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(compose_config: Compose) -> None:
+def test_a_task_whose_evaluate_knows_no_ranks_is_evaluated_whole(
+    compose_config: Compose, undisturbed: list[dict[str, Any]]
+) -> None:
     config = compose_config(*RUN, "echo=none")
     assert run_on(2, config, "whole", _evaluates_without_ranks) == [(0, "budget_spent")] * 2
-    assert run_on(2, config, "shares") == [(0, "budget_spent")] * 2
-    for whole, shares in zip(metrics("whole"), metrics("shares"), strict=True):
+    for whole, shares in zip(metrics("whole"), undisturbed, strict=True):
         assert whole["accuracy"] == shares["accuracy"]
 
 
 @pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_a_signal_to_any_rank_ends_all_at_one_step(compose_config: Compose, victim: int) -> None:
-    config = compose_config(*RUN, "echo=batch", "echo.factor=1.5")
-    run_on(2, config, "whole")
+def test_a_signal_to_any_rank_ends_all_at_one_step(
+    compose_config: Compose, undisturbed: list[dict[str, Any]], victim: int
+) -> None:
+    config = compose_config(*RUN, "echo=none")
     before = functools.partial(_signals_itself, victim=victim, number=signal.SIGUSR2, at_step=7)
     assert run_on(2, config, "run", before) == [(0, "preempted")] * 2
     assert (summary("run")["steps"], summary("run")["signal"]) == (7, "SIGUSR2")
     assert run_on(2, config, "run") == [(0, "budget_spent")] * 2
-    assert metrics("run") == metrics("whole")
+    assert metrics("run") == undisturbed
 
 
 def _first_batch_never_comes(rank: int) -> None:

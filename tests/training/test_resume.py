@@ -1,6 +1,5 @@
 """Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -12,7 +11,8 @@ from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
-from tests.helpers import dying, metrics
+from tests.helpers import dying, metrics, signal_at, summary
+from tests.needs import first_form
 
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 
@@ -38,15 +38,14 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
 
 @pytest.mark.parametrize(
     "echo",
-    [
-        ("echo=none",),
+    first_form(
         ("echo=batch", "echo.factor=1.5"),
         ("echo=example_before_augmentation", "echo.factor=2"),
-        ("echo=example_after_augmentation", "echo.factor=2.5"),
-    ],
+        also=[("echo=none",), ("echo=example_after_augmentation", "echo.factor=2.5")],
+    ),
     ids=lambda overrides: overrides[0],
 )
-def test_killed_anywhere_it_continues_to_the_samemetrics(
+def test_killed_anywhere_it_continues_to_the_same_metrics(
     compose_config: Compose, echo: tuple[str, ...]
 ) -> None:
     config = compose_config(*RUN, *echo)
@@ -58,7 +57,7 @@ def test_killed_anywhere_it_continues_to_the_samemetrics(
     for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9):
         kills += _piece(config, folder, die_at) == -signal.SIGKILL
     assert kills >= 5
-    assert json.loads((folder / "summary.json").read_text())["status"] == "budget_spent"
+    assert summary(folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
     assert len(metrics(folder)) > 3
 
@@ -67,21 +66,63 @@ def test_killed_anywhere_it_continues_to_the_samemetrics(
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    from adaecho.training import trainer
-
     config = compose_config(*RUN[:-1])
     undisturbed, folder = Path("undisturbed"), Path("signalled")
     run_trial(config, undisturbed)
-    step = trainer.Trainer._step
-
-    def signalled(self: trainer.Trainer, batch: Any) -> None:
-        step(self, batch)
-        if self.progress.steps == 20:
-            os.kill(os.getpid(), number)
-
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "_step", signalled)
-        summary = run_trial(config, folder)
-    assert (summary["status"], summary["steps"]) == ("preempted", 20)
+        signal_at(patched, 20, number)
+        ended = run_trial(config, folder)
+    assert (ended["status"], ended["steps"]) == ("preempted", 20)
     assert run_trial(config, folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
+
+
+_SOON_HARM = ("task=digits_mlp", "evaluate.every_fresh_examples=160", "optimizer.learning_rate=1")
+# Overrides, the steps of the first piece and of the whole, and what of the summary must be the same too.
+IN_PIECES: dict[str, tuple[tuple[str, ...], int, int, tuple[str, ...]]] = {
+    "a larger budget": ((), 30, 60, ("steps", "fresh_examples")),
+    "adam": (("optimizer.name=adam", "optimizer.learning_rate=0.001"), 13, 30, ("steps",)),
+    "an average": (("echo.shuffle_buffer=64", "optimizer.ema_decay=0.9"), 13, 30, ("steps",)),
+    "adascale": (
+        ("adascale=on", "echo=example_before_augmentation", "echo.factor=2"), 11, 24,
+        ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
+    ),
+    "adascale of one gradient": (
+        ("adascale=on", "echo=batch", "echo.factor=2", "adascale.num_gradients_to_accumulate=1",
+         "adascale.scale=4"), 11, 24,
+        ("gain", "scale_invariant_steps", "fresh_scale_invariant_steps"),
+    ),
+    # At step 22, of the first piece.
+    "best before the end": ((*_SOON_HARM, "checkpoint_every_s=0"), 25, 40, ("steps",)),
+    "boxes": (
+        ("task=scenes", "task.training_scenes=64", "data.validation_examples=16", "batch_size=16",
+         "echo.shuffle_buffer=32"), 5, 8, ("steps",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "first", "last", "same"), IN_PIECES.values(), ids=IN_PIECES)
+def test_a_run_in_two_pieces_is_the_whole_run(
+    compose_config: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    first: int,
+    last: int,
+    same: tuple[str, ...],
+) -> None:
+    """Evaluations, and weights at the end and at the best of them."""
+    common = ("target.value=null", "evaluate.every_fresh_examples=64", "precision=float32", *overrides)
+    config = compose_config(*common, f"max_steps={last}")
+    run_trial(config, Path("whole"))
+    with monkeypatch.context() as patched:
+        signal_at(patched, first)
+        piece = config if overrides else compose_config(*common, f"max_steps={first}")
+        ended = run_trial(piece, Path("pieces"))
+    assert ended["status"] == ("preempted" if overrides else "budget_spent")
+    run_trial(config, Path("pieces"))
+    assert metrics("pieces") == metrics("whole")
+    assert len(metrics("whole")) > 1
+    assert {key: summary("pieces")[key] for key in same} == {key: summary("whole")[key] for key in same}
+    for name in ("final", "best"):
+        pieces, whole = (Path(folder, f"model/{name}.safetensors") for folder in ("pieces", "whole"))
+        assert pieces.read_bytes() == whole.read_bytes()

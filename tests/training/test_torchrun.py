@@ -14,7 +14,8 @@ import torch
 
 from tests import paced
 from tests.conftest import Compose
-from tests.training.several_ranks import metrics, run_on, summary
+from tests.helpers import metrics, summary
+from tests.training.several_ranks import run_on
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),

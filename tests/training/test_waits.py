@@ -1,9 +1,9 @@
 """A signal while the run waits for data that may never come: the wait has an end, and nothing is lost."""
 
-import json
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from adaecho.tasks import build_task
 from adaecho.training import interrupt, trial
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
+from tests.helpers import metrics, summary
 
 RUN = ("task=digits_mlp", "max_steps=20", "target.value=null", "echo.shuffle_buffer=8")
 
@@ -47,56 +48,58 @@ class Dripping:
         return {key: np.asarray(value[row]) for key, value in self.arrays.items()}
 
 
+@pytest.fixture
+def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Dripping]]]:
+    """``dripping(wait_s, *signals)``: of the runs from here on the first has such a source."""
+    sources: list[Dripping] = []
+
+    def release() -> None:
+        late.append(True)
+        sources[0].released.set()
+
+    def install(wait_s: float, *signals: int) -> list[Dripping]:
+        def build(config: Any) -> Any:
+            task = build_task(config)
+            sources.append(Dripping(task.source, 10**9 if sources else 300, *signals))
+            object.__setattr__(task, "source", sources[-1])
+            return task
+
+        monkeypatch.setattr(trial, "build_task", build)
+        for module in (interrupt, trial):
+            monkeypatch.setattr(module, "WAIT_S", wait_s)
+        timer.start()
+        return sources
+
+    late: list[bool] = []
+    timer = threading.Timer(100, release)
+    yield install
+    timer.cancel()
+    assert not late, "it waited for data that never came"
+
+
 @pytest.mark.filterwarnings("ignore:the source has not answered:RuntimeWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_data_ends_with_a_checkpoint(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
+    compose_config: Compose, dripping: Callable[..., list[Dripping]], workers: int
 ) -> None:
-    config = compose_config(*RUN, f"data.num_workers={workers}")
-    sources: list[Dripping] = []
-
-    def build(config: Any) -> Any:
-        task = build_task(config)
-        sources.append(Dripping(task.source, stuck_at=10**9 if sources else 300))
-        object.__setattr__(task, "source", sources[-1])
-        return task
-
-    monkeypatch.setattr(trial, "build_task", build)
-    for module in (interrupt, trial):
-        monkeypatch.setattr(module, "WAIT_S", 0.2)
-    late = threading.Timer(100, lambda: sources[0].released.set())
-    late.start()
+    config, sources = compose_config(*RUN, f"data.num_workers={workers}"), dripping(0.2)
     run_trial(config, Path("run"))
-    assert not late.finished.is_set(), "it waited for data that never came"
-    late.cancel()
     sources[0].released.set()
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["status"] == "preempted"
-    assert summary["signal"] == "SIGTERM"
-    assert 0 < summary["steps"] < 20
+    assert (summary("run")["status"], summary("run")["signal"]) == ("preempted", "SIGTERM")
+    assert 0 < summary("run")["steps"] < 20
     assert run_trial(config, Path("run"))["status"] == "budget_spent"
     run_trial(config, Path("undisturbed"))
-    kept = []
-    for folder in ("run", "undisturbed"):
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        kept.append([{key: line[key] for key in line if not key.endswith("_s")} for line in lines])
-    assert kept[0] == kept[1]
-    assert kept[0]
+    assert metrics("run") == metrics("undisturbed") != []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_ctrl_c_ends_at_once(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, workers: int
+    compose_config: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    dripping: Callable[..., list[Dripping]],
+    workers: int,
 ) -> None:
-    config = compose_config(*RUN, f"data.num_workers={workers}")
-    sources: list[Dripping] = []
-
-    def build(config: Any) -> Any:
-        task = build_task(config)
-        sources.append(Dripping(task.source, 300, signal.SIGINT, signal.SIGINT))
-        object.__setattr__(task, "source", sources[-1])
-        return task
-
+    sources = dripping(300.0, signal.SIGINT, signal.SIGINT)
     ask_to_end = interrupt.Interrupt._ask_to_end
 
     def hear(self: interrupt.Interrupt, first: signal.Signals) -> None:
@@ -104,20 +107,13 @@ def test_a_second_ctrl_c_ends_at_once(
         sources[0].heard.set()
 
     monkeypatch.setattr(interrupt.Interrupt, "_ask_to_end", hear)
-    monkeypatch.setattr(trial, "build_task", build)
-    for module in (interrupt, trial):
-        monkeypatch.setattr(module, "WAIT_S", 300.0)
-    late = threading.Timer(100, lambda: sources[0].released.set())
-    late.start()
     with (
         pytest.raises(KeyboardInterrupt),
         pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext(),
     ):
-        run_trial(config, Path("run"))
-    assert not late.finished.is_set(), "it waited for data that never came"
-    late.cancel()
+        run_trial(compose_config(*RUN, f"data.num_workers={workers}"), Path("run"))
     sources[0].released.set()
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+    assert summary("run")["status"] == "preempted"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -135,5 +131,5 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
         with pytest.raises(interrupt.WaitEndedError, match="before its first step") as ended:
             run_trial(config, Path("run"))
     assert ended.value.signal == signal.Signals(number).name
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "preempted"
+    assert summary("run")["status"] == "preempted"
     assert run_trial(config, Path("run"))["status"] == "budget_spent"

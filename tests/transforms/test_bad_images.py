@@ -77,11 +77,12 @@ def test_a_gif_named_jpg_is_decoded_for_what_it_is() -> None:
     near(saved(Image.fromarray(flat), "GIF"), flat)
 
 
+@pytest.mark.parametrize("decode", [decode_image, decode_for_crop])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
-def test_a_truncated_jpeg_is_refused(share: float) -> None:
+def test_a_truncated_jpeg_is_refused(share: float, decode: Callable[[bytes], Any]) -> None:
     content = encoded(0)
     with pytest.raises(ValueError, match="corrupt or truncated"):
-        decode_image(content[: int(len(content) * share)])
+        decode(content[: int(len(content) * share)])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])

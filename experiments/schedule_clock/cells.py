@@ -1,29 +1,28 @@
-"""The tables of experiments/schedule_clock are what its records say by its rule."""
+"""What the records of schedule_clock say by its rule: the tables of its page."""
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 
-import pytest
 from scipy import stats
 
 from adaecho.records.trials import read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5
 Cell = Mapping[int, tuple[float, bool]]  # by seed: fresh examples, and whether the target was reached
 
 
-def cells(*, ends: bool = False) -> dict[str, Cell]:
+def cells(results: Path, *, ends: bool = False) -> dict[str, Cell]:
     """Every arm by its name; two of another record by what they would have here.
 
     Args:
+        results: where the records are.
         ends: whether a run that met the target at its end alone has reached it there.
     """
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for record in ("schedule_clock", "schedule_clock_e4", "cifar10_depth8_80"):
-        table = ROOT / "results" / record / "cifar10" / "trials.json"
+        table = results / record / "cifar10" / "trials.json"
         for row in read_rows(table) if table.exists() else ():
             name = row["arm"]
             if record == "cifar10_depth8_80":
@@ -70,58 +69,32 @@ def tuned(found: Mapping[str, Cell], prefix: str) -> tuple[dict[int, tuple[float
     return costs, chosen
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_page_shows_what_the_rules_say(ends: bool) -> None:
-    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
-    for line in lines(cells(ends=ends)):
-        print(line)
-        assert line in page
+def tables(results: Path) -> list[list[list[str]]]:
+    """The rows of the page's two tables: by the rule, and those that ends which count turn into others."""
+    by_rule, with_ends = (_tables(cells(results, ends=ends)) for ends in (False, True))
+    return [
+        [*rows, *(row for row in others if row not in rows)]
+        for rows, others in zip(by_rule, with_ends, strict=True)
+    ]
 
 
-def test_the_ends_that_meet_the_target_are_told() -> None:
-    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
-    met = {
-        (row["arm"], row["repeat"]): row["final_accuracy"]
-        for row in read_rows(ROOT / "results" / "schedule_clock" / "cifar10" / "trials.json")
-        if (row["final_accuracy"] or 0) >= row["target_value"]
-    }
-    assert set(met) == {("e2_steps_7000", 1), ("e4_steps_10000", 3)}
-    assert all(f"{end:.4f}" in page for end in met.values())
-
-
-def test_the_texts_tell_the_reading_that_counts() -> None:
-    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    found = cells()
-    ratio_of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
-    tuned_at = {e: ratio(tuned(found, f"e{e}_")[0], tuned(found, "baseline")[0]) for e in (2, 4)}
-    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
-    assert f"takes [{tuned_at[2][0]}](experiments/schedule_clock/README.md)" in readme
-    assert tuned_at[4][1] == "not decided"
-    with_ends = cells(ends=True)
-    at_4 = ratio(tuned(with_ends, "e4_")[0], tuned(with_ends, "baseline")[0])[0]
-    assert f"(at e = 4 not decided by the rule, {at_4} with the ends of runs counted)" in readme
-    assert f"{alone[0]} to {alone[1]} by the repeats alone" in readme
-    assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page
-
-
-def lines(found: Mapping[str, Cell]) -> list[str]:
-    """The rows of the page's tables."""
-    rows = []
+def _tables(found: Mapping[str, Cell]) -> list[list[list[str]]]:
+    repeats: list[list[str]] = []
     for e in (2, 4):
         for decay in (7000, 10_000):
             names = [f"e{e}_fresh_{decay}", f"e{e}_steps_{decay}", f"baseline_{decay}"]
             if all(name in found for name in names):
                 fresh, steps, base = (found[name] for name in names)
                 pairs = (fresh, base), (steps, fresh), (steps, base)
-                parts = [" | ".join(ratio(*pair)) for pair in pairs]
-                rows.append(f"| {e} | {decay:,} | {' | '.join(parts)} |")
+                repeats.append([str(e), f"{decay:,}", *(cell for pair in pairs for cell in ratio(*pair))])
             elif names[1] in found:
-                parts = " | ".join(ratio(found[names[1]], found[names[2]]))
-                rows.append(f"| {e} | {decay:,} | - | - | - | - | {parts} |")
+                both = ratio(found[names[1]], found[names[2]])
+                repeats.append([str(e), f"{decay:,}", *4 * ["-"], *both])
     without, _ = tuned(found, "baseline")
+    chosen: list[list[str]] = []
     for e in (2, 4):
-        costs, chosen = tuned(found, f"e{e}_")
-        cells_chosen = ", ".join(f"`{name}`" for name in dict.fromkeys(chosen))
-        rows.append(f"| {e} | {cells_chosen} | {' | '.join(ratio(costs, without))} |")
-    return rows
+        costs, names = tuned(found, f"e{e}_")
+        chosen.append(
+            [str(e), ", ".join(f"`{name}`" for name in dict.fromkeys(names)), *ratio(costs, without)]
+        )
+    return [repeats, chosen]

@@ -1,0 +1,37 @@
+"""Servers on loopback, each in a thread of this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseServer
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder; nothing on the test's output."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def running(server: BaseServer) -> Iterator[None]:
+    """It serves inside."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def serving(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
+    """The address, ``127.0.0.1:<port>``, at which the folder's files are."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    with running(server):
+        yield f"127.0.0.1:{server.server_port}"
