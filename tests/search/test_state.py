@@ -3,6 +3,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import Pruner, Search, SweepState
