@@ -351,6 +351,10 @@ def _real(value: Any) -> bool:
     return _whole(value) or (isinstance(value, float | np.floating) and 0 <= float(value) < math.inf)
 
 
+def _time(value: Any) -> bool:  # of a difference, which may be less than none
+    return _whole(value, -1 << 47) or (isinstance(value, float | np.floating) and math.isfinite(value))
+
+
 def _is_place(value: Any) -> bool:
     return _listed(value, lambda part: _whole(part, -1, 63), 3) and min(value[0], value[2]) >= 0
 
@@ -387,10 +391,9 @@ def _is_clock(value: Any) -> bool:
     if not _has("wait_time_s", "sums")(value) or not _listed(value["sums"], lambda _: True, 5):
         return False
     upstream, own, *others = value["sums"]
-    lists = (
-        _listed(upstream, _real) and len(upstream) in (0, 4) and _listed(own, _real) and len(own) in (0, 2)
-    )
-    return lists and all(map(_real, (value["wait_time_s"], *others)))
+    if not (_listed(upstream, _time) and _listed(own, _time)):
+        return False
+    return (len(upstream), len(own)) in ((4, 2), (0, 0)) and all(map(_time, (value["wait_time_s"], *others)))
 
 
 # Each field of a state: what tells that it may be one, and what it is called where it is not.
