@@ -143,11 +143,7 @@ def read_coco(path: str, part: Part, bad: SkippedExamples) -> DetectionImages:
             bad.add(f"{file}, annotation {_told(annotation.get('id'))}", str(error))
     kept = []
     for number, image in images.items():
-        if image["file_name"] not in present:
-            reason = f"its file {image['file_name'][:200]} is missing"
-            bad.add(f"{file}, image {_told(number)}", reason)
-        elif len(annotations[number]) > MOST_BOXES:
-            reason = f"it has {len(annotations[number]):,} boxes, and at most {MOST_BOXES:,} are learned"
+        if reason := _useless(image["file_name"], len(annotations[number]), present):
             bad.add(f"{file}, image {_told(number)}", reason)
         else:
             kept.append(number)
@@ -282,6 +278,13 @@ def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
             if found:
                 return found
     return {}
+
+
+def _useless(name: str, boxes: int, present: dict[str, Path]) -> str:
+    """Why an image can't be used; nothing where it can."""
+    if name not in present:
+        return f"its file {name[:200]} is missing"
+    return "" if boxes <= MOST_BOXES else f"it has {boxes:,} boxes, and at most {MOST_BOXES:,} are learned"
 
 
 def _is_there(file: Path) -> bool:

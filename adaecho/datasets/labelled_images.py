@@ -185,8 +185,9 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
 
     Args:
         path: a folder with ``train-*.parquet`` and ``validation-*.parquet`` (in it or in ``data/``), with
-            ``train/<class>/`` and ``val/<class>/``, with ``train*.tar`` and ``val*.tar``, or with folders of
-            classes alone (which are "train"); tar shards, by path, url or pattern ("train" too); or a hub id.
+            ``train/<class>/`` and ``val/<class>/`` (Train, Training or Test as well), with ``train*.tar`` and
+            ``val*.tar``, or with folders of classes alone (which are "train"); tar shards, by path, url or
+            pattern ("train" too); or a hub id.
         part: "train" or "validation".
         key: of the config, that names the path.
 
