@@ -301,3 +301,29 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any]) 
 def test_damaged_states_of_all_ranks_are_refused(ranks: Any) -> None:
     with pytest.raises(ValueError, match="load_state_dict"):
         EchoLoader(np.arange(9.0)).load_state_dict({"ranks": ranks})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
+def test_a_state_forgets_bad_examples_that_came_before_what_is_held(echo: str) -> None:
+    """More of them than the buffer has slots: what entered is counted back over those that are forgotten."""
+
+    def decode(example: Any) -> Any:
+        if example % 7 == 0:
+            raise ValueError("a seventh")
+        return example
+
+    def make() -> EchoLoader:
+        return EchoLoader(
+            np.arange(200), 8, echo=echo, factor=2, shuffle_buffer=19, decode=decode, max_bad_examples=500
+        )
+
+    whole = [batch.tolist() for batch in islice(make(), 110)]
+    loader = make()
+    for taken in range(0, 100, 10):
+        state = loader.state_dict()
+        assert len(state["bad_numbers"]) < 20
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in islice(resumed, 8)] == whole[taken : taken + 8]
+        list(islice(loader, 10))
