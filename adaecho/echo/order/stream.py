@@ -238,8 +238,8 @@ class Stream:
             entered -= len(items)  # before these
             slots = ShuffleBuffer.slots(self.seed, self.size, items)  # [items]
             filling = min(max(self.size - entered, 0), len(items))
-            # The first ones filled the slots in order. Of a resume the log lacks what was bad before the oldest
-            # item held: counted here, it only moves items from before that one, which are in no slot any more.
+            # The first ones filled the slots in order. A resume's log lacks what was bad before the oldest
+            # item held: counted here, it only moves items from before that, which are in no slot any more.
             slots[:filling] = np.maximum(entered + np.arange(filling), 0)
             empty = buffer[slots] < 0
             # Items rise: of several in one slot the last is the largest.
