@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed, permutation
 from adaecho.echo.order.permutation import BLOCK, LEAST_COMPUTED, RUN, Permutation, interleaved, permuted
+from adaecho.echo.state import sealed
 
 LONG = 5_000_000_000
 
@@ -191,7 +192,7 @@ def test_a_state_of_a_long_source_says_its_permutation_and_another_is_refused() 
     with loader(LEAST_COMPUTED) as long, loader(LEAST_COMPUTED - 1) as short:
         batches(long, 1), batches(short, 1)
         assert short.state_dict()["permutation"] == "drawn"
-        old = {**long.state_dict(), "permutation": "drawn"}
+        old = sealed({**long.state_dict(), "permutation": "drawn"})
         with pytest.raises(
             ValueError, match=r"permutation of the state's 4194304 examples is drawn, .* is computed"
         ):
