@@ -42,7 +42,8 @@ def pytest_collectstart() -> None:
 
 # Files whose tests take longest, as --durations=0 told: none of them may begin when all others have ended.
 LONGEST = (
-    "faults/test_campaign.py", "search/test_real_slurm.py", "search/test_sweep.py", "search/test_arms.py",
+    "faults/test_campaign.py", "echo/behaviour/test_interrupts.py", "search/test_real_slurm.py",
+    "search/test_sweep.py", "search/test_arms.py",
     "training/test_ranks.py", "test_examples.py", "datasets/test_tokens.py", "training/test_resume.py",
     "search/test_team.py", "test_packaging.py", "search/test_your_own_experiment.py", "test_secrets.py",
     "scripts/test_site.py", "records/test_received.py", "training/test_torchrun.py",
