@@ -123,7 +123,7 @@ def _echo(loop: Loop) -> str:
     peak = _peak_bytes()
     memory += f", the process {_spelt(peak)} at its peak" if memory and peak else ""
     fresh_ratio = loop.R * loop.echoed  # of a fresh batch, not of one of its repeats
-    # experiments/distance: at e = 4 a buffer of 4,096 kept 0.9 of what a whole pass between repeats gives.
+    # experiments/distance: at e = 4 a buffer of 4,096 kept 0.8 to 0.9 of the worth of repeats a pass apart.
     worth = (
         f"up to {fresh_ratio:.1f} costs no time; each further repeat is worth less, and below a "
         f"shuffle_buffer of 4,096 much less{memory}"

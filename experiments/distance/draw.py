@@ -7,7 +7,7 @@ from adaecho.figures.style import MUTED, VARIANTS, figure
 from adaecho.records.files import read_json
 from experiments.distance.distance import SHARE, SUBJECTS, distances
 
-MARKERS = {"cifar10": "o", "text": "s"}
+MARKERS, LINES = {"cifar10": "o", "text": "s"}, {"cifar10": "-", "text": "--"}
 
 
 def draw(results: Path, path: Path) -> None:
@@ -28,7 +28,7 @@ def draw(results: Path, path: Path) -> None:
             color = VARIANTS["example_before_augmentation"][1]
             axes.errorbar(
                 [apart[row["arm"]] for row in rows], worths, errors, label=task, color=color, capsize=2,
-                marker=MARKERS[task], markersize=4, linewidth=1.1,
+                marker=MARKERS[task], markersize=4, linewidth=1.1, linestyle=LINES[task],
             )  # fmt: skip
             axes.axhline(SHARE * worths[-1], color=MUTED, linewidth=0.8, zorder=0)
         axes.set_xscale("log", base=2)
