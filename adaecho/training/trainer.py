@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
+from adaecho.echo.state import sealed
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
@@ -503,7 +504,8 @@ class Trainer:
         """Continue from ``state_dict``'s result, on as many ranks."""
         own = state["ranks"][self.ranks.rank]
         if state.get("fingerprint", {}) != self.task.fingerprint:  # and data.allow_changed says that it may
-            own["loader"]["witnesses"] = []  # examples that are read again need not be what they were
+            # Examples that are read again need not be what they were.
+            own["loader"] = sealed({**own["loader"], "witnesses": []})
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
