@@ -36,8 +36,12 @@ schema.register()
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(composed: DictConfig) -> None:
     """Run one composed config in Hydra's output folder."""
-    with told():  # before Hydra puts a line of its own in front
-        _run(composed)
+    try:
+        with told():  # before Hydra puts a line of its own in front
+            _run(composed)
+    except Exception as error:  # a crash: of it Hydra would print the words typed, secrets and all
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 def _run(composed: DictConfig) -> None:

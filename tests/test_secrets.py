@@ -179,3 +179,11 @@ def test_a_message_names_no_secret_that_a_library_takes_out_of_its_url(
     with pytest.raises(SystemExit):
         fail("can't read https://erin:pw@h/c?sig=1")
     assert "erin" not in capsys.readouterr().err
+
+
+def test_what_was_typed_is_not_printed_by_hydra_at_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "crash.py").write_text("from adaecho import run\nrun._headline = None\nrun.main()\n")
+    done = typed("crash", "task=digits", "data.path=http://bob:s3cret77@host/x.tar", folder=tmp_path)
+    assert done.code == 1
+    assert "'NoneType' object is not callable" in done.err
+    assert "s3cret77" not in done.out + done.err

@@ -129,7 +129,7 @@ class LabelledTables:
                 for group in range(table.num_row_groups):
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
-                column = table.read(columns=["label"]).column(0)
+                column = held(table, file, "label")
             labels.append(whole_numbers(column, str(file)))
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)

@@ -34,16 +34,22 @@ def opened(file: Path) -> Iterator[Any]:
     """The ``ParquetFile`` of a file.
 
     Raises:
-        DataError: it is damaged, or its footer counts less than no rows, or more than it has bytes.
+        DataError: it is damaged, or its footer counts less than no rows, more than it has bytes, or others
+            than its row groups have.
     """
     from pyarrow import parquet
 
     with readable(file), parquet.ParquetFile(file) as table:
         about = table.metadata
-        counts = [about.num_rows, *(about.row_group(group).num_rows for group in range(about.num_row_groups))]
-        wrong = [count for count in counts if not 0 <= count <= file.stat().st_size]
+        counts = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+        wrong = [count for count in (about.num_rows, *counts) if not 0 <= count <= file.stat().st_size]
         if wrong:
             raise DataError(f"{file}: not readable as parquet (it counts {wrong[0]} rows); fetch it again")
+        if sum(counts) != about.num_rows:
+            raise DataError(
+                f"{file}: not readable as parquet (it counts {about.num_rows} rows, and {sum(counts)} in its "
+                "row groups); fetch it again"
+            )
         yield table
 
 

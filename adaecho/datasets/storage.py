@@ -19,7 +19,7 @@ def shard_errors(key: str = "data.path") -> Iterator[None]:
     """Tell what is wrong with tar shards, or can't be read of them, as a ``DataError`` of this key."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise DataError(f"{key}: {error}") from error
 
 

@@ -325,14 +325,15 @@ class EchoLoader(Gauges):
             accepts.
         """
         self._check_process()
-        last = self._before
-        state = self._state(last[0] if last is not None and holds_last_batch(last[1]) else self._position)
+        state = self._state(self._last_taken)
         return saved.of_all_ranks(state) if self._state_of_all_ranks else state
 
-    def _state(self, position: Position) -> dict[str, Any]:
-        """The state at a position; while the source is elsewhere, at that which was noted before."""
-        noted = self._pipeline.noted
-        state = self._pipeline.state(position if noted is None else noted[0])
+    def _last_taken(self) -> Position:
+        last = self._before
+        return last[0] if last is not None and holds_last_batch(last[1]) else self._position
+
+    def _state(self, position: Callable[[], Position]) -> dict[str, Any]:
+        state = self._pipeline.state(position)
         return saved.sealed({**state, "clocks": self._clocks.state_dict()})
 
     def _check_alone(self) -> None:
@@ -360,7 +361,7 @@ class EchoLoader(Gauges):
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
         saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
-        before = self._state(self._position), self._resumed, self._failed
+        before = self._state(lambda: self._position), self._resumed, self._failed
         try:
             self._position, self._failed = pipeline.restore(state), None
             self._resume()

@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -64,6 +65,7 @@ class Pipeline:
         permutation: how that is permuted (``Permutation.method``).
         run: that stands at the consumer's position; None where it has been given up.
         noted: the consumer's position and what the reader told of it, while that may be elsewhere.
+        moves: how often that began, times two; odd while the log is exchanged.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Pipeline:
         self.reader = self._reader(order, before)
         self.run: Run | None = None
         self.noted: tuple[Position, Told] | None = None
+        self.moves = 0
         self._newest: Run | None = None
         self._read_before = 0  # examples, by runs that were dropped
         self._closing, self._closed = threading.Lock(), False
@@ -172,22 +175,37 @@ class Pipeline:
         """Drop the run, and what it was ahead of a position; what the reader told of that."""
         if self.noted is None:  # before the reader moves
             self.noted = position, self.told(position)
+            self.moves += 2
         self._drop()
         self.streams.log.go_back(position)
         return self.noted[1]
 
     def told(self, position: Position) -> Told:
-        """What the reader tells of a position."""
-        if self.noted is not None:
-            return self.noted[1]
+        """What the reader tells of a position, while it is not elsewhere."""
         index, streams = position.next_index, self.streams
         # Only what is iterated needs to know, and to look for the oldest takes a while.
         oldest = streams.oldest_serial(position) if isinstance(self.source, IterableSource) else 0
         return self.reader.progress(oldest, index), self.reader.witnesses.before(index * streams.world)
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """What a loader of the same settings and source needs to go on from a position: plain values."""
-        progress, witnesses = self.told(position)
+    def state(self, position: Callable[[], Position]) -> dict[str, Any]:
+        """What a loader of the same settings and source needs to go on from a position: plain values.
+
+        Any thread may ask: one that meets the consumer's as that begins an iteration tries again.
+        """
+        while True:
+            moves, noted = self.moves, self.noted
+            try:
+                now = position() if noted is None else noted[0]
+                state = self._state(now, self.told(now) if noted is None else noted[1])
+            except Exception:
+                if moves == self.moves and not moves % 2:
+                    raise
+            else:
+                if moves == self.moves and not moves % 2:
+                    return state
+
+    def _state(self, position: Position, told: Told) -> dict[str, Any]:
+        progress, witnesses = told
         return {
             "version": VERSION,
             "settings": self.settings.plain(),
@@ -203,7 +221,9 @@ class Pipeline:
         position, log = self.streams.restored(state)
         self.run = None
         # At once, for threads that ask for the state meanwhile.
+        self.moves += 1
         self.streams.log, self.noted = log, (position, (state["progress"], state["witnesses"]))
+        self.moves += 1
         return position
 
     @property

@@ -234,12 +234,14 @@ class Streams:
     def state(self, position: Position) -> dict[str, Any]:
         """A position and the log there: plain numbers, strings and lists."""
         oldest = self.oldest_serial(position)
+        # The order in which a buffer drains is that of all it held when the pass ended.
+        known = position.first_index if position.examples.drained else oldest // self.world
         return {
             **position._asdict(),
             "oldest": oldest << keyed.ECHO_BITS,
             "examples": list(position.examples),
             "batches": list(position.batches),
-            **self.log.plain(position, oldest // self.world),
+            **self.log.plain(position, known),
         }
 
     def restored(self, state: dict[str, Any]) -> tuple[Position, Log]:

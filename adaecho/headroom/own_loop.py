@@ -339,7 +339,8 @@ def watch(loader: Iterable[Any], *, replay: int = 8) -> Watch:
     steps a few batches are read ahead without a step in between, which tells how fast the loader is by
     itself, and are then trained on, which tells the step's time with a batch at hand. ``report()`` tells it
     at any time, and is printed where a ``with`` ends. On a GPU the times are those of events in its stream:
-    nothing in the loop waits for it.
+    nothing in the loop waits for it. What was read ahead is taken for the loader: a state that an EchoLoader
+    tells before it has been trained on lies behind it, so save none while one is watched.
 
     Args:
         loader: any iterable of batches.

@@ -1,6 +1,7 @@
 """Files of others that would ask for more memory than there is, or count less than no rows."""
 
 import gzip
+import io
 import json
 import os
 import tracemalloc
@@ -195,3 +196,27 @@ def test_names_may_be_no_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     digests = {files.sha256(), files.key(), *fingerprint_of(files.all()).values()}
     monkeypatch.setattr(fingerprint, "_NAMED", 1)
     assert digests.isdisjoint(fingerprint_of(files.all()).values())
+
+
+def test_row_groups_that_share_one_column_are_refused(tmp_path: Path) -> None:
+    """Two hundred kilobytes could mean a billion labels: the footer counts few rows, its groups many."""
+    rows, groups = 2000, 3
+    table = pyarrow.table({"image": pyarrow.array([b"x"] * rows), "label": [0] * rows})
+    whole = io.BytesIO()
+    parquet.write_table(table, whole, compression="zstd")
+    about, one = (parquet.read_metadata(whole) for _ in range(2))
+    for _ in range(groups - 1):
+        about.append_row_groups(one)
+    footer = io.BytesIO()
+    about.write_metadata_file(footer)
+
+    def numbered(count: int) -> bytes:  # Thrift's field 3, an i64: zigzag, seven bits a byte
+        return bytes([0x16, 2 * count & 127 | 128, 2 * count >> 7])
+
+    assert numbered(rows * groups) in footer.getvalue()
+    end = footer.getvalue()[4:].replace(numbered(rows * groups), numbered(rows), 1)
+    length = int.from_bytes(whole.getvalue()[-8:-4], "little")
+    file = tmp_path / "train-0.parquet"
+    file.write_bytes(whole.getvalue()[: -8 - length] + bytes(rows) + end)
+    with pytest.raises(DataError, match=r"it counts 2000 rows, and 6000 in its row groups"):
+        labelled(tmp_path)

@@ -72,9 +72,10 @@ class Timers:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        if not self._steps or self._before is None:
+        before = self._before  # another thread, which asks for a state, may meet a pause
+        if not self._steps or before is None:
             return
-        now, before, keep = self._counters(), self._before, _DECAY**self._steps
+        now, keep = self._counters(), _DECAY**self._steps
         self._upstream_s = _grown(self._upstream_s, keep, before.upstream_s, now.upstream_s)
         self._own_s = _grown(self._own_s, keep, before.own_s, now.own_s)
         self._fresh_batches = keep * self._fresh_batches + now.fresh_batches - before.fresh_batches

@@ -327,3 +327,27 @@ def test_a_state_forgets_bad_examples_that_came_before_what_is_held(echo: str) -
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in islice(resumed, 8)] == whole[taken : taken + 8]
         list(islice(loader, 10))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("buffer", "bad"), [(60, {3, 10}), (30, {0, 1})])
+def test_a_buffer_drains_in_the_same_order_after_a_resume(buffer: int, bad: set[int]) -> None:
+    """That of all it held as the pass ended, bad examples from before what is left counted."""
+
+    def decode(example: Any) -> Any:
+        if int(example) in bad:
+            raise ValueError("bad")
+        return example
+
+    def make() -> EchoLoader:
+        return EchoLoader(
+            np.arange(100), 4, decode=decode, max_bad_examples=5, epochs=1, shuffle_buffer=buffer
+        )
+
+    whole = [batch.tolist() for batch in make()]
+    loader = make()
+    for taken, _ in enumerate(loader, start=1):
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        if taken < len(whole):
+            assert [batch.tolist() for batch in resumed] == whole[taken:]
