@@ -8,7 +8,9 @@ the same numbers; another processor, ``threads`` or batch size rounds otherwise.
 """
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from adaecho.errors import ConfigError, DataError, FolderError, say, told
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Split
+from adaecho.tasks.base import Split, Task
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -70,6 +72,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
             f"and this one's status is {summary['status']}"
         )
     task = build_task(config)
+    _check_size(file, task)
     device = choose_device(config)
     torch.set_num_threads(config.threads)
     model = place(task.build_model(), config, device)
@@ -104,16 +107,36 @@ def _changed(plain: dict[str, Any], overrides: Sequence[str]) -> Config:
     return from_plain({**changed, "callbacks": []}, tasks)
 
 
-def _load(file: Path, model: nn.Module) -> int:
-    """Load the weights; after how many steps they were saved."""
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with folder_errors(file), safe_open(file, "pt") as opened:
-            steps = int(opened.metadata()["steps"])
-            model.load_state_dict(load_file(file))
+            yield opened
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FolderError(
             f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
         ) from error
+
+
+def _check_size(file: Path, task: Task) -> None:
+    """Raises DataError where the model is larger than its weights, before any memory is taken for it."""
+    with _opened(file) as opened:
+        saved = sum(math.prod(part.get_shape()) for part in map(opened.get_slice, opened.keys()))
+    try:
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in task.build_model().parameters())
+    except RuntimeError:  # SSD computes its boxes as it is built; its size does not hang on options
+        return
+    if parameters > saved:
+        raise DataError(f"{file}: doesn't fit the model for this data ({saved:,} numbers for {parameters:,})")
+
+
+def _load(file: Path, model: nn.Module) -> int:
+    """Load the weights; after how many steps they were saved."""
+    try:
+        with _opened(file) as opened:
+            steps = int(opened.metadata()["steps"])
+            model.load_state_dict(load_file(file))
     except RuntimeError as error:  # of another number of classes, say
         raise DataError(
             f"{file}: doesn't fit the model for this data ({str(error).splitlines()[-1].strip()})"

@@ -5,11 +5,15 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from adaecho import evaluate
+from adaecho.errors import DataError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import make
@@ -102,3 +106,10 @@ def test_damaged_weights_are_refused(
 
 def test_without_a_run_it_asks_for_that_alone(refused: Refused) -> None:
     assert refused(evaluate.main).strip().endswith("error: the following arguments are required: run")
+
+
+def test_a_model_beyond_its_weights_takes_no_memory(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(3)}, tmp_path / "final.safetensors")
+    task: Any = SimpleNamespace(build_model=lambda: torch.nn.Linear(10**6, 10**6))
+    with pytest.raises(DataError, match=r"for this data \(3 numbers for 1,000,001,000,000\)"):
+        evaluate._check_size(tmp_path / "final.safetensors", task)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DIGITS_MODELS = ("conv", "mlp")
 PACKINGS = ("packed", "sentence")
 _BYTES_PER_TOKEN = 3  # of English with a vocabulary of some thousand; only the scale matters
+_MOST_SCENES = 100_000  # drawn into memory, 12 kB each
 GHOST_STATISTICS = ("average", "sequential")
 
 
@@ -242,6 +243,10 @@ class ScenesOptions(GhostOptions):
 
     def __post_init__(self) -> None:
         at_least("task.training_scenes", self.training_scenes, 1)
+        if self.training_scenes > _MOST_SCENES:
+            raise ConfigError(
+                f"task.training_scenes={self.training_scenes}: must be at most {_MOST_SCENES:,}"
+            )
         super().__post_init__()
 
 
