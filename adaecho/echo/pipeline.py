@@ -312,7 +312,8 @@ class Pipeline:
 def _close_all() -> None:
     """Close every pipeline of this process, before daemon threads would be cut off in the middle."""
     for pipeline, process in reversed(list(_OPEN.items())):
-        if process == os.getpid():
+        pool = pipeline.pool  # a forked child may have started the threads of what was made before
+        if process == os.getpid() or (pool is not None and pool.started_here):
             pipeline.close(_EXIT_WAIT_S)
 
 

@@ -171,9 +171,14 @@ class ThreadPool:
             self.resume()
 
     @property
+    def started_here(self) -> bool:
+        """Whether this process has started threads."""
+        return self._process == os.getpid()
+
+    @property
     def _stayed_behind(self) -> bool:
         """Whether this process was forked from the one with the threads, which may have held any lock."""
-        return self._process is not None and self._process != os.getpid()
+        return self._process is not None and not self.started_here
 
     def check_process(self) -> None:
         """Raises RuntimeError in a process that was forked from the one with the threads."""
