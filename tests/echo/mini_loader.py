@@ -27,19 +27,20 @@ Made = tuple[list[Item], int]  # of each example of a batch; how many examples h
 
 
 class Echo:
-    """Repeats each of the local numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
+    """Repeats each good one of the numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
 
     def __init__(
-        self, seed: int, factor: float, size: int, first: int, end: int | None, rank: int, world: int
-    ) -> None:
-        self.seed, self.factor, self.size, self.end = seed, factor, size, end
+        self, seed: int, factor: float, size: int, first: int, end: int | None, rank: int, world: int,
+        good: Callable[[int], bool],
+    ) -> None:  # fmt: skip
+        self.seed, self.factor, self.size, self.end, self.good = seed, factor, size, end, good
         self.rank, self.world, self.first, self.next = rank, world, first, first
         self.slot = lru_cache(None)(self.slot)
         self.entered: list[Item] = []  # item t at t
 
     def enters(self, t: int) -> bool:
         while len(self.entered) <= t and self.next != self.end:
-            count = repeats(self.seed, self.next, self.factor)
+            count = repeats(self.seed, self.next, self.factor) if self.good(self.next) else 0
             self.entered += [(self.next, echo) for echo in range(count)]
             self.next += 1
         return t < len(self.entered)
@@ -81,28 +82,48 @@ class MiniLoader:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
+    bad: frozenset[int] = frozenset()  # rows that give no example
     n: int = 0  # batches taken
 
     def __post_init__(self) -> None:
         self.stored = len(self.examples) * (self.epochs or 0)  # examples of an iteration, of all ranks
         self.of_each = self.parts(self.stored, self.world_size)
         self.stages, self.length = lru_cache(self.stages), lru_cache(self.length)
+        self.batches_of = lru_cache(self.batches_of)
 
     def parts(self, number: int, size: int) -> int:
         return number // size if self.drop_last else math.ceil(number / size)
 
     def stages(self, iteration: int) -> tuple[Echo, Echo]:
         """That of examples and that of batches, of which one echoes."""
-        batches = self.parts(self.of_each, self.batch_size)
 
-        def stage(echoes: bool, seed: int, size: int, count: int) -> Echo:
-            first, end = iteration * count, (iteration + 1) * count if self.epochs else None
-            return Echo(seed, self.factor if echoes else 1, size, first, end, self.rank, self.world_size)
+        def stage(
+            echoes: bool, seed: int, size: int, first: int, end: int, good: Callable[..., bool]
+        ) -> Echo:
+            return Echo(
+                seed, self.factor if echoes else 1, size, first, end if self.epochs else None, self.rank,
+                self.world_size, good,
+            )  # fmt: skip
 
+        first, batches = iteration * self.of_each, [self.batches_of(one) for one in range(iteration + 1)]
         return (
-            stage(self.echo.startswith("example"), self.seed, self.shuffle_buffer, self.of_each),
-            stage(self.echo == "batch", self.seed + 1, self.batch_shuffle_buffer, batches),
-        )
+            stage(
+                self.echo.startswith("example"), self.seed, self.shuffle_buffer, first, first + self.of_each,
+                self.good,
+            ),
+            stage(
+                self.echo == "batch", self.seed + 1, self.batch_shuffle_buffer, sum(batches[:-1]),
+                sum(batches), lambda _: True,
+            ),
+        )  # fmt: skip
+
+    def good(self, number: int) -> bool:
+        return self.row(number * self.world_size + self.rank) not in self.bad
+
+    def batches_of(self, iteration: int) -> int:
+        """Fresh batches of an iteration."""
+        numbers = range(iteration * self.of_each, (iteration + 1) * self.of_each)
+        return self.parts(sum(map(self.good, numbers)), self.batch_size)
 
     def fresh_batch(self, iteration: int, m: int) -> Made | None:
         left = map(self.stages(iteration)[0].leaves, range(m * self.batch_size, (m + 1) * self.batch_size))

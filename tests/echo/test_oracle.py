@@ -1,6 +1,7 @@
 """EchoLoader against the mini loader, which holds the paper's words, and against recorded streams.
 
-540 random settings of the first, 240 of what it does not hold; each is resumed somewhere, bit for bit.
+540 random settings of the first, bad examples among them, 240 of what it does not hold; each is resumed
+somewhere, bit for bit.
 """
 
 import copy
@@ -43,8 +44,20 @@ def scale_block_by_key(one: dict[str, Any], key: int) -> dict[str, Any]:
     return {**one, "x": one["x"] * uniform(key, 0)}
 
 
-def setting(number: int) -> tuple[str, int, str, dict[str, Any]]:
-    """Source, its length, which augments, and the arguments of both loaders."""
+class Decode:
+    """Fails for some rows, which are bad."""
+
+    def __init__(self, bad: frozenset[int]) -> None:
+        self.bad = bad
+
+    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
+        if int(one["label"]) in self.bad:
+            raise ValueError("cannot be decoded")
+        return one
+
+
+def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]:
+    """Source, its length, which augments, which rows are bad, and the arguments of both loaders."""
     draw = random.Random(number)
     kind, length = draw.choice(list(SOURCES)), draw.choice([5, 11, 23, 50])
     echo = draw.choice(
@@ -71,22 +84,28 @@ def setting(number: int) -> tuple[str, int, str, dict[str, Any]]:
     given["shuffle_buffer"] = min(given["shuffle_buffer"], int(most))
     given["batch_shuffle_buffer"] = min(given["batch_shuffle_buffer"], int(most / given["batch_size"]))
     augments = draw.choice(["none", "each time", "each time", "once and each time"])
-    return kind, length, "each time" if kind == "ragged" else augments, given
+    augments = "each time" if kind == "ragged" else augments
+    # No rank may be left without a batch; nor, where iterations end, may one have fewer than the others.
+    most = length // world - (given["batch_size"] if given["drop_last"] else 1)
+    most = 0 if epochs and world > 1 else most
+    bad = frozenset(draw.sample(range(length), max(0, min(draw.choice([0, 0, 1, 2, length // 3]), most))))
+    return kind, length, augments, bad, given
 
 
 def loaders(number: int) -> tuple[Any, MiniLoader, dict[str, Any]]:
     """The source, its mini loader, and the arguments of an EchoLoader of it."""
-    kind, length, augments, given = setting(number)
+    kind, length, augments, bad, given = setting(number)
     make, each_time, each_time_by_key, _ = SOURCES[kind]
     vectorised = hasattr(each_time, "block")
     once, once_by_key = (Scale(), scale_block_by_key) if vectorised else (scale, scale_by_key)
     both = {"none": (None, None), "each time": (None, each_time_by_key)}
     mini = MiniLoader(
-        reference_examples(kind, length), **given,
+        reference_examples(kind, length), **given, bad=bad,
         **dict(zip(("once", "augment"), both.get(augments, (once_by_key, each_time_by_key)), strict=True)),
     )  # fmt: skip
     augment = {"none": None, "each time": each_time}.get(augments, (once, each_time))
-    return make(length), mini, {"augment": augment, **given}
+    damage = {"decode": Decode(bad), "max_bad_examples": len(bad)} if bad else {}
+    return make(length), mini, {"augment": augment, **damage, **given}
 
 
 def assert_equal(batch: dict[str, Any], expected: dict[str, Any], told: str) -> None:
@@ -107,7 +126,7 @@ def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], told: str, so
         places[mini.n] = loader.fresh_examples, copy.deepcopy(loader.state_dict())
     while mini.n < max(stops):
         if mini.epochs and hasattr(loader.dataset, "__len__"):
-            assert len(loader) == len(mini), told
+            assert mini.bad or len(loader) == len(mini), told
         for (expected, fresh), batch in zip(mini, loader, strict=True):
             where = f"{told}, batch {mini.n}"
             assert_equal(batch, expected, where)
@@ -116,7 +135,9 @@ def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], told: str, so
             if mini.n in stops:
                 if mini.n % 2 and source is None:
                     loader.next_fresh_examples()  # looking ahead must not show in the state
-                places[mini.n] = fresh, copy.deepcopy(loader.state_dict())
+                # The look may have found the end, and bad ones before it.
+                told_fresh = loader.fresh_examples if mini.bad else fresh
+                places[mini.n] = told_fresh, copy.deepcopy(loader.state_dict())
             if mini.n == max(stops):
                 break
         else:
@@ -150,7 +171,8 @@ def hold(number: int, num_workers: Sequence[int] = (0, 0, 0, 0, 0, 0, 1, 2, 5)) 
     # Inline, what is read is what is fresh; but a stream is read through for all ranks.
     counts = isinstance(source, Dataset) or (isinstance(source, Stream) and mini.world_size == 1)
     with EchoLoader(source, **given, **first) as loader:
-        counted = source if counts and not first["num_workers"] else None
+        # With a decode one is looked at beforehand.
+        counted = source if counts and not first["num_workers"] and not mini.bad else None
         places = follow(loader, mini, [*stops, 12], told, counted)
     for n in stops:
         with EchoLoader(source, **given, **workers()) as resumed:
