@@ -26,7 +26,7 @@ from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
 from adaecho.echo.memory.pool import ExamplePool, ResidentPool
 from adaecho.echo.order import keyed
-from adaecho.echo.order.permutation import Permutation, SampledOrder
+from adaecho.echo.order.permutation import Permutation
 from adaecho.echo.order.stage import RowsOf, Stage, absent
 from adaecho.echo.read import Source
 from adaecho.echo.read.around import IterableSource
@@ -34,7 +34,7 @@ from adaecho.echo.read.chunks import FreshQueue, Preparation, Reader
 from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.read.rows import ArraySource, MapSource, RandomReader
 from adaecho.echo.read.sequential import SequentialReader
-from adaecho.echo.settings import Settings, check_workers, refuse
+from adaecho.echo.settings import Settings, check_workers, order_of, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
@@ -93,7 +93,7 @@ class Pipeline:
             example_bytes = source.arrays.example_bytes
         check_slots(settings.shuffle_buffer, example_bytes, "shuffle_buffer")
         check_slots(settings.batch_shuffle_buffer, 0, "batch_shuffle_buffer")
-        order = None if isinstance(source, IterableSource) else _order(source, settings, sampler)
+        order = None if isinstance(source, IterableSource) else order_of(source, settings, sampler)
         self.source_length = None if isinstance(source, IterableSource) else source.length
         self.permutation = "drawn" if order is None else order.method
         origin = _origin_of(source, order)
@@ -479,22 +479,6 @@ def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, f
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once
-
-
-def _order(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
-    shard_lengths = getattr(source, "shard_lengths", None)
-    if settings.order == "shards" and shard_lengths is None:
-        raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
-    whole = settings.batch_size is None
-    passes: dict[str, Any] = {
-        "passes": settings.epochs, "world": 1 if whole else settings.world_size,
-        "drop_last": settings.drop_last,
-    }  # fmt: skip
-    if sampler is not None:
-        return SampledOrder(sampler, source.length, settings.seed, **passes)
-    order = "stored" if whole else settings.order
-    side_by_side = getattr(source, "open_shards", 1)
-    return Permutation(source.length, order, settings.seed, shard_lengths, side_by_side, **passes)
 
 
 def _origin_of(source: Source, order: Permutation | None) -> Origin:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from adaecho.echo.order.permutation import Permutation, SampledOrder
 from adaecho.echo.read import Source
 from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.failures import warn_caller
-from adaecho.echo.read.rows import ArraySource
+from adaecho.echo.read.rows import ArraySource, MapSource
 from adaecho.echo.variants import ORDERS, VARIANTS, Variant, check_factor
 
 Collate = Callable[[list[Any]], Any]
@@ -262,6 +263,27 @@ def check_workers(num_workers: Any) -> int:
         "for a store that answers slowly, is enough",
     )
     return number
+
+
+def order_of(source: ArraySource | MapSource, settings: Settings, sampler: Any) -> Permutation:
+    """The order in which a loader's settings, or a sampler, have a source's rows read.
+
+    Raises:
+        ValueError: ``order="shards"`` of a source without shards.
+    """
+    shard_lengths = getattr(source, "shard_lengths", None)
+    if settings.order == "shards" and shard_lengths is None:
+        raise ValueError("order='shards': this source has no shard_lengths; choose permutation or stored")
+    whole = settings.batch_size is None
+    passes: dict[str, Any] = {
+        "passes": settings.epochs, "world": 1 if whole else settings.world_size,
+        "drop_last": settings.drop_last,
+    }  # fmt: skip
+    if sampler is not None:
+        return SampledOrder(sampler, source.length, settings.seed, **passes)
+    order = "stored" if whole else settings.order
+    side_by_side = getattr(source, "open_shards", 1)
+    return Permutation(source.length, order, settings.seed, shard_lengths, side_by_side, **passes)
 
 
 def share(rank: int | None, world_size: int | None) -> tuple[int, int]:

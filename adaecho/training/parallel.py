@@ -1,10 +1,10 @@
-"""A run on several ranks: each one's share of a batch, and what they average."""
+"""A run on one rank or several: each one's share of a batch, the gradient of all, and what they average."""
 
 import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from adaecho.echo.read.rows import ArraySource
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks
 from adaecho.records.environment import code_digest
-from adaecho.tasks.base import Task
+from adaecho.tasks.base import Batch, LossAndWeight, Task
+from adaecho.training.device import autocast
 
 
 def share_of(config: Config, world_size: int) -> Config:
@@ -72,6 +73,65 @@ def synchronised(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Mod
         gradient_as_bucket_view=True,
         **options,
     )
+
+
+class MeanLoss:
+    """A task's mean loss over all micro-batches of all ranks.
+
+    Args:
+        task: whose loss.
+        model: of this rank.
+        ranks, device, precision: of the run.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, ranks: Ranks, device: torch.device, precision: str
+    ) -> None:
+        self._task, self._ranks, self._device, self._precision = task, ranks, device, precision
+        self._model = synchronised(model, ranks, device)
+
+    def backward(self, micro_batches: list[Batch]) -> torch.Tensor:
+        """Leave its gradient; this rank's share of it.
+
+        Each micro-batch's share is its sum over the weight of all of them, so that it doesn't matter how
+        unevenly masked tokens or boxes were dealt.
+        """
+        weight = self._task.weight
+        if weight is not None:
+            total = self._total(list(map(weight, micro_batches)))
+            shares = []
+            for number, one in enumerate(micro_batches, start=1):
+                with self._synchronising(number == len(micro_batches)):  # around both directions
+                    shares.append(self._share(self._loss(one)[0], total))
+        else:
+            losses = [self._loss(one) for one in micro_batches]
+            total = self._total([weight for _, weight in losses])
+            shares = [self._share(loss, total) for loss, _ in losses]
+        return sum(shares[1:], shares[0])
+
+    def _total(self, weights: list[torch.Tensor | float]) -> torch.Tensor | float:
+        """The weights of all micro-batches of all ranks."""
+        total = sum(weights[1:], weights[0])
+        # A plain number counts examples, of which every rank has as many.
+        return self._ranks.sum(total) if isinstance(total, torch.Tensor) else total * self._ranks.world_size
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[object]:
+        """Let gradients add up on this rank alone until the last micro-batch."""
+        if last or not isinstance(self._model, DistributedDataParallel):
+            return nullcontext()
+        return self._model.no_sync()
+
+    def _loss(self, micro_batch: Batch) -> LossAndWeight:
+        with autocast(self._device, self._precision):
+            return self._task.loss(self._model, micro_batch)
+
+    def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
+        """Add the gradient of one micro-batch's loss over the total weight."""
+        share = loss / total
+        # The shares of all ranks are to be added up, and their gradients are averaged.
+        scaled = share if self._ranks.is_alone else share * self._ranks.world_size
+        scaled.backward()  # type: ignore[no-untyped-call]
+        return share.detach()
 
 
 @torch.no_grad()

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
@@ -16,12 +15,12 @@ from adaecho.echo.state import sealed
 from adaecho.errors import ConfigError
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
-from adaecho.tasks.base import Batch, LossAndWeight, Task
-from adaecho.training.device import Clocks, autocast, choose_device, choose_precision, measure, place
+from adaecho.tasks.base import Batch, Task
+from adaecho.training.device import Clocks, choose_device, choose_precision, measure, place
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
 from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
-from adaecho.training.parallel import average_statistics, num_passes, share_of, synchronised, undone
+from adaecho.training.parallel import MeanLoss, average_statistics, num_passes, share_of, undone
 from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_better, meets
 from adaecho.training.schedule import Schedule
 
@@ -99,7 +98,7 @@ class Trainer:
         self.model = place(task.build_model(), config, self.device)
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else average_of(self.model, decay)
-        self._synchronised = synchronised(self.model, ranks, self.device)
+        self._mean_loss = MeanLoss(task, self.model, ranks, self.device, self.precision)
         self.optimizer = make_optimizer(config, self.model, ranks.world_size)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
         self.loader = make_loader(share_of(config, ranks.world_size), task, self.device, ranks)
@@ -170,7 +169,7 @@ class Trainer:
         with self.clocks.uncounted(self.device), undone(self.model, self.device):
             for _ in range(2):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._backward(deal(batch, num_passes(self.config))[:1])
+                self._mean_loss.backward(deal(batch, num_passes(self.config))[:1])
             self.optimizer.zero_grad(set_to_none=True)
         return True
 
@@ -251,7 +250,7 @@ class Trainer:
     def _step(self, batch: Batch) -> None:
         set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(deal(batch, num_passes(self.config)))
+        loss = self._mean_loss.backward(deal(batch, num_passes(self.config)))
         clip(self.model, self.config.optimizer.clip_norm)
         self._update()
         if self.average is not None:
@@ -260,49 +259,6 @@ class Trainer:
         self._recent_losses[self.progress.steps % LOSS_CHECK_STEPS] = loss
         self._losses += 1
         self.progress.steps += 1
-
-    def _backward(self, micro_batches: list[Batch]) -> torch.Tensor:
-        """Leave the gradient of the mean loss over all micro-batches of all ranks; this rank's share of it.
-
-        Each one's share is its sum over the weight of all of them, so that it doesn't matter how unevenly
-        masked tokens or boxes were dealt.
-        """
-        weight = self.task.weight
-        if weight is not None:
-            total = self._total(list(map(weight, micro_batches)))
-            shares = []
-            for number, one in enumerate(micro_batches, start=1):
-                with self._synchronising(number == len(micro_batches)):  # around both directions
-                    shares.append(self._share(self._loss(one)[0], total))
-        else:
-            losses = [self._loss(one) for one in micro_batches]
-            total = self._total([weight for _, weight in losses])
-            shares = [self._share(loss, total) for loss, _ in losses]
-        return sum(shares[1:], shares[0])
-
-    def _total(self, weights: list[torch.Tensor | float]) -> torch.Tensor | float:
-        """The weights of all micro-batches of all ranks."""
-        total = sum(weights[1:], weights[0])
-        # A plain number counts examples, of which every rank has as many.
-        return self.ranks.sum(total) if isinstance(total, torch.Tensor) else total * self.ranks.world_size
-
-    def _synchronising(self, last: bool) -> AbstractContextManager[object]:
-        """Let gradients add up on this rank alone until the last micro-batch."""
-        if last or not isinstance(self._synchronised, DistributedDataParallel):
-            return nullcontext()
-        return self._synchronised.no_sync()
-
-    def _loss(self, micro_batch: Batch) -> LossAndWeight:
-        with autocast(self.device, self.precision):
-            return self.task.loss(self._synchronised, micro_batch)
-
-    def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
-        """Add the gradient of one micro-batch's loss over the total weight."""
-        share = loss / total
-        # The shares of all ranks are to be added up, and their gradients are averaged.
-        scaled = share if self.ranks.is_alone else share * self.ranks.world_size
-        scaled.backward()  # type: ignore[no-untyped-call]
-        return share.detach()
 
     def _update(self) -> None:
         if self.adascale is None:
