@@ -81,7 +81,7 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
     for overrides in ((), ("adascale=on", "adascale.num_gradients_to_accumulate=4")):
         trainer = _trainer(_config(compose_config, *overrides), weight)
         with trainer.loader:
-            loss = trainer._backward(deal(next(iter(trainer.loader)), len(overrides) * 2 or 1))
+            loss = trainer._mean_loss.backward(deal(next(iter(trainer.loader)), len(overrides) * 2 or 1))
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     examples = [_Masked()[row] for row in range(8)]
     torch.manual_seed(0)
