@@ -231,6 +231,7 @@ DAMAGE = {
     "no progress within": ({"progress": {}}, "is damaged"),
     "progress of none": ({"progress": None}, "is damaged"),
     "steps of none": ({"progress": {"scale_invariant_steps": math.nan, "skipped_steps": 0}}, "is damaged"),
+    "steps beyond numbers": ({"progress": {"scale_invariant_steps": 10**400}}, "is damaged: scale_inv"),
     # What is left is none of the bare optimizer.
     "without progress": (["progress"], "lacks progress"),
     "without variance": (["variance"], "lacks variance"),
