@@ -15,7 +15,7 @@ from typing import Any
 from adaecho.shards.urls import MASK, secrets_of, shown
 
 VARIABLE = "ADAECHO_URLS"
-_MASKED = re.compile(r"://\*{3}@|://\S*[?#;]\*{3}")
+_MASKED = re.compile(r"(?<![^\s'\"=/])\*{3}@|://\S*[?#;]\*{3}")
 # C0 and C1 (ISO 6429), separators of lines, marks of direction (Unicode UAX 9), halves of no character.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

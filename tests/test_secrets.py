@@ -1,13 +1,14 @@
 """User, password and query of a url stand in nothing that is kept, shown or sent to a tracker."""
 
 import base64
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adaecho import masking
+from adaecho import TarShards, masking
 from adaecho.config.identity import run_id
 from adaecho.config.schema import from_plain, to_plain
 from adaecho.errors import ConfigError, UserError, fail, with_notes
@@ -132,6 +133,28 @@ URLS = {
     "simplecache::https://u:p@h/a?t=1": "simplecache::https://***@h/a?***",
     "at https://h/a?t=1: no, https://u@h2/b?c tried": "at https://h/a?*** no, https://***@h2/b?*** tried",
     "data.path='https://h/{0..9}.tar?t=1'": "data.path='https://h/{0..9}.tar?***",
+    "//bob:pw@h/a.tar?t=1": "//***@h/a.tar?***",
+    "data.path=//bob:pw@h/a@2x.tar": "data.path=//***@2x.tar",
+    "bob:pw=@h.example:/a.tar": "***@h.example:/a.tar",
+    "no 'bob:p:w@h:/a.tar': gone": "no '***@h:/a.tar': gone",
+    'pipe:curl -H "Authorization: Bearer a.b=" https://h/a': 'pipe:curl -H "Authorization: Bearer ***" https://h/a',
+    "pipe:curl -H authorization:abc https://h/a?t=1": "pipe:curl -H authorization:*** https://h/a?***",
+    **{
+        name: name
+        for name in (
+            "//nas/share/a@b.tar",
+            "//nas:8080/a@2x.tar",
+            "/data//x:1@2.jpg",
+            "bob@h:/a.tar",
+            "a:b@c.tar",
+            "10:30@site/x.jpg",
+            "data/a:b@c:/x",
+            "C:/a@b:/c",
+            "key: one@h:/x",
+            "author: one",
+            "authorization: ",
+        )
+    },
     "no url? none@all": "no url? none@all",
     "/a/path?with=mark": "/a/path?with=mark",
 }
@@ -142,6 +165,20 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert masking.masked(url) == shown
     assert masking.masked(shown) == shown
     assert masking.masked({url: [(url,), 1, None]}) == {shown: [(shown,), 1, None]}
+
+
+@pytest.mark.parametrize(
+    "name", ["//bob:{}@h/a.tar", "bob:{}@h:/a.tar", "pipe:curl -H 'Authorization: Bearer {}'"]
+)
+def test_a_source_that_is_no_url_is_named_without_its_secret(name: str) -> None:
+    masking.know([name.format("hunter22")])
+    assert masking.presentable("hunter22") == "***"
+    for given in (name, f"{name}*"):
+        with pytest.raises((OSError, ValueError)) as raised:
+            next(iter(TarShards(given.format(PASSWORD))))
+        assert PASSWORD not in "".join(traceback.format_exception_only(raised.value))
+    if "@" in name:
+        assert masking.whole(name.format("***").replace("bob:", "")) == name.format("hunter22")
 
 
 def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:

@@ -138,7 +138,7 @@ class GradientStatistics:
         }
 
     def read(self, state: Mapping[str, Any] | None, parameters: Sequence[Tensor]) -> Saved:
-        """What ``restore`` continues from, out of ``state_dict()``, or of nothing; changes nothing.
+        """What ``restore`` continues from, out of a sound ``state_dict()``, or of nothing; changes nothing.
 
         Raises:
             ValueError: of another number of groups or parameters, or averaged in the other way.
@@ -152,11 +152,6 @@ class GradientStatistics:
                 f"AdaScale: the checkpoint has statistics of {len(averages.weight)} parameter group(s), the "
                 f"optimizer has {num_groups}; build the same groups before loading"
             )
-        if any(
-            average.shape != (num_groups,) or not torch.isfinite(average).all() or (average < 0).any()
-            for average in averages
-        ):
-            raise ValueError("AdaScale: the checkpoint is damaged: an average is negative or not finite")
         if state["debias_ewma"] not in (debias_ewma, None):
             raise ValueError(
                 f"AdaScale: the checkpoint was averaged with debias_ewma={state['debias_ewma']}, the "

@@ -272,8 +272,8 @@ class AdaScale(Optimizer):
         ``weights_only=False`` for it, and no tau: assign ``scale_invariant_steps``.
 
         Raises:
-            ValueError: the checkpoint is incomplete, or its groups or kind of averaging differ. Nothing has
-                changed then.
+            ValueError: the checkpoint is incomplete or damaged, or its groups or kind of averaging differ.
+                Nothing has changed then.
         """
         self._statistics.collector.refuse_between_passes("load_state_dict()")
         optimizer_state, own = saved_state.split(state_dict)

@@ -71,11 +71,11 @@ class ScaleInvariantSteps:
         """Continue from ``state_dict()``.
 
         Raises:
-            ValueError: a count is missing, or no finite number of at least 0.
+            ValueError: a count is missing, or no number from 0 to 2^53.
         """
         for name in self.state_dict():
             count = state.get(name) if isinstance(state, dict) else None
-            if not (isinstance(count, int | float) and math.isfinite(count) and count >= 0):
+            if not (isinstance(count, int | float) and 0 <= count <= 1 << 53):
                 raise ValueError(f"AdaScale: the checkpoint is damaged: {name} is {count!r}")
         skipped_steps = state["skipped_steps"]
         self._set(torch.tensor([state["scale_invariant_steps"], skipped_steps], dtype=torch.float64))

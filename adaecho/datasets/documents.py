@@ -16,6 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import opened, values
+from adaecho.datasets.storage import files_in
 from adaecho.errors import DataError
 
 Text = str | Exception
@@ -112,7 +113,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
             "owner/name/configuration)"
         )
-    inside = sorted(one for one in (root.rglob("*") if root.is_dir() else [root]) if one.is_file())
+    inside = files_in(root)
     rows = [one for one in inside if one.name.endswith(_ROW_ENDINGS)]
     files = rows or [one for one in inside if one.suffix in _TEXT_ENDINGS]
     if not files:

@@ -16,7 +16,7 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import read_image, shard_errors
+from adaecho.datasets.storage import files_in, read_image, shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
@@ -69,7 +69,7 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     top = Path(path).expanduser()
     if not top.exists():
         raise DataError(f"images={path}: there is no such file or folder")
-    found = sorted(file for file in (top.rglob("*") if top.is_dir() else [top]) if file.is_file())
+    found = files_in(top)
     images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
         return ImageFiles(images)
@@ -279,8 +279,8 @@ def _folders(top: Path) -> LabelledImages:
     others: Counter[str] = Counter()  # by their endings
     deeper: list[Path] = []
     for label, name in enumerate(classes):
-        inside = [file for file in (top / name).rglob("*") if file.is_file() and file.name[0] != "."]
-        found = sorted(file for file in inside if file.suffix.lower() in IMAGE_ENDINGS)
+        inside = [file for file in files_in(top / name) if file.name[0] != "."]
+        found = [file for file in inside if file.suffix.lower() in IMAGE_ENDINGS]
         others.update(file.suffix.lower() for file in inside if file.suffix.lower() not in IMAGE_ENDINGS)
         if not found:
             raise DataError(

@@ -40,6 +40,25 @@ def storage_errors() -> Iterator[None]:
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
+def files_in(top: Path) -> list[Path]:
+    """The regular files in a folder and all below it, in order; or the file itself.
+
+    Links to folders are followed, into each folder once, and to none that the first lies in.
+    """
+    if not top.is_dir():
+        return [top] if top.is_file() else []
+    found, seen = list[Path](), set(map(str, top.resolve().parents))
+    for folder, inside, names in os.walk(top, followlinks=True):
+        inside.sort()  # of two ways to a folder always the same is taken
+        here = os.path.realpath(folder)
+        if here in seen:
+            inside.clear()
+        else:
+            seen.add(here)
+            found += [file for name in names if (file := Path(folder, name)).is_file()]
+    return sorted(found)
+
+
 def read_image(file: Path) -> bytes:
     """The bytes of an encoded image.
 

@@ -6,13 +6,15 @@ whole, so that a process killed at any instant leaves none that looks whole. ``m
 each file and of itself: what was damaged since is made anew.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import socket
+import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -27,6 +29,7 @@ from adaecho.datasets.split import hold_out_rows
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError, DataError, FolderError, warn
 from adaecho.records.files import write_text
+from adaecho.records.lock import alone
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
 _VERSION = 3
@@ -196,18 +199,17 @@ def _make(
     seed: int,
     bad: SkippedExamples,
 ) -> None:
-    partial = folder.with_name(f"{_prefix(folder)}{os.getpid()}.partial")
+    partial = _beside(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
-        partial.mkdir()
-        _Maker(partial, files, packing, bad).make(num_validation, seed)
-        if files.key() != text:
-            raise DataError(
-                f"data.path={files.root}: the text was written again while its tokens were made; run the "
-                "same command once nothing writes there"
-            )
-        _put(partial, folder)
+        with _begun(partial, folder):
+            _Maker(partial, files, packing, bad).make(num_validation, seed)
+            if files.key() != text:
+                raise DataError(
+                    f"data.path={files.root}: the text was written again while its tokens were made; run the "
+                    "same command once nothing writes there"
+                )
+            _put(partial, folder)
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -228,7 +230,7 @@ def _put(partial: Path, folder: Path) -> None:
     except OSError:  # something stands there
         if _is_whole(folder):
             return
-        damaged = partial.with_name(f"{_prefix(folder)}damaged.{os.getpid()}.partial")
+        damaged = _beside(folder)
         try:
             folder.rename(damaged)
             partial.rename(folder)
@@ -275,16 +277,28 @@ def _prefix(folder: Path) -> str:
     return f".{folder.name}.{socket.gethostname()}."
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """What a killed process of this host left of this cache."""
-    for path in folder.parent.glob(f"{_prefix(folder)}*.partial"):
-        pid = int(path.name.split(".")[-2])
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            shutil.rmtree(path, ignore_errors=True)
-        except PermissionError:
-            continue
+def _beside(folder: Path) -> Path:
+    """A new name. Not by process: those of two containers may have one number, and their hosts one name."""
+    return folder.with_name(f"{_prefix(folder)}{uuid.uuid4().hex}.partial")
+
+
+@contextmanager
+def _begun(partial: Path, folder: Path) -> Iterator[None]:
+    """Make the folder to build in, and hold its last file locked meanwhile; remove what killed ones left.
+
+    A file system that locks nothing keeps what they left.
+    """
+    with alone(folder.parent):  # so that none that has just begun looks abandoned
+        for path in folder.parent.glob(f"{_prefix(folder)}*.partial"):
+            with suppress(OSError), (path / "meta.json").open("ab") as theirs:
+                fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        partial.mkdir()
+        lock = (partial / "meta.json").open("wb")
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock:
+        yield
 
 
 class _Maker:

@@ -1,5 +1,6 @@
 """EchoLoader: data echoing as a drop-in for ``torch.utils.data.DataLoader``."""
 
+import sys
 import threading
 import time
 import warnings
@@ -474,8 +475,11 @@ class EchoIterator:
         loader._before, loader._position, loader._ahead = before, batch.position, None
         return batch.content
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At exit the pipelines have seen to that themselves, and modules, sys too, may be empty by now.
+        if is_finalizing() or self._number < 0:
+            return
         # The garbage collector may come to an old one in the middle of a newer one's pass.
-        if self._number >= 0 and self._number == self._loader._iterators_made:
+        if self._number == self._loader._iterators_made:
             self._loader._iterating = False
             self._loader.stop()

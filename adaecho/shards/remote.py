@@ -239,6 +239,7 @@ class Transfer:
             except Exception as error:
                 self.close()
                 if isinstance(error, OSError) and not is_remote(self.url):
+                    error.filename = error.filename and shown(str(error.filename))
                     raise
                 given_up, asked_s = self._failed(error), asked_to_wait_s(error)
             if given_up:  # out here: it has no context, which might name a secret
@@ -344,7 +345,7 @@ def is_remote(url: str) -> bool:
 
 def shown_url(url: str) -> str:
     """One url as it may be shown, blanks in it or not; the same for one signed anew."""
-    return shown(re.sub(r"\s", "%20", url)) if is_remote(url) else url
+    return shown(re.sub(r"\s", "%20", url) if is_remote(url) else url)
 
 
 def _is_http(url: str) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from adaecho.shards.remote import Retries, Transfer, Version, is_remote, shown_url
 from adaecho.shards.tar import Group, groups
+from adaecho.shards.urls import shown
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_NAMES = 1_000_000  # that one pattern may stand for
@@ -38,7 +39,7 @@ def shard_urls(shards: str | Sequence[str]) -> list[str]:
             matched = not is_remote(url) and glob.has_magic(url)
             urls += sorted(glob.glob(url)) if matched else [url]
     if not urls:
-        raise ValueError(f"shards={shards!r}: no file matches")
+        raise ValueError(f"shards={shown(repr(shards))}: no file matches")
     return urls
 
 

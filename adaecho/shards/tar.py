@@ -30,7 +30,8 @@ _WITHOUT_CONTENT = (  # whatever size they tell (POSIX.1-2001, ustar)
 )  # fmt: skip
 # Bytes: names and attributes take a few thousand; what a header claims is no limit.
 _LONGEST_EXTENDED = 1 << 20
-_LARGEST = 1 << 31  # bytes of one file of an example, which is read into memory as a whole
+# Of one example, which is read into memory as a whole: bytes that it spans in the archive, files.
+_LARGEST, _MOST_FILES = 1 << 31, 1 << 16
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).
@@ -73,7 +74,8 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
         read: give contents too; otherwise they are passed over.
 
     Raises:
-        ArchiveError: it is no tar archive, or a damaged one, or its end is missing; names url and byte.
+        ArchiveError: it is no tar archive, or a damaged one, or its end is missing, or an example has more
+            than 65,536 files or spans more than 2 GiB; names url and byte.
     """
     group: Group | None = None
     for name, start, end, size in _members(transfer, read):
@@ -90,10 +92,11 @@ def groups(transfer: Transfer, *, read: bool) -> Iterator[Group]:
             raise ArchiveError(
                 f"{transfer.name}: {name} (byte {start}) is the second {extension!r} of {key}; rename it"
             )
-        if size > _LARGEST:
+        if end - group.start > _LARGEST or len(group.example) > _MOST_FILES:
             raise ArchiveError(
-                f"{transfer.name}: {name} (byte {start}) claims {size} bytes, and one of an example has at "
-                f"most {_LARGEST}: it is damaged, or to be split"
+                f"{transfer.name}: up to {name} (byte {start}) {key} takes {len(group.example)} files and "
+                f"{end - group.start} bytes, and an example has at most {_MOST_FILES} and {_LARGEST}: it is "
+                "damaged, or to be split"
             )
         group.example[extension] = _exactly(transfer, size) if read else b""
     if group is not None:

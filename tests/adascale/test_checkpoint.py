@@ -172,6 +172,20 @@ def test_a_fairscale_checkpoint_of_before_the_first_step_is_of_either_kind(debia
     assert optimizer.gain() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("grad_sqr_avg", None), ("grad_var_avg", np.array([1j])), ("grad_sqr_avg_unbias", "a"), ("", None)],
+)
+def test_a_damaged_fairscale_checkpoint_is_refused(name, wrong):
+    optimizer, _ = build("accumulation", mlp())
+    state = optimizer._optimizer.state_dict()
+    entries = {"grad_sqr_avg": np.array([2.0]), "grad_var_avg": np.array([6.0])}
+    state["state"]["adascale"] = {**entries, name: wrong} if name else wrong
+    with pytest.raises(ValueError, match=f"FairScale's part of the checkpoint is damaged: {name or 'grad'}"):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict()["adascale"]["weight"].tolist() == [0.0]
+
+
 @pytest.mark.parametrize("debias", [True, False])
 def test_fairscale_layout_is_accepted(debias):
     # The layout of FairScale 0.4.13, written by hand: "adascale" inside the optimizer's own state.
@@ -198,17 +212,33 @@ def test_fairscale_layout_is_accepted(debias):
     assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([weight])
 
 
+COMPLEX, HALVES = torch.tensor([1j]), torch.tensor([0.5]).to_sparse()
+WRONG = [None, "a", [1.0], 1.0, math.nan, COMPLEX, HALVES, torch.tensor(0.5), torch.tensor([math.inf])]
 DAMAGE = {
-    "negative": ({"variance": torch.tensor([-1.0])}, "is damaged"),
-    "no number": ({"square": torch.tensor([math.nan])}, "is damaged"),
-    "too many": ({"square": torch.tensor([1.0, 1.0])}, "is damaged"),
+    **{
+        f"{name} of {number}": ({name: wrong}, f"is damaged: {name} is ")
+        for name in ("variance", "square", "weight")
+        for number, wrong in enumerate([*WRONG, *map(torch.tensor, ([-1.0], [math.nan], [1]))])
+    },
+    "too many": ({"square": torch.tensor([1.0, 1.0])}, "is damaged: square is "),
+    "beyond all weights": ({"weight": torch.tensor([5.0])}, "is damaged: weight is "),
+    **{
+        f"{name} of {wrong}": ({name: wrong}, f"is damaged: {name} is ")
+        for name in ("debias_ewma", "gradient", "progress")
+        for wrong in ("a", 1.5, [COMPLEX], [1])
+    },
+    "no gradient": ({"gradient": None}, "is damaged: gradient is None"),
     "no progress within": ({"progress": {}}, "is damaged"),
     "progress of none": ({"progress": None}, "is damaged"),
     "steps of none": ({"progress": {"scale_invariant_steps": math.nan, "skipped_steps": 0}}, "is damaged"),
+    "steps beyond numbers": ({"progress": {"scale_invariant_steps": 10**400}}, "is damaged: scale_inv"),
     # What is left is none of the bare optimizer.
     "without progress": (["progress"], "lacks progress"),
     "without variance": (["variance"], "lacks variance"),
     "without anything": (None, "lacks state, param_groups"),
+    "nothing": ("adascale", "lacks debias_ewma, weight"),
+    "state of none": ("state", "is damaged: state is None"),
+    "groups of none": ("param_groups", "is damaged: param_groups is None"),
 }
 
 
@@ -223,6 +253,8 @@ def test_a_damaged_checkpoint_changes_nothing(damage, message):
         state["adascale"] |= damage
     for lost in damage if isinstance(damage, list) else ():
         del state["adascale"][lost]
+    if isinstance(damage, str):
+        state[damage] = None
     with pytest.raises(ValueError, match=f"the checkpoint {message}"):
         optimizer.load_state_dict(state)
     assert_identical(optimizer.state_dict(), before)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.shards import remote
+from adaecho.shards import remote, tar
 from adaecho.shards.remote import Retries, Transfer
 from adaecho.shards.tar import groups
 from tests.shards.archives import number_of, write_shard
@@ -245,6 +245,25 @@ def test_a_header_that_is_hostile_names_file_and_byte(
     transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
     with pytest.raises(ValueError, match=rf"a\.tar: .*{message}"), time_limit():
         list(groups(transfer, read=contents))
+    transfer.close()
+
+
+@pytest.mark.parametrize("contents", [True, False], ids=["read", "indexed"])
+@pytest.mark.parametrize(("size", "last"), [(0, "one.4"), (600, "one.3")], ids=["files", "bytes"])
+def test_an_example_without_end_names_file_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, last: str, contents: bool
+) -> None:
+    monkeypatch.setattr(tar, "_MOST_FILES", 4)
+    monkeypatch.setattr(tar, "_LARGEST", 3 * 1536)
+    endless = (header(f"one.{number}", size=size) + bytes(-(-size // 512) * 512) for number in range(9))
+    (tmp_path / "a.tar").write_bytes(header("before.jpg") + b"".join(endless) + 2 * ZEROS)
+    transfer = Transfer(str(tmp_path / "a.tar"), retries=Retries())
+    found = groups(transfer, read=contents)
+    assert next(found).example["__key__"] == "before"
+    with pytest.raises(
+        ValueError, match=rf"a\.tar: up to {last} \(byte \d+\) one takes \d files and \d+ bytes"
+    ):
+        next(found)
     transfer.close()
 
 

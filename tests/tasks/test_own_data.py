@@ -8,7 +8,8 @@ import pytest
 
 from adaecho.config.identity import changes, run_id
 from adaecho.config.schema import to_plain
-from adaecho.datasets.labelled_images import find_labelled
+from adaecho.datasets.documents import find_documents
+from adaecho.datasets.labelled_images import find_images, find_labelled
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.tasks import build_task
@@ -60,6 +61,25 @@ def test_images_deeper_than_in_their_class_folder_are_told(
     told = capsys.readouterr().err
     assert "3 of its 6 images lie deeper than in the folder of their class" in told
     assert "dog/puppies/0.jpg is of dog" in told
+
+
+def test_links_to_folders_are_gone_through_once_and_told_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = tmp_path / "photos"
+    photographs(top / "cat")
+    photographs(top / "dog")
+    photographs(tmp_path / "elsewhere", 2)
+    for link, to in (("dog/more", "elsewhere"), ("cat/up", "photos"), ("dog/same", "photos/dog")):
+        (top / link).symlink_to(tmp_path / to)
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "about.txt").write_text("both are dogs")
+    found = find_labelled(str(top), "train")
+    assert found is not None
+    assert [found.source[row]["label"] for row in range(len(found.source))] == [0] * 3 + [1] * 5
+    assert "2 of its 8 images lie deeper" in capsys.readouterr().err
+    assert len(find_images(str(top))) == 8
+    assert find_documents(str(top)).parts == {"train": [top / "dog/more/about.txt"]}
 
 
 def test_what_a_look_at_the_images_shows_is_told(tmp_path: Path) -> None:

@@ -131,6 +131,26 @@ def test_a_forked_child_is_told_instead_of_hanging() -> None:
     assert done.stdout.split() == [*started, *new] * 3
 
 
+LAST = """
+import os, sys
+import numpy as np
+from adaecho import EchoLoader
+
+os.kept = iter(EchoLoader(np.arange(1000), 4, num_workers=2))  # until modules are emptied
+next(os.kept)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_an_iterator_that_outlives_the_modules_ends_in_silence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LAST], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
