@@ -1,0 +1,105 @@
+"""Ends of ResNet-32 on seeds: ``python -m experiments.resnet32.seeds [FOLDER]``. The rule: seeds.md."""
+
+import argparse
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from adaecho.records.files import write_json
+from adaecho.records.statistics import mean_interval
+
+MARGIN = 0.003
+SEEDS = 3  # that the rule asks for
+TARGET = 0.91
+CHANCE = 0.1
+PAIRS = {  # the first minus the second
+    "example_before_e2": ("baseline", "baseline_half"),
+    "example_after_e2": ("baseline", "baseline_half"),
+}
+
+Row = Mapping[str, Any]
+
+
+def read_ends(sweep: Path) -> list[dict[str, Any]]:
+    """A row for each run that has ended, from the folders ARM/REPEAT/0 of a sweep."""
+    rows = []
+    for path in sorted(sweep.glob("*/*/*/summary.json")):
+        summary = json.loads(path.read_text())
+        if summary["status"] not in ("budget_spent", "diverged"):
+            continue
+        diverged = summary["status"] == "diverged"
+        lines = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
+        rows.append({
+            "arm": path.parts[-4],
+            "repeat": int(path.parts[-3]),
+            "seed": summary["seed"],
+            "status": summary["status"],
+            "steps": summary["steps"],
+            "fresh_examples": summary["fresh_examples"],
+            "held_out": None if diverged else summary["final"]["accuracy"],
+            "test": CHANCE if diverged else summary["test"]["accuracy"],
+            "to_91": crossing([(line["fresh_examples"], line["accuracy"]) for line in lines]),
+        })  # fmt: skip
+    return rows
+
+
+def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
+    """Fresh examples where the straight line between two evaluations first comes to the target."""
+    for (before, low), (after, high) in itertools.pairwise(curve):
+        if low < TARGET <= high:
+            return before + (after - before) * (TARGET - low) / (high - low)
+    return None
+
+
+def verdict(differences: Sequence[float], margin: float) -> tuple[str, str]:
+    """The mean difference with its interval, in points, and what the rule says of it."""
+    if len(differences) < 2:
+        return "-", "not decided"
+    low, high = mean_interval(differences, 0.95)
+    words = f"{100 * fmean(differences):+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+    if len(differences) < SEEDS:
+        return words, "not decided"
+    if low > 0:
+        return words, "better"
+    if low > -margin:
+        return words, "no worse" if margin else "not decided"
+    return words, "worse" if high < -margin else "not decided"
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Markdown: the test accuracies seed by seed, then the paired differences."""
+    test: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        test[row["arm"]][row["repeat"]] = row["test"]
+    seeds = sorted({row["repeat"] for row in rows})
+    lines = [f"| arm |{''.join(f' seed {seed + 1} |' for seed in seeds)}", "|---|" + "---:|" * len(seeds)]
+    for arm, of_seeds in test.items():
+        cells = [f"{of_seeds[seed]:.4f}" if seed in of_seeds else "-" for seed in seeds]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    lines += ["", "| minus | points of test accuracy | by the rule |", "|---|---:|---|"]
+    for ours, others in PAIRS.items():
+        for theirs, margin in zip(others, (MARGIN, 0.0), strict=True):
+            shared = sorted(test[ours].keys() & test[theirs].keys())
+            words, said = verdict([test[ours][seed] - test[theirs][seed] for seed in shared], margin)
+            lines.append(f"| {ours} - {theirs} | {words} | {said} |")
+    return lines
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sweep", nargs="?", type=Path, help="write the ends of this folder's runs first")
+    ends = Path("results/resnet32_seeds/cifar10/ends.json")
+    sweep = parser.parse_args().sweep
+    if sweep is not None:
+        ends.parent.mkdir(parents=True, exist_ok=True)
+        write_json(ends, read_ends(sweep))
+    print("\n".join(table(json.loads(ends.read_text()))))
+
+
+if __name__ == "__main__":
+    main()

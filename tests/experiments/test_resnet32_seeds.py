@@ -1,0 +1,48 @@
+"""The rule of resnet32_seeds, on differences whose verdict is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.resnet32.seeds import MARGIN, crossing, read_ends, table, verdict
+
+
+@pytest.mark.parametrize(
+    ("differences", "margin", "said"),
+    [
+        ([0.004, 0.005, 0.006], MARGIN, "better"),
+        ([-0.001, 0.0, 0.001], MARGIN, "no worse"),
+        ([-0.001, 0.0, 0.001], 0.0, "not decided"),
+        ([-0.02, -0.021, -0.019], MARGIN, "worse"),
+        ([-0.02, 0.0, 0.02], MARGIN, "not decided"),
+        ([0.004, 0.005], MARGIN, "not decided"),
+        ([0.004], MARGIN, "not decided"),
+    ],
+)
+def test_the_verdict_follows_the_rule(differences: list[float], margin: float, said: str) -> None:
+    assert verdict(differences, margin)[1] == said
+
+
+def test_the_cost_lies_on_the_line_between_two_evaluations() -> None:
+    assert crossing([(100, 0.90), (200, 0.92), (300, 0.90), (400, 0.93)]) == pytest.approx(150)
+    assert crossing([(100, 0.90), (200, 0.905)]) is None
+
+
+def test_ends_are_read_of_runs_that_have_ended(tmp_path: Path) -> None:
+    for arm, status, accuracy in (
+        ("baseline", "budget_spent", 0.9),
+        ("example_before_e2", "diverged", None),
+        ("other", "running", None),
+    ):  # fmt: skip
+        folder = tmp_path / arm / "0" / "0"
+        folder.mkdir(parents=True)
+        summary = {"status": status, "seed": 3, "steps": 5, "fresh_examples": 640}
+        summary |= {"final": {"accuracy": 0.8}, "test": {"accuracy": accuracy}} if accuracy else {}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "metrics.jsonl").write_text('{"fresh_examples": 640, "accuracy": 0.8}\n')
+    rows = read_ends(tmp_path)
+    assert [(row["arm"], row["test"], row["held_out"]) for row in rows] == [
+        ("baseline", 0.9, 0.8), ("example_before_e2", 0.1, None),
+    ]  # fmt: skip
+    assert "| baseline | 0.9000 |" in table(rows)
