@@ -8,15 +8,13 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Sequence
+from multiprocessing import reduction
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([
-    "adaecho.training.trial", "adaecho.tasks.digits",
-    "torch._dynamo",  # DistributedDataParallel imports it, which takes seconds
-    "adaecho.tasks.imagenet", "pyarrow.parquet", "tokenizers",
-])  # fmt: skip
+FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Done(NamedTuple):
@@ -43,9 +41,52 @@ def _typed(
 ) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{said}/{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(folder)
+    _run(module, arguments, environment)
+
+
+def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
-    sys.path.insert(0, folder)  # as -m does
+    sys.path.insert(0, os.getcwd())  # as -m does
+    sys.modules.pop(module, None)  # runpy warns of one that is imported
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+class Popen:
+    """What ``LocalWorkers`` needs of ``subprocess.Popen``, forked; its parent is the server."""
+
+    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
+        self._process = FORKS.Process(target=_in_a_session, args=(command[2:], env, _File(stdout.fileno())))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid, self.terminate = self._process.pid, self._process.terminate
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+class _File(NamedTuple):
+    """A descriptor, which the fork gets a copy of."""
+
+    descriptor: int
+
+    def __reduce__(self) -> Any:
+        return _detached, (reduction.DupFd(self.descriptor),)
+
+
+def _detached(copy: Any) -> _File:
+    return _File(copy.detach())
+
+
+def _in_a_session(command: list[str], environment: dict[str, str], log: _File) -> None:
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(log.descriptor, descriptor)
+    module, *arguments = command
+    arguments[arguments.index("--launcher") + 1] = str(os.getppid())  # which a worker ends with
+    _run(module, arguments, environment)

@@ -4,6 +4,7 @@ import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from adaecho.run import CONF
-from adaecho.search import report, sweeper
+from adaecho.search import local, report, sweeper
 from adaecho.search.arms import parse_typed
 from adaecho.search.design import Arm, Design
 from adaecho.search.local import LocalWorkers
+from tests import forks
 from tests.search.stub import RUNNER, TASK
 
 Command = Callable[..., Path]
@@ -73,10 +75,12 @@ def launch(overrides: Sequence[str]) -> None:
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder.
 
-    Nothing is drawn unless it is ``drawn``, which takes as long as all else.
+    Its workers are forked; those of ``launch`` are interpreters, as a user's. Nothing is drawn unless it is
+    ``drawn``, which takes as long as all else.
     """
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
     monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=forks.Popen, DEVNULL=None))
 
     def run(*overrides: str, folder: str | None = "sweep", drawn: bool = False) -> Path:
         if not drawn:
