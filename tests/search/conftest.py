@@ -4,7 +4,6 @@ import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,16 +45,18 @@ def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any
 
 
 @functools.cache  # composing takes a third of a second
-def _arms(*overrides: str) -> tuple[Arm, ...]:
+def _arms(*overrides: str, only: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> tuple[Arm, ...]:
     def design(config: Any, loader: Any, arguments: list[str]) -> Design:
-        return sweeper.build_design(config, sweeper.to_plain(config), parse_typed(arguments, loader), loader)
+        plain = sweeper.to_plain(config)
+        plain["search"]["arms"] = only(plain["search"]["arms"])
+        return sweeper.build_design(config, plain, parse_typed(arguments, loader), loader)
 
     return _composed(overrides, design).arms
 
 
 @pytest.fixture
 def arms_of() -> BuildArms:
-    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep."""
+    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep, or ``only`` some it names."""
     return _arms
 
 
@@ -80,7 +81,7 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
     monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=forks.Popen, DEVNULL=None))
+    monkeypatch.setattr(local, "subprocess", forks.popen())
 
     def run(*overrides: str, folder: str | None = "sweep", drawn: bool = False) -> Path:
         if not drawn:
