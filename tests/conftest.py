@@ -42,12 +42,12 @@ def pytest_collectstart() -> None:
 
 # Files whose tests take longest, as --durations=0 told: none of them may begin when all others have ended.
 LONGEST = (
-    "faults/test_campaign.py", "echo/behaviour/test_interrupts.py", "search/test_real_slurm.py",
-    "search/test_sweep.py", "search/test_arms.py",
-    "training/test_ranks.py", "test_examples.py", "datasets/test_tokens.py", "training/test_resume.py",
-    "search/test_team.py", "test_packaging.py", "search/test_your_own_experiment.py", "test_secrets.py",
-    "scripts/test_site.py", "records/test_received.py", "training/test_torchrun.py",
-    "figures/test_figures.py", "records/test_tracking.py", "tasks/test_storage_faults.py", "test_types.py",
+    "search/test_real_slurm.py", "echo/behaviour/test_processes.py",
+    "echo/behaviour/test_loops_around_loaders.py", "training/test_ranks.py", "search/test_sweep.py",
+    "search/test_arms.py", "training/test_torchrun.py", "echo/test_oracle.py", "test_types.py",
+    "test_run.py", "test_examples.py", "faults/test_campaign.py", "training/test_resume.py",
+    "test_packaging.py", "tasks/test_detection_tasks.py", "echo/behaviour/test_around_data_loaders.py",
+    "echo/behaviour/test_interrupts.py", "scripts/test_site.py", "test_secrets.py", "datasets/test_tokens.py",
 )  # fmt: skip
 
 

@@ -8,15 +8,17 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing import reduction
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple
+
+from adaecho.search import local
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([
-    "adaecho.training.trial", "adaecho.tasks.digits",
-    "torch._dynamo",  # DistributedDataParallel imports it, which takes seconds
-    "adaecho.tasks.imagenet", "pyarrow.parquet", "tokenizers",
-])  # fmt: skip
+FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Done(NamedTuple):
@@ -27,11 +29,17 @@ class Done(NamedTuple):
     err: str
 
 
-def typed(module: str, *arguments: str, folder: Path | str = ".", **variables: str) -> Done:
-    """``python -m module arguments`` in a folder, with those variables; no interpreter is started."""
+def typed(
+    module: str, *arguments: str, folder: Path | str = ".", forks_workers: bool = False, **variables: str
+) -> Done:
+    """``python -m module arguments`` in a folder, with those variables; no interpreter is started.
+
+    Args:
+        forks_workers: those of a sweep are forks too, who know also what is in this process's memory.
+    """
     environment = {**os.environ, **variables}
     with tempfile.TemporaryDirectory() as said:
-        given = (module, arguments, str(Path(folder).absolute()), environment, said)
+        given = (module, arguments, str(Path(folder).absolute()), environment, said, forks_workers)
         process = FORKS.Process(target=_typed, args=given)
         process.start()
         process.join()
@@ -39,13 +47,67 @@ def typed(module: str, *arguments: str, folder: Path | str = ".", **variables: s
 
 
 def _typed(
-    module: str, arguments: tuple[str, ...], folder: str, environment: dict[str, str], said: str
+    module: str,
+    arguments: tuple[str, ...],
+    folder: str,
+    environment: dict[str, str],
+    said: str,
+    forks_workers: bool,
 ) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{said}/{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(folder)
+    if forks_workers:
+        local.subprocess = popen(multiprocessing.get_context("fork"))  # type: ignore[assignment]
+    _run(module, arguments, environment)
+
+
+def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
-    sys.path.insert(0, folder)  # as -m does
+    sys.path.insert(0, os.getcwd())  # as -m does
+    sys.modules.pop(module, None)  # runpy warns of one that is imported
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def popen(context: Any = FORKS) -> SimpleNamespace:
+    """What ``LocalWorkers`` needs of ``subprocess``, forked: by this process itself or by the server."""
+    return SimpleNamespace(Popen=partial(_Popen, context), DEVNULL=None)
+
+
+class _Popen:
+    def __init__(
+        self, context: Any, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any
+    ) -> None:
+        self._process = context.Process(target=_in_a_session, args=(command[2:], env, _File(stdout.fileno())))
+        self._process.start()
+        self.pid, self.terminate = self._process.pid, self._process.terminate
+
+    def poll(self) -> Any:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+class _File(NamedTuple):
+    """A descriptor, which the fork gets a copy of."""
+
+    descriptor: int
+
+    def __reduce__(self) -> Any:
+        return _detached, (reduction.DupFd(self.descriptor),)
+
+
+def _detached(copy: Any) -> _File:
+    return _File(copy.detach())
+
+
+def _in_a_session(command: list[str], environment: dict[str, str], log: _File) -> None:
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(log.descriptor, descriptor)
+    module, *arguments = command
+    arguments[arguments.index("--launcher") + 1] = str(os.getppid())  # which a worker ends with
+    _run(module, arguments, environment)

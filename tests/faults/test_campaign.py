@@ -3,12 +3,13 @@
 import pytest
 
 from tests.faults.campaign import Campaign
+from tests.needs import first_form
 
 
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+@pytest.fixture(scope="module", params=first_form(2, also=[1]))  # 1 draws COCO, whose checkpoints are large
+def campaign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     """One for all kinds of faults, which compare with the same undisturbed runs."""
-    return Campaign(tmp_path_factory.mktemp("campaign"), seed=1)
+    return Campaign(tmp_path_factory.mktemp("campaign"), seed=request.param)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from adaecho.run import CONF
-from adaecho.search import report, sweeper
+from adaecho.search import local, report, sweeper
 from adaecho.search.arms import parse_typed
 from adaecho.search.design import Arm, Design
 from adaecho.search.local import LocalWorkers
+from tests import forks
 from tests.search.stub import RUNNER, TASK
 
 Command = Callable[..., Path]
@@ -44,16 +45,18 @@ def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any
 
 
 @functools.cache  # composing takes a third of a second
-def _arms(*overrides: str) -> tuple[Arm, ...]:
+def _arms(*overrides: str, only: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> tuple[Arm, ...]:
     def design(config: Any, loader: Any, arguments: list[str]) -> Design:
-        return sweeper.build_design(config, sweeper.to_plain(config), parse_typed(arguments, loader), loader)
+        plain = sweeper.to_plain(config)
+        plain["search"]["arms"] = only(plain["search"]["arms"])
+        return sweeper.build_design(config, plain, parse_typed(arguments, loader), loader)
 
     return _composed(overrides, design).arms
 
 
 @pytest.fixture
 def arms_of() -> BuildArms:
-    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep."""
+    """``arms_of(*_of_stub(["echo=none,batch"]))`` are the arms of that sweep, or ``only`` some it names."""
     return _arms
 
 
@@ -73,10 +76,12 @@ def launch(overrides: Sequence[str]) -> None:
 def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     """``run_sweep("search.trials=2", folder="there")`` runs that sweep with stub trials; its folder.
 
-    Nothing is drawn unless it is ``drawn``, which takes as long as all else.
+    Its workers are forked; those of ``launch`` are interpreters, as a user's. Nothing is drawn unless it is
+    ``drawn``, which takes as long as all else.
     """
     monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
     monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
+    monkeypatch.setattr(local, "subprocess", forks.popen())
 
     def run(*overrides: str, folder: str | None = "sweep", drawn: bool = False) -> Path:
         if not drawn:

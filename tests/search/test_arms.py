@@ -1,4 +1,7 @@
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,26 +39,24 @@ def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
 
 
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
-# Dozens of arms that differ in numbers alone, as scripts/best_points.py prints them: tests/scripts compares.
-OF_POINTS = ("quickstart_points", "fig3_winners", "fig3_winners_fresh")
 
 
-@pytest.mark.parametrize(
-    "path",
-    first_form(
-        *(path for path in EXPERIMENTS if path.stem not in OF_POINTS),
-        also=[path for path in EXPERIMENTS if path.stem in OF_POINTS],
-    ),
-    ids=lambda path: path.stem,
-)
+def one_of_a_kind(arms: dict[str, Any]) -> dict[str, Any]:
+    """Of arms that differ in numbers alone the last."""
+    kinds = {re.sub(r"\d[\d.e+-]*", "0", str(overrides)): name for name, overrides in arms.items()}
+    return {name: arms[name] for name in kinds.values()}
+
+
+@pytest.mark.parametrize("only", first_form(one_of_a_kind, also=[dict]), ids=["kinds", "all"])
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_arm_of_every_experiment_can_be(
-    arms_of: BuildArms, path: Path, monkeypatch: pytest.MonkeyPatch
+    arms_of: BuildArms, path: Path, only: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaled = []
     if path.stem.startswith("my_"):  # whose values follow from the data
         monkeypatch.setattr(scale, "_size_at", lambda *_: Size(714, 714, has_validation=False))
-        scaled = ["data.path=mine"]
-    arms = arms_of(f"experiment={path.stem}", *scaled)
+        scaled, only = ["data.path=mine"], dict
+    arms = arms_of(f"experiment={path.stem}", *scaled, only=only)
     assert arms, "composed, and valid at both ends of each axis"
     if scaled:
         assert [len(arm.axes) for arm in arms] == [0] * 4, "one run each, at the task's rate"

@@ -18,7 +18,8 @@ def test_the_page_runs_from_its_yaml_to_its_figure() -> None:
     assert len(commands(BLOCKS)) == 4
     for line in commands(BLOCKS):
         python, _, module, *arguments = shlex.split(line)
-        done = typed(module, *arguments, *(SMALL if module == "adaecho.run" else []))
+        more = SMALL if module == "adaecho.run" else []
+        done = typed(module, *arguments, *more, forks_workers=True)
         assert (python, done.code) == ("python", 0), done.out + done.err
     arms = json.loads(Path("results/two_nets/digits/outcome.json").read_text())
     compared = {arm["arm"]: arm["baseline"] for arm in arms}

@@ -32,7 +32,7 @@ def test_every_command_of_the_page_runs(project: Path, command: Command, line: s
     assert python == "python"
     arguments += ["step_s=0.01"] if module == "adaecho.headroom" else SMALL
     if "-m" in arguments:  # its workers find the task from where the command was started
-        code, out, error = typed(module, *arguments, folder=project)
+        code, out, error = typed(module, *arguments, folder=project, forks_workers=True)
     else:
         code, out, error = command(module, *arguments)
     assert code == 0, out + error

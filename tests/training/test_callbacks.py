@@ -226,7 +226,7 @@ def project(tmp_path: Path) -> Path:
 def test_every_command_of_the_page_runs(project: Path, line: str) -> None:
     python, *arguments = shlex.split(line)
     assert (python, arguments[0]) == ("python", "-m")
-    done = typed(*arguments[1:], *RUN, "tracking=none", folder=project)
+    done = typed(*arguments[1:], *RUN, "tracking=none", folder=project, forks_workers=True)
     assert done.code == 0, done.out + done.err
     said = (project / "progress.txt").read_text().splitlines()
     summaries = [json.loads(path.read_text()) for path in project.rglob("*/summary.json")]

@@ -1,5 +1,6 @@
 """Compiled models, fused optimizers, and steps that leave a GPU alone."""
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,29 @@ def losses(folder: str) -> list[float]:
     return [line["cross_entropy"] for line in metrics(folder)]
 
 
-@needs("g++", present=shutil.which("g++") is not None, remedy="torch.compile needs it: apt-get install g++")
-def test_a_compiled_model_takes_the_same_steps(compose_config: Compose) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",  # graphs are traced as ever; a compiler would take half a minute
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.other_forms,
+                needs("g++", present=shutil.which("g++") is not None, remedy="apt-get install g++"),
+            ],
+        ),
+    ],
+)
+def test_a_compiled_model_takes_the_same_steps(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    from torch._dynamo.utils import counters  # takes as long to import as torch
+
     run_trial(compose_config(*RUN, "device=cpu"), Path("eager"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    compiled = counters["stats"]["unique_graphs"]
     run_trial(compose_config(*RUN, "device=cpu", "compile=default"), Path("compiled"))
+    assert counters["stats"]["unique_graphs"] > compiled
     assert losses("compiled") == pytest.approx(losses("eager"), rel=1e-4)
 
 

@@ -112,7 +112,7 @@ def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None
                     break
     data_loader = LOADERS[kind]()  # one for all that follow, which none of them may change
     own = data_loader.generator and data_loader.generator.get_state()
-    for position in range(1, steps, 13 if kind == "2 workers out of order" else 3):
+    for position in range(1, steps, {"2 workers out of order": 13}.get(kind, 7 if "workers" in kind else 3)):
         # Workers are dear to start: so many batches tell as well whether it is the same stream.
         end = steps if data_loader.num_workers == 0 else min(position + 3, steps)
         torch.manual_seed(position)

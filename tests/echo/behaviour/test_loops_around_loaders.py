@@ -1,5 +1,6 @@
 """Ten loops around ten loaders: after a resume the rest of the undisturbed run comes, or it is refused."""
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -16,6 +17,7 @@ from adaecho import EchoLoader
 from tests.echo import others
 from tests.echo.others import REFUSED, REMEDY, ROWS, SIZE, plain
 from tests.helpers import through_torch_save
+from tests.needs import first_form
 
 EACH_EPOCH = 12  # batches: six, twice
 EPOCHS, TOTAL, STOPS = 3, 40, (5, 13, 20)  # none at the end of an epoch of any loop
@@ -130,10 +132,24 @@ def compared(make: Callable[[], EchoLoader], drive: Loop, seen: list[Any], at: P
     return "exact" if got == rest else f"{same} of {len(rest)}, {len(got)} came, in epoch {at.epoch}"
 
 
+CASES = list(itertools.product(LOOPS, LOADERS))
+# Their workers are started for each of many passes: the gate has a loop of each kind around them.
+DEAR = list(
+    itertools.product(
+        LOOPS.keys() - {"epochs, left early", "steps", "examples, factor 1.5"},
+        ["DataLoader, batch_sampler and workers"],
+    )
+)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_rest_comes_or_is_refused(loop: str, loader: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    first_form(*(case for case in CASES if case not in DEAR), also=(case for case in CASES if case in DEAR)),
+    ids="-".join,
+)
+def test_the_rest_comes_or_is_refused(case: tuple[str, str], tmp_path: Path) -> None:
+    loop, loader = case
     outcomes = outcome(loop, loader, tmp_path)
     assert len(outcomes) == len(STOPS)
     if loader in REFUSED:

@@ -1,5 +1,6 @@
 """Lightning around what tells no length: its fetcher takes a batch ahead of the step, also when it saves."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ def lightning() -> Any:
     library = pytest.importorskip("lightning", reason="trains the loop: pip install '.[trainers]'")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     return library
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """A trainer and its loops refer to one another: later tests would find workers of a DataLoader."""
+    yield
+    gc.collect()
 
 
 def batches() -> Iterator[torch.Tensor]:
