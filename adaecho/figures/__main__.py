@@ -49,7 +49,8 @@ def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], st
     rows, curves = tables[experiment, task]
     arms, name = summarize(rows), f"{experiment}_{task}"
     pictures, vectors = (draw_table(rows, arms, curves, into, name, form) for form in ("png", "svg"))
-    of_runs = sorted(one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
+    beside = (one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
+    of_runs = sorted(one for one in beside if not one.is_symlink())  # of another's, to files of ours
     about = section(describe(rows), rows, arms, [*pictures, *of_runs], read_commands(path), into)
     return [*pictures, *vectors], about
 

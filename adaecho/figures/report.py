@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from adaecho.errors import DataError
+from adaecho.records.files import read_bytes
 from adaecho.records.outcome import EDGE, Row, num_best
 from adaecho.records.table import end_of_sweep
 
@@ -124,11 +125,12 @@ def _inline(picture: Path) -> str:
     Raises:
         DataError: it is no figure, or of more pixels than Pillow decodes.
     """
-    if picture.suffix == ".jpg":
-        return f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
     small = io.BytesIO()
     try:
-        with Image.open(picture, formats=["PNG"]) as image:
+        content = read_bytes(picture)
+        with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as image:
+            if image.format == "JPEG":
+                return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
             image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(
                 small, "PNG", optimize=True
             )

@@ -21,6 +21,7 @@ from adaecho.records.files import dumps, read_json
 Row = dict[str, Any]
 # Of a folder of results: see ``records.collect``, and experiments/repeat_value for its branches.
 TABLES = ("trials.json", "outcome.json", "curves.json", "branches.json")
+_MOST_VALUES = 20_000_000  # 100,000 trials have a third as many
 _INSIDE = ":"  # between the name of a dict-valued column and a key of it
 
 
@@ -68,10 +69,14 @@ def rows_of(table: Any) -> Any:
     """The rows of a table that was read; whatever else it is, a plain list of rows for one, is left as it is.
 
     Raises:
-        ValueError, TypeError, AttributeError: a row hasn't as many values as there are columns, or is none.
+        ValueError, TypeError, AttributeError: a row hasn't as many values as there are columns, or is none;
+            or with what is the same in all they would fill memory.
     """
     if not isinstance(table, dict) or not {"same", "columns", "rows"} <= table.keys():
         return table
+    values = len(table["rows"]) * (len(table["same"]) + len(table["columns"]))
+    if values > _MOST_VALUES:
+        raise ValueError(f"its rows have {values:,} values: no table of trials")
     return [
         _nested({**table["same"], **dict(zip(table["columns"], row, strict=True))}) for row in table["rows"]
     ]

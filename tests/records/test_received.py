@@ -1,6 +1,7 @@
 """Run folders and sweeps received from others: nothing in them runs code, whatever command reads them."""
 
 import json
+import os
 import pickle
 import shutil
 from contextlib import suppress
@@ -18,6 +19,7 @@ from adaecho import IndexedTarShards, show
 from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.config.tasks import find_task
 from adaecho.errors import ConfigError, DataError, FolderError, UserError
+from adaecho.figures import __main__ as figures
 from adaecho.figures import committed
 from adaecho.models.timm_models import read_weights
 from adaecho.records import collect
@@ -265,6 +267,31 @@ def test_a_report_of_their_tables_shows_no_other_file(tmp_path: Path) -> None:
             DataError, match=r"row 0 (is none: .* is no name|has (arm|target_metric) .* must be a name)"
         ):
             committed.read_table(table)
+
+
+def test_a_report_shows_no_other_picture_than_those_beside_their_table(
+    tmp_path: Path, refused: Refused
+) -> None:
+    beside = tmp_path / "quickstart/digits"
+    shutil.copytree(Path(__file__).parents[2] / "results/quickstart/digits", beside)
+    (tmp_path / "mine").write_bytes(b"every word of it")
+    picture = beside / "beside.jpg"
+    picture.symlink_to(tmp_path / "mine")
+    figures.main(["--results", str(tmp_path)])
+    assert "beside.jpg" not in (tmp_path / "figures/report.html").read_text()
+    picture.unlink()
+    shutil.move(tmp_path / "mine", picture)
+    assert "beside.jpg: can't be shown" in refused(figures.main, "--results", tmp_path)
+    picture.unlink()
+    os.mkfifo(picture)
+    assert "beside.jpg: can't be shown" in refused(figures.main, "--results", tmp_path)
+
+
+def test_a_small_table_of_theirs_fills_no_memory(tmp_path: Path) -> None:
+    table = {"same": {str(name): 0 for name in range(3000)}, "columns": [], "rows": [[]] * 10_000}
+    (tmp_path / "trials.json").write_text(json.dumps(table))
+    with pytest.raises(DataError, match="30,000,000 values: no table of trials"):
+        committed.read_table(tmp_path / "trials.json")
 
 
 class _Payload:

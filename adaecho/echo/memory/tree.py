@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from adaecho.echo.memory import recycle
 
 Rows = NDArray[np.int64]
+Spans = NDArray[np.int64]  # [arrays, 2]
 
 _STACKABLE = "biufc"  # kinds of dtype: bool, signed, unsigned, float, complex
 _NUMBERS = (bool, int, float)
@@ -286,11 +287,39 @@ def _leaf_bytes(leaf: Any) -> int:
     return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
 
 
-def addresses(value: Any) -> set[int]:
-    """Where the arrays and tensors of a batch lie in memory."""
-    arrays = {leaf.ctypes.data for leaf in leaves(value) if isinstance(leaf, np.ndarray) and leaf.size}
-    tensors = (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
-    return arrays | {one.data_ptr() for one in tensors if one.layout is torch.strided and one.numel()}
+def spans(value: Any) -> Spans | None:
+    """The first byte and that behind the last of each array and tensor in a batch, int64 [arrays, 2].
+
+    Fields of objects are looked into; None where something else may hold memory that can be written to.
+    """
+    found: list[tuple[int, int]] = []
+    return np.array(found, dtype=np.int64).reshape(-1, 2) if _find_spans(value, found, set()) else None
+
+
+def _find_spans(value: Any, found: list[tuple[int, int]], inside: set[int]) -> bool:
+    kind = type(value)
+    if kind in _UNCHANGEABLE or isinstance(value, np.generic) or id(value) in inside:
+        return True
+    if isinstance(value, memoryview | bytearray):
+        value = np.frombuffer(value, np.uint8) if len(value) else np.empty(0)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        steps = zip(value.shape, value.stride(), strict=True)
+        length = (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
+        found += [(value.data_ptr(), value.data_ptr() + length)] if value.numel() else []
+        return True
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        reach = [(size - 1) * step for size, step in zip(value.shape, value.strides, strict=True)]
+        begin = value.ctypes.data + sum(min(one, 0) for one in reach)
+        end = value.ctypes.data + sum(max(one, 0) for one in reach) + value.itemsize
+        found += [(begin, end)] if value.size else []
+        return True
+    if isinstance(value, Mapping | list | tuple):
+        parts = [part for _, part in children(value)]
+    elif hasattr(value, "__dict__") and not isinstance(value, type | np.ndarray | torch.Tensor):
+        parts = list(vars(value).values())
+    else:
+        return False
+    return all(_find_spans(part, found, inside | {id(value)}) for part in parts)
 
 
 def duplicate(value: Any) -> Any:
@@ -314,6 +343,8 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return value
     if kind in _ARRAYS and value.dtype != object:
         return np.array(value)
+    if kind is memoryview:
+        return memoryview(bytearray(value)).cast(value.format, value.shape)
     if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
         return value.detach().clone() if value.requires_grad else value.clone()

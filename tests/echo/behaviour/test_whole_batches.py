@@ -1,8 +1,10 @@
 """Batches that the source made (``batch_size=None``): their counts, order, states, and who may write."""
 
 from collections import OrderedDict, UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,27 +164,65 @@ def test_a_data_loader_of_tuples_of_views() -> None:
     assert [loader.fresh_examples for _ in loader] == [4, 8, 10]
 
 
-class OneMemory:
-    """Writes each batch into the memory of the one before."""
+@dataclass
+class Fields:
+    x: Any
 
-    def __init__(self) -> None:
-        self.batch = {"x": torch.zeros(4)}
+
+class Opaque:
+    """Shows nothing of what it holds."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a dict": lambda memory: {"x": memory},
+    "a UserDict": lambda memory: UserDict(x=memory.numpy()),
+    "a dataclass": Fields,
+    "an object": lambda memory: SimpleNamespace(x=[memory]),
+    "an opaque object": Opaque,
+    "bytes": lambda memory: {"x": memoryview(memory.numpy())},
+}
+
+
+class OneMemory:
+    """Goes round through the memory of so many batches, which may overlap."""
+
+    def __init__(self, form: str, ring: int, overlap: int) -> None:
+        memory = torch.zeros(4 * ring)
+        self.parts = [memory[(4 - overlap) * one :][:4] for one in range(ring)]
+        self.make = HOLDERS[form]
 
     def __iter__(self) -> Any:
-        for number in range(8):
-            self.batch["x"].fill_(number)
-            yield self.batch
+        for number in range(24):
+            part = self.parts[number % len(self.parts)].fill_(number)
+            yield self.make(part)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("buffer", [0, 3])
-def test_batches_that_lie_in_one_memory_are_echoed_as_they_were(buffer: int, num_workers: int) -> None:
+def first_number(batch: Any) -> float:
+    x = batch["x"] if isinstance(batch, Mapping) else batch.x
+    return float(np.asarray(x[0] if isinstance(x, list) else x)[0])
+
+
+@pytest.mark.filterwarnings("ignore:state_dict. nothing in what the source gives can be compared")
+@pytest.mark.parametrize("form", HOLDERS)
+@pytest.mark.parametrize(
+    ("buffer", "num_workers", "ring", "overlap"), [(0, 0, 1, 0), (3, 1, 3, 0), (0, 1, 8, 0), (3, 0, 2, 3)]
+)
+def test_batches_that_lie_in_one_memory_are_echoed_as_they_were(
+    form: str, buffer: int, num_workers: int, ring: int, overlap: int
+) -> None:
     def taken(source: Any) -> list[float]:
         common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": buffer, "epochs": 1}
-        with EchoLoader(source, None, num_workers=num_workers, **common) as loader:
-            return [float(batch["x"][0]) for _ in range(2) for batch in loader]
+        with EchoLoader(source, None, num_workers=num_workers, batch_length=lambda _: 4, **common) as loader:
+            return [first_number(batch) for _ in range(2) for batch in loader]
 
-    assert taken(OneMemory()) == taken(lambda: iter([{"x": torch.full((4,), n)} for n in range(8)]))
+    assert taken(OneMemory(form, ring, overlap)) == taken(
+        lambda: iter([{"x": torch.full((4,), n)} for n in range(24)])
+    )
 
 
 class LengthOnceIterated:

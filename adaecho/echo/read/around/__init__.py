@@ -8,9 +8,10 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from adaecho.echo.memory.tree import addresses, isolated
+from adaecho.echo.memory.tree import Spans, duplicate, spans
 
 APART = 16  # examples or batches between two questions: to tell one may take as long as to read an example
 
@@ -194,21 +195,39 @@ def tell_pass(source: Any, number: int) -> None:
 
 
 class OwnMemory:
-    """Whole batches as the loader may keep them: copied once two that follow one another shared memory.
+    """Whole batches as the loader may keep them: copied where their source uses memory again.
 
-    The first is copied until the second has been seen. The one before is held meanwhile, so that nothing new
-    can come to lie where it was.
+    It may go round through several batches' memory: so many are copied and held at first, as what is held
+    can't be given to something new. Later each is compared with the one before. What can't be looked into is
+    copied, too, if that can be done.
     """
 
+    _RING = 8  # FFCV and DALI go round through 5 and 2 by default
+
     def __init__(self) -> None:
-        self._before: Any = None
-        self._reused = False
+        self._held: list[tuple[Any, Spans]] = []
+        self._left, self._reused = self._RING, False  # to be copied
 
     def __call__(self, batch: Any) -> Any:
-        first, before = self._before is None, self._before
-        self._reused = self._reused or not addresses(batch).isdisjoint(addresses(before))
-        self._before = batch
-        return isolated(batch) if first or self._reused else batch
+        own = spans(batch)
+        if own is None:
+            with suppress(TypeError):  # as a deep copy raises
+                return duplicate(batch)
+            return batch
+        self._reused = self._reused or any(_overlap(own, held) for _, held in self._held)
+        if self._reused:
+            self._held = []
+            return duplicate(batch)
+        if not self._left:
+            self._held = [(batch, own)]
+            return batch
+        self._left -= 1
+        self._held.append((batch, own))
+        return duplicate(batch)
+
+
+def _overlap(some: Spans, others: Spans) -> bool:
+    return bool(((some[:, :1] < others[:, 1]) & (others[:, 0] < some[:, 1:])).any())  # [some, others]
 
 
 class Teller(NamedTuple):
