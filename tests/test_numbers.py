@@ -16,6 +16,7 @@ from experiments.evidence.decisions import decide_all
 from experiments.evidence.pages import PAGES, with_tables
 from experiments.evidence.predicted_time import section_of_cells
 from experiments.evidence.repeat_value import readings
+from experiments.schedule_clock import ends
 from experiments.schedule_clock.cells import cells, ratio, tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,6 +154,10 @@ def test_the_texts_tell_the_reading_that_counts() -> None:
     assert tuned_at[4][1] == "not decided"
     with_ends = cells(ROOT / "results", ends=True)
     at_4 = ratio(tuned(with_ends, "e4_")[0], tuned(with_ends, "baseline")[0])[0]
-    assert f"(at e = 4 not decided by the rule, {at_4} with ends counted)" in readme
+    assert at_4[:4] == "0.36" and "*not decided* by the rule, 0.36 with the ends of runs counted" in page
+    by_ends = ends.ratio(read_rows(ROOT / "results/schedule_ends/cifar10/trials.json"), 4)
+    words = f"{by_ends.ratio:.2f} ({by_ends.low:.2f} to {by_ends.high:.2f})"
+    assert by_ends.verdict == "saves"
+    assert f"(at e = 4 [{words}](experiments/schedule_clock/ends.md) by the ends of decays)" in readme
     assert f"{alone[0]} to {alone[1]} by the repeats alone" in readme
     assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page

@@ -1,11 +1,17 @@
 """Costs by the ends of decays, of runs whose cost is known."""
 
 import math
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from adaecho.records.trials import read_rows
 from experiments.schedule_clock.ends import cost, ratio
 
+ROOT = Path(__file__).parents[2]
 STEPS = {1: (5500, 6000, 6500), 2: (7500, 8000, 9000), 4: (8000, 9000, 12000)}
 
 
@@ -44,3 +50,31 @@ def test_costs_above_the_baselines_are_said_to_be_more() -> None:
         for row in rows({1: 6000.0, 4: 13_000.0}, spread=0.0005)
     ]
     assert ratio(dear, 2).verdict == "costs more"
+
+
+def test_the_page_says_what_another_road_makes_of_the_records() -> None:
+    runs = read_rows(ROOT / "results/schedule_ends/cifar10/trials.json")
+    assert Counter(run["seed"] for run in runs) == dict.fromkeys({run["seed"] for run in runs}, 9)
+    page = (ROOT / "experiments/schedule_clock/ends.md").read_text()
+
+    def at_target(factor: int, without: int | None = None) -> float:
+        ours = [run for run in runs if run["echo_factor"] == factor and run["seed"] != without]
+        line = stats.linregress(
+            [math.log(run["steps"]) for run in ours], [run["final_accuracy"] for run in ours]
+        )
+        return math.exp((0.8 - line.intercept) / line.slope)
+
+    seeds = sorted({run["seed"] for run in runs})
+    for factor in (1, 2, 4):
+        left_out = sorted(at_target(factor, seed) for seed in seeds)
+        steps, reads = at_target(factor), 64 * at_target(factor) / factor
+        assert f"| {factor} | {steps:,.0f} | {reads:,.0f} |" in page
+        assert f"| {left_out[0]:,.0f} to {left_out[-1]:,.0f} |" in page
+        logs = np.log([at_target(factor, seed) / at_target(1, seed) / factor for seed in seeds])
+        log = math.log(steps / at_target(1) / factor)
+        # Of the jackknife: Student's interval by the variance of what is left.
+        middle = 5 * log - 4 * logs.mean()
+        half = stats.t.ppf(0.975, 4) * math.sqrt(4 / 5 * ((logs - logs.mean()) ** 2).sum())
+        if factor > 1:
+            interval = f"({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
+            assert f"| {math.exp(log):.2f} {interval} |" in page
