@@ -12,10 +12,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any
 
+from adaecho.echo.memory.tree import duplicate
 from adaecho.headroom.advice import (
     LEAST_RATIO,
     Loop,
@@ -33,6 +35,13 @@ _PAUSE = 10  # a step of so many mean steps is an evaluation or a checkpoint
 _LEAST = 0.05  # of the time lost to waiting: less is not worth a change
 _NO_STEP_S = 1e-4  # a step that takes less trains nothing
 _UNSURE = "something else was running, or the loop was short; watch more steps, on an idle machine."
+
+
+def _kept(batch: Any) -> Any:
+    """A copy, as the loader may put later batches into the same memory; of what can't be copied the batch."""
+    with suppress(TypeError):  # as a deep copy raises
+        return duplicate(batch)
+    return batch
 
 
 class HostClock:
@@ -180,16 +189,16 @@ class Watch:
         self._probed = True  # once: what a short pass reads ahead leaves no step that waits
         workers = self.workers or 0
         queue = workers * int(getattr(self._loader, "prefetch_factor", None) or 0)
-        self._read_ahead.extend(islice(batches, queue))
+        self._read_ahead.extend(map(_kept, islice(batches, queue)))
         # Workers that began together give batches together: whole rounds of them.
         pulls = -(-self._replay // max(workers, 1)) * max(workers, 1)
         spent: list[float] = []
         computed_s, host = cpu_s(), HostClock()
         begin = now = host.mark()
         for batch in islice(batches, pulls):
-            self._read_ahead.append(batch)
-            before, now = now, host.mark()
-            spent.append(now - before)
+            spent.append(host.mark() - now)
+            self._read_ahead.append(_kept(batch))
+            now = host.mark()
             if now - begin > LONGEST_PROBE_S and len(spent) >= max(workers, 2):
                 break
         # What a loader that tells of no workers had ready comes at once, and a part of the next one was done.

@@ -19,6 +19,7 @@ from typing import Any
 
 from adaecho.errors import FolderError, say, told
 from adaecho.records.files import (
+    check_no_link,
     dumps,
     folder_errors,
     read_json,
@@ -159,7 +160,11 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
 
 
 def _trial_folder(sweep: Path, row: Row) -> Path:
-    return sweep / check_name("arm", row["arm"]) / str(int(row["repeat"])) / str(int(row["index"]))
+    folder = sweep
+    for name in (check_name("arm", row["arm"]), str(int(row["repeat"])), str(int(row["index"]))):
+        folder /= name
+        check_no_link(folder)
+    return folder
 
 
 def _write(
@@ -194,6 +199,7 @@ def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Where the runs were made, each once; without job ids, which tell a reader nothing."""
     found: list[dict[str, Any]] = []
     for folder in folders:
+        check_no_link(folder / "environment.json")
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
             environment.pop("slurm", None)

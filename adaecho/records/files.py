@@ -144,6 +144,19 @@ def open_regular(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
+def check_no_link(path: Path) -> None:
+    """Refuse a symbolic link: in what was received from others it may lead to anything of one's own.
+
+    Raises:
+        FolderError: it is one.
+    """
+    if path.is_symlink():
+        raise FolderError(
+            f"{path}: leads elsewhere by a symbolic link, through which nothing is read or written; put "
+            "there what it leads to, or choose another folder"
+        )
+
+
 def read_bytes(path: Path) -> bytes:
     """What a regular file holds.
 

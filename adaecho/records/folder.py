@@ -30,6 +30,7 @@ from adaecho.records import checkpoints
 from adaecho.records.files import (
     append,
     atomic_file,
+    check_no_link,
     dumps,
     folder_errors,
     open_regular,
@@ -293,12 +294,8 @@ class RunFolder:
 
     def _check_links(self) -> None:
         """Refuse folders in it that are links, in a run received from others to any folder of one's own."""
-        for folder in (self.checkpoint_dir, self.path / "model"):
-            if folder.is_symlink():
-                raise FolderError(
-                    f"{folder}: leads elsewhere by a symbolic link, through which nothing is written; put "
-                    "the folder itself there, or choose another hydra.run.dir="
-                )
+        for name in ("checkpoint", "model", "pictures", "wandb"):
+            check_no_link(self.path / name)
 
     def _has_records(self) -> bool:
         if any(path.exists() for path in (self._config, self._metrics, self._summary)):

@@ -13,7 +13,7 @@ from adaecho.config.identity import differences, smaller_budgets
 from adaecho.config.schema import value_at
 from adaecho.errors import FolderError
 from adaecho.records.environment import environment
-from adaecho.records.files import read_json, write_json
+from adaecho.records.files import check_no_link, read_json, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import cost_to_target, lowest
 from adaecho.records.status import ENDED, FINISHED, Status
@@ -84,6 +84,8 @@ class SweepState:
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
+        for name in ("workers", "slurm"):
+            check_no_link(folder / name)
         self.searches = {(arm.name, repeat): self._read(arm, repeat) for arm, repeat in design.searches()}
 
     def trial_folder(self, trial: TrialId) -> Path:
@@ -143,7 +145,10 @@ class SweepState:
             max_diverged=self.design.max_diverged if searched else 0,
         )
         root = self.folder / arm.name / str(repeat)
+        check_no_link(root.parent)
+        check_no_link(root)
         for folder in root.iterdir() if root.is_dir() else ():
+            check_no_link(folder)
             # An index beyond all would have as many points drawn.
             is_index = re.fullmatch("[0-9]{1,6}", folder.name) and int(folder.name) < MAX_TRIALS
             if is_index and (summary := _read_summary(folder)) is not None:

@@ -350,6 +350,17 @@ def test_batches_of_a_data_loader_are_its_own() -> None:
     assert seen.batch_bytes == 8 * 4 + 8 * 8
 
 
+def test_batches_that_lie_in_one_memory_come_as_they_were() -> None:
+    memory = np.zeros(2)
+
+    def source() -> Iterator[Any]:
+        for number in range(40):
+            memory[:] = number
+            yield {"x": memory}
+
+    assert [batch["x"][0] for batch in headroom.watch(source())] == list(range(40))
+
+
 def test_bytes_of_nested_batches() -> None:
     batch = {"x": np.zeros((4, 2)), "more": [torch.zeros(3), (np.zeros(1, np.uint8), "a")]}
     assert advice.num_bytes(batch) == 64 + 12 + 1

@@ -171,6 +171,25 @@ def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
     assert [curve["arm"] for curve in best_curves(rows, sweep)] == ["reached"]
 
 
+@pytest.mark.parametrize("name", ["run/environment.json", "run"])
+def test_nothing_is_collected_through_a_link(tmp_path, name):
+    """What a received one leads to may be any file of one's own, and tables are committed."""
+    config, summary = make_run(tmp_path / "mine")
+    sweep = tmp_path / "sweep"
+    row = trial_row(config, summary, experiment="x", arm="run", repeat=0, index=0)
+    (sweep / "run/0").mkdir(parents=True)
+    if name == "run":
+        (sweep / "run/0/0").symlink_to(tmp_path / "mine")
+    else:
+        make_run(sweep / "run/0/0")
+        (sweep / "run/0/0/environment.json").unlink()
+        (sweep / "run/0/0/environment.json").symlink_to(tmp_path / "mine/environment.json")
+    (sweep / "trials.json").write_text(json.dumps([row]))
+    with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):
+        collect_sweep(sweep, tmp_path / "results", "command")
+    assert not list(tmp_path.glob("results/*/*/*.json"))
+
+
 def test_what_cannot_be_collected_is_named(tmp_path):
     with pytest.raises(FolderError, match=r"sweep: no trials\.json"):
         collect_sweep(tmp_path / "sweep", tmp_path, "x")

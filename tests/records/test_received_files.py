@@ -29,7 +29,7 @@ def config(compose_config: Compose) -> Config:
     return compose_config(*RUN)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "model"])
+@pytest.mark.parametrize("name", ["checkpoint", "model", "pictures", "wandb"])
 def test_nothing_is_written_through_a_link_to_a_folder(tmp_path: Path, config: Config, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "run").mkdir()

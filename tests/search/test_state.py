@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from adaecho.errors import FolderError
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
 from adaecho.search.state import Pruner, Search, SweepState
@@ -87,6 +88,18 @@ def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> No
     state = SweepState(design, tmp_path)
     assert trial not in state.missing()
     assert state.search(trial).best() == 320
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_nothing_in_a_sweep_is_reached_through_a_link(design: Design, tmp_path: Path, depth: int) -> None:
+    """One that was received may have them lead to any folder of one's own."""
+    (tmp_path / "mine").mkdir()
+    sweep, arm = tmp_path / "sweep", design.arms[0].name
+    link = sweep / ("workers", arm, f"{arm}/0", f"{arm}/0/1")[depth]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match=f"{link.name}: leads elsewhere by a symbolic link"):
+        SweepState(design, sweep)
 
 
 @pytest.mark.timeout(60)
