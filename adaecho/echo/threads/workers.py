@@ -104,6 +104,7 @@ class ThreadPool:
         self._crew: Crew | None = None
         self._threads: list[PoolThread] = []
         self._lock = threading.Lock()  # of the threads alone: of their beginning and end
+        self._hiring: set[Crew] = set()  # for which threads are being started
         self.maps: list[OrderedMap[Any, Any]] = []
         self._process: int | None = None  # in which there may be threads
 
@@ -127,11 +128,12 @@ class ThreadPool:
         """Let every thread end once the work in its hands is done; what is finished is kept for later."""
         if self._stayed_behind:
             return
-        if self._crew is not None:
-            self._crew.stopping = True
+        crew = self._crew
+        if crew is not None:
+            crew.stopping = True
         for ordered in self.maps:
             ordered.wake()
-        if self._ended():
+        if self._crew is crew and self._ended():  # the consumer may have begun anew meanwhile
             self._stopped()
 
     def join(self, wait_s: float | None = None) -> bool:
@@ -145,7 +147,7 @@ class ThreadPool:
 
     def _ended(self) -> bool:
         here = threading.current_thread()
-        return all(thread.ended or thread is here for thread in list(self._threads))
+        return not self._hiring and all(thread.ended or thread is here for thread in list(self._threads))
 
     def pause(self) -> None:
         """Return once no thread works; those that wait go on waiting until ``resume``."""
@@ -192,10 +194,16 @@ class ThreadPool:
     # By its threads
 
     def _hire(self, crew: Crew) -> None:
+        self._hiring.add(crew)  # before a look at its flag: who has raised that looks here afterwards
         with self._lock:
             self._threads = [thread for thread in self._threads if not thread.ended]
-            for ordered in self.maps:
-                self._hire_for(ordered, crew)
+            try:
+                for ordered in self.maps:
+                    if not crew.stopping:
+                        self._hire_for(ordered, crew)
+            finally:
+                self._hiring.discard(crew)
+                self._let_go()
 
     def _hire_for(self, ordered: "OrderedMap[Any, Any]", crew: Crew) -> None:
         for number in range(ordered.wanted):
@@ -215,10 +223,13 @@ class ThreadPool:
     def ends(self, thread: PoolThread) -> None:
         """A thread is at its end; the last one after a stop lets go of the source."""
         with self._lock:
-            others = (other for other in self._threads if other is not thread)
-            if self.stopping and all(other.ended for other in others):
-                self._stopped()
+            self._let_go(thread)
             thread.ended = True
+
+    def _let_go(self, last: PoolThread | None = None) -> None:
+        others = (other for other in self._threads if other is not last)
+        if self.stopping and not self._hiring and all(other.ended for other in others):
+            self._stopped()
 
 
 def _taken(queue: SimpleQueue[Any], waiting: Crew | ThreadPool) -> Any:

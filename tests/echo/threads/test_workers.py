@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.echo.threads.workers import PoolThread
+from adaecho.echo.threads.workers import PoolThread, ThreadPool
 from tests.echo.sources import Broken, Dataset, Stream, add_noise, arrays
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -29,6 +29,24 @@ def assert_no_threads_soon() -> None:
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() == []
+
+
+def test_a_stop_while_threads_are_being_started_waits_for_them() -> None:
+    """Else what they read from would be let go of, maybe that of a run which has begun meanwhile."""
+    released: list[bool] = []
+    pool = ThreadPool(lambda: released.append(True))
+    with pool._lock:
+        pool.go()
+        while not pool._hiring:
+            time.sleep(0.001)
+        pool.stop()
+        assert not pool.join(0.05)
+        assert not released
+    assert pool.join(60)
+    deadline = time.monotonic() + 60
+    while not released and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert released == [True]
 
 
 @WORKERS
