@@ -17,7 +17,6 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
-from adaecho.echo.memory.tree import duplicate
 from adaecho.headroom.advice import (
     LEAST_RATIO,
     Loop,
@@ -39,6 +38,8 @@ _UNSURE = "something else was running, or the loop was short; watch more steps, 
 
 def _kept(batch: Any) -> Any:
     """A copy, as the loader may put later batches into the same memory; of what can't be copied the batch."""
+    from adaecho.echo.memory.tree import duplicate  # torch: a loop that is watched need not have it yet
+
     with suppress(TypeError):  # as a deep copy raises
         return duplicate(batch)
     return batch
