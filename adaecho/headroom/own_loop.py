@@ -38,7 +38,9 @@ _UNSURE = "something else was running, or the loop was short; watch more steps, 
 
 def _kept(batch: Any) -> Any:
     """A copy, as the loader may put later batches into the same memory; of what can't be copied the batch."""
-    from adaecho.echo.memory.tree import duplicate  # torch: a loop that is watched need not have it yet
+    if "numpy" not in sys.modules:  # nor torch, which take a while to import: no array is in it
+        return batch
+    from adaecho.echo.memory.tree import duplicate
 
     with suppress(TypeError):  # as a deep copy raises
         return duplicate(batch)
