@@ -160,7 +160,7 @@ class SequentialReader(Reader):
         if self._preparation.length is not None:
             self._own = OwnMemory()
         if not over:
-            self._iterator = self._source.open(number, position)
+            self._iterator = self._source.open_pass(number, position)
             if not position and not self._source.seekable:
                 position = self._source.position(self._iterator)
         self._mark(position)
@@ -208,7 +208,7 @@ class SequentialReader(Reader):
         with self._reading:
             source, marked = self._source, False
             if self._released is not None:
-                self._iterator, self._released = source.open(self._pass[0], self._released), None
+                self._iterator, self._released = source.open_pass(self._pass[0], self._released), None
             source.within = True
             apart = source.marks_apart
             if apart and self._iterator is not None and self._count - self._marks[-1].count >= apart:

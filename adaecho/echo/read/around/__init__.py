@@ -68,7 +68,7 @@ class IterableSource:
             set_share(rank, world)
         return set_share is not None
 
-    def open(self, number: int, position: Position = ()) -> Iterator[Any]:
+    def open_pass(self, number: int, position: Position = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
         tell_pass(self._source, number)
         teller = teller_of(self._source)

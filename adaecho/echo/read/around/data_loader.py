@@ -61,7 +61,7 @@ class DataLoaderSource(IterableSource):
         collates = self._loader.collate_fn not in (default_collate, default_convert)
         return collates or not of_torch or not may_be_shared(self._loader.dataset)
 
-    def open(self, number: int, position: Position = ()) -> "Pass":
+    def open_pass(self, number: int, position: Position = ()) -> "Pass":
         """A pass, from a position on: batches given, and a digest of what they were made of.
 
         Raises:
