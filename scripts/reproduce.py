@@ -22,7 +22,8 @@ from pathlib import Path
 
 from adaecho.errors import UserError, told
 from adaecho.records.collect import collect_sweep
-from adaecho.search.state import SweepState, read_design
+from adaecho.search.design import read_design
+from adaecho.search.state import SweepState
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from adaecho.errors import told
 from adaecho.records.files import record_errors
 from adaecho.records.lock import is_held
 from adaecho.records.terminal import Terminal
+from adaecho.search.design import read_design
 from adaecho.search.progress import arm_table
 from adaecho.search.report import export, remarks, trial_rows, write_outcome
-from adaecho.search.state import SweepState, read_design
+from adaecho.search.state import SweepState
 
 
 def status(folder: Path, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The design of a sweep: which arms, and for each its points by index, fixed before anything runs.
+"""The design of a sweep, and its record: which arms, and for each its points by index, before anything runs.
 
 A point is a function of (search seed, content of the arm, repeat, index) alone: scrambled Sobol points, as
 scipy implements them, whose seed is a hash of the first three. Nothing depends on the order of arms or of
@@ -8,10 +8,13 @@ events, so workers need no coordination and a sequence can be extended when a tr
 import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from adaecho.config.identity import BUDGETS, identity
+from adaecho.config.identity import BUDGETS, differences, identity, smaller_budgets
 from adaecho.config.tasks import names_in
+from adaecho.errors import FolderError
+from adaecho.records.files import read_json, write_json
 from adaecho.records.trials import check_name
 from adaecho.search.axes import Axis
 
@@ -21,6 +24,8 @@ _NOT_CONTENT = ("seed", "device", "precision", "channels_last", "threads")
 
 MAX_TRIALS = 100_000  # of a sweep: each has a folder
 _SEARCH = ("seed", "trials", "repeats", "max_diverged", "prune")  # what all searches of a sweep share
+_GROWING = ("trials", "repeats", "max_diverged")
+_MAX_LINES = 8  # of what differs
 
 
 @dataclass(frozen=True)
@@ -202,3 +207,100 @@ def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """A copy of a plain config with one dotted key replaced; untouched parts are shared."""
     name, _, rest = key.partition(".")
     return {**config, name: with_value(config[name], rest, value) if rest else value}
+
+
+def record_design(design: Design, folder: Path) -> None:
+    """Write ``design.json``: from now on workers find trials to run."""
+    write_json(folder / "design.json", design.to_dict())
+
+
+class OtherDesignError(FolderError):
+    """The folder holds another design."""
+
+
+def check_design(design: Design, folder: Path) -> None:
+    """Check that the folder holds no other design; more trials or repeats may be added.
+
+    Raises:
+        OtherDesignError: it does (with a diff).
+        FolderError: it holds trials of an unknown one.
+    """
+    path = folder / "design.json"
+    if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
+        raise FolderError(
+            f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
+            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
+        )
+    if path.exists():
+        now, recorded = design.to_dict(), read_json(path)
+        _checked(recorded, path)
+        refused = _differences(recorded, now)
+        if refused:
+            shown = refused[:_MAX_LINES]
+            if len(refused) > _MAX_LINES:
+                shown.append(f"and {len(refused) - _MAX_LINES} more")
+            raise OtherDesignError(
+                f"{folder}: holds another design:\n  "
+                + "\n  ".join(shown)
+                + "\nRun that design again, choose "
+                "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
+            )
+
+
+def read_design(folder: Path) -> Design:
+    """The design that a sweep's folder records.
+
+    Raises:
+        FolderError: no sweep was begun there, or its record is damaged.
+    """
+    path = folder / "design.json"
+    if not path.exists():
+        raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
+    return _checked(read_json(path), path)
+
+
+def _checked(plain: dict[str, Any], path: Path) -> Design:
+    try:
+        design = Design.from_dict(plain)
+        design.named()
+        for arm in design.arms:
+            arm.content()
+            design.trial_config(arm, 0, 0)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FolderError(
+            f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
+            "fresh=true"
+        ) from error
+    return design
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What may not change, as lines: all but budgets, spelling, and points that a longer design has more of.
+
+    What differs in every arm is told once.
+    """
+    names = [set(plain["arms"]) for plain in (old, new)]
+    common = sorted(names[0] & names[1])
+    pairs = {name: [_compared(name, plain["arms"][name]) for plain in (old, new)] for name in common}
+    lines = smaller_budgets(old["search"], new["search"], _GROWING)
+    for name in ("seed", "prune"):
+        lines += differences({f"search.{name}": old["search"][name]}, {f"search.{name}": new["search"][name]})
+    if names[0] != names[1]:
+        gone, added = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        lines.append(f"arms: {gone} in the folder, {added} now")
+    by_arm = {name: differences(*pair) for name, pair in pairs.items()}
+    everywhere: list[str] = []
+    if len(common) > 1:
+        everywhere = [line for line in by_arm[common[0]] if all(line in by_arm[name] for name in common)]
+    lines += [f"every arm's {line}" for line in everywhere]
+    lines += [f"{name}.{line}" for name in common for line in by_arm[name] if line not in everywhere]
+    if not lines:  # they follow from the rest, as long as the code that draws them is the same
+        firsts = [{name: plain["arms"][name]["points"][:1] for name in common} for plain in (old, new)]
+        drawn = [{name: points[0][0] for name, points in first.items() if points} for first in firsts]
+        lines = [f"first point of {line}" for line in differences(*drawn)]
+    return lines
+
+
+def _compared(name: str, plain: dict[str, Any]) -> dict[str, Any]:
+    axes = tuple(Axis(key, **axis) for key, axis in plain["axes"].items())
+    return Arm(name, (), plain["config"], axes).to_dict()

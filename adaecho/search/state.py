@@ -1,4 +1,4 @@
-"""A sweep's folder: its design, where it stands by its run folders alone, what was refused or failed."""
+"""Where a sweep stands, by its run folders alone; what was refused or failed."""
 
 import os
 import re
@@ -9,15 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.identity import differences, smaller_budgets
 from adaecho.config.schema import value_at
 from adaecho.errors import FolderError
 from adaecho.records.environment import environment
-from adaecho.records.files import check_no_link, read_json, write_json
+from adaecho.records.files import check_no_link, read_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import cost_to_target, lowest
 from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.search.axes import Axis
 from adaecho.search.design import MAX_TRIALS, Arm, Design, TrialId
 
 
@@ -157,6 +155,12 @@ class SweepState:
         return search
 
 
+def has_finished(folder: Path) -> bool:
+    """Whether any trial of a sweep's folder has ended, of whatever design."""
+    summaries = (_read_summary(path.parent) for path in folder.glob("*/*/*/summary.json"))
+    return any(one is not None and one["status"] in FINISHED for one in summaries)
+
+
 class Pruner:
     """``search.prune``: asked after each evaluation of the trial in ``folder``; reads its siblings' folders.
 
@@ -206,112 +210,6 @@ def _check_own(folder: Path, summary: dict[str, Any], config: dict[str, Any]) ->
 
 
 REFUSAL = "refusal.json"
-_BUDGETS = ("trials", "repeats", "max_diverged")
-_MAX_LINES = 8
-
-
-def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``: from now on workers find trials to run."""
-    write_json(folder / "design.json", design.to_dict())
-
-
-class OtherDesignError(FolderError):
-    """The folder holds another design.
-
-    Attributes:
-        has_finished: whether any of its trials has.
-    """
-
-    def __init__(self, folder: Path, message: str) -> None:
-        super().__init__(message)
-        summaries = (_read_summary(path.parent) for path in folder.glob("*/*/*/summary.json"))
-        self.has_finished = any(one is not None and one["status"] in FINISHED for one in summaries)
-
-
-def check_design(design: Design, folder: Path) -> None:
-    """Check that the folder holds no other design; more trials or repeats may be added.
-
-    Raises:
-        OtherDesignError: it does (with a diff).
-        FolderError: it holds trials of an unknown one.
-    """
-    path = folder / "design.json"
-    if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
-        raise FolderError(
-            f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
-            "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
-        )
-    if path.exists():
-        read_design(folder)
-        refused = _differences(read_json(path), design.to_dict())
-        if refused:
-            shown = refused[:_MAX_LINES]
-            if len(refused) > _MAX_LINES:
-                shown.append(f"and {len(refused) - _MAX_LINES} more")
-            raise OtherDesignError(
-                folder,
-                f"{folder}: holds another design:\n  "
-                + "\n  ".join(shown)
-                + "\nRun that design again, choose "
-                "another hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",
-            )
-
-
-def read_design(folder: Path) -> Design:
-    """The design that a sweep's folder records.
-
-    Raises:
-        FolderError: no sweep was begun there, or its record is damaged.
-    """
-    path = folder / "design.json"
-    if not path.exists():
-        raise FolderError(f"{folder}: no sweep, for it has no design.json; give the folder that -m printed")
-    try:
-        design = Design.from_dict(read_json(path))
-        design.named()
-        for arm in design.arms:
-            arm.content()
-            design.trial_config(arm, 0, 0)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FolderError(
-            f"{path}: is no sweep's design ({type(error).__name__}: {error}). Restore it, or start anew with "
-            "fresh=true"
-        ) from error
-    return design
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What may not change, as lines: all but budgets, spelling, and points that a longer design has more of.
-
-    What differs in every arm is told once.
-    """
-    lines = smaller_budgets(old["search"], new["search"], _BUDGETS)
-    for name in ("seed", "prune"):
-        lines += differences({f"search.{name}": old["search"][name]}, {f"search.{name}": new["search"][name]})
-    names = [set(plain["arms"]) for plain in (old, new)]
-    if names[0] != names[1]:
-        gone, added = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-        lines.append(f"arms: {gone} in the folder, {added} now")
-    common = sorted(names[0] & names[1])
-    by_arm = {
-        name: differences(_compared(name, old["arms"][name]), _compared(name, new["arms"][name]))
-        for name in common
-    }
-    everywhere: list[str] = []
-    if len(common) > 1:
-        everywhere = [line for line in by_arm[common[0]] if all(line in by_arm[name] for name in common)]
-    lines += [f"every arm's {line}" for line in everywhere]
-    lines += [f"{name}.{line}" for name in common for line in by_arm[name] if line not in everywhere]
-    if not lines:  # they follow from the rest, as long as the code that draws them is the same
-        firsts = [{name: plain["arms"][name]["points"][:1] for name in common} for plain in (old, new)]
-        drawn = [{name: points[0][0] for name, points in first.items() if points} for first in firsts]
-        lines = [f"first point of {line}" for line in differences(*drawn)]
-    return lines
-
-
-def _compared(name: str, plain: dict[str, Any]) -> dict[str, Any]:
-    axes = tuple(Axis(key, **axis) for key, axis in plain["axes"].items())
-    return Arm(name, (), plain["config"], axes).to_dict()
 
 
 def read_refusal(folder: Path, launch: str) -> str | None:

@@ -25,12 +25,19 @@ from adaecho.records.lock import FolderLock
 from adaecho.records.terminal import Terminal
 from adaecho.records.tracking import exported
 from adaecho.search.arms import Typed, build_arms, composer, parse_typed
-from adaecho.search.design import MAX_TRIALS, Design, stable_hash
+from adaecho.search.design import (
+    MAX_TRIALS,
+    Design,
+    OtherDesignError,
+    check_design,
+    record_design,
+    stable_hash,
+)
 from adaecho.search.local import LocalWorkers, affordable
 from adaecho.search.progress import SweepProgress
 from adaecho.search.report import remarks, unfinished, write_outcome
 from adaecho.search.slurm import SlurmWorkers, job_name
-from adaecho.search.state import OtherDesignError, SweepState, check_design, record_design
+from adaecho.search.state import SweepState, has_finished
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -46,9 +53,8 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         SystemExit: a search could not be completed; code 1.
     """
     HydraConfig.instance().set_config(config)  # for what is named through ${hydra:...}
-    typed, plain = parse_typed(arguments, config_loader), to_plain(config)
+    launcher, typed, plain = _launcher(config), parse_typed(arguments, config_loader), to_plain(config)
     folder = sweep_folder(config, plain, typed)
-    launcher = _launcher(config)
     with ExitStack() as stack:
         lock = FolderLock(folder)
         lock.acquire()
@@ -62,8 +68,8 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             lock.acquire()
         state = SweepState(design, folder)
         record_design(design, folder)
-        stack.enter_context(exported(config.tracking, folder))
         urls = secret_urls([arm.config for arm in design.arms])
+        stack.enter_context(exported(config.tracking, folder))
         console = Terminal(markup=False)
         console.print(headline(state), highlight=False, soft_wrap=True)
         if launcher == "slurm" and state.missing():
@@ -88,8 +94,8 @@ def _is_superseded(design: Design, folder: Path) -> bool:
     """
     try:
         check_design(design, folder)
-    except OtherDesignError as error:
-        if error.has_finished:
+    except OtherDesignError:
+        if has_finished(folder):
             raise
         warn(f"{folder}: held another design, none of whose trials had finished; it is kept beside")
         return True
@@ -99,8 +105,8 @@ def _is_superseded(design: Design, folder: Path) -> bool:
 def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
     """What a user may want to do with the sweep's folder."""
     of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # that is -m
-    overrides = masked([*arguments, *of_hydra])
-    typed = shlex.join(["python", "-m", "adaecho.run", *_config_dir(config), "-m", *overrides])
+    command = ["python", "-m", "adaecho.run", *_config_dir(config), "-m"]
+    typed = shlex.join([*command, *masked([*arguments, *of_hydra])])
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
@@ -117,9 +123,10 @@ def _config_dir(config: DictConfig) -> list[str]:
 
 def run_here(state: SweepState, config: DictConfig, console: Console, urls: Sequence[str]) -> None:
     """Run what is missing with workers on this machine."""
+    missing = len(state.missing())
     workers, too_many = affordable(config.search.workers)
-    wanted = min(workers, len(state.missing()))
-    if too_many and len(state.missing()) > workers:
+    wanted = min(workers, missing)
+    if too_many and missing > workers:
         console.print(too_many, highlight=False, soft_wrap=True)
     of_all = {"threads": config.threads, "typed": state.design.named(), "urls": urls}
     with (

@@ -30,8 +30,8 @@ from adaecho.records.files import append, read_bytes, write_json
 from adaecho.records.folder import RunFolder, move_aside
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
 from adaecho.records.status import FINISHED
-from adaecho.search.design import TrialId
-from adaecho.search.state import REFUSAL, SweepState, read_design, record_failure
+from adaecho.search.design import TrialId, read_design
+from adaecho.search.state import REFUSAL, SweepState, record_failure
 from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
 from adaecho.training.interrupt import WaitEndedError
 

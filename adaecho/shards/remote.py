@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaecho.masking import shown, without_secrets
 from adaecho.shards.http import asked_to_wait_s, open_http
-from adaecho.shards.urls import shown, without_secrets
 from adaecho.shards.waits import log, watch
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from adaecho.masking import shown
 from adaecho.shards.remote import Retries, Transfer, Version, is_remote, shown_url
 from adaecho.shards.tar import Group, groups
-from adaecho.shards.urls import shown
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_NAMES = 1_000_000  # that one pattern may stand for

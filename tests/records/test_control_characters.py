@@ -19,8 +19,7 @@ from adaecho.records import collect
 from adaecho.records.files import read_json, read_yaml, yaml_text
 from adaecho.records.terminal import Terminal
 from adaecho.search import __main__ as search
-from adaecho.search.design import Arm, Design
-from adaecho.search.state import record_design
+from adaecho.search.design import Arm, Design, record_design
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.needs import first_form

@@ -26,8 +26,7 @@ from adaecho.records import collect
 from adaecho.records.files import read_yaml, yaml_text
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import COLUMNS
-from adaecho.search.design import Design
-from adaecho.search.state import read_design, record_design
+from adaecho.search.design import Design, read_design, record_design
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial

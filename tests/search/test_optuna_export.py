@@ -10,8 +10,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from adaecho.search.design import read_design
 from adaecho.search.report import JOURNAL, export, trial_rows
-from adaecho.search.state import SweepState, read_design
+from adaecho.search.state import SweepState
 from tests.search.conftest import Command
 
 

@@ -20,8 +20,8 @@ from adaecho.config.schema import from_typed
 from adaecho.records.files import read_json
 from adaecho.records.lock import is_held
 from adaecho.search import sweeper
+from adaecho.search.design import read_design
 from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
-from adaecho.search.state import read_design
 from tests import paced
 from tests.helpers import metrics, summary
 from tests.needs import needs

@@ -20,10 +20,10 @@ from adaecho.errors import ConfigError, UserError
 from adaecho.masking import VARIABLE
 from adaecho.records.folder import RunFolder
 from adaecho.search import slurm, sweeper
-from adaecho.search.design import Design, TrialId
+from adaecho.search.design import Design, TrialId, read_design, record_design
 from adaecho.search.progress import SweepProgress
 from adaecho.search.slurm import SlurmError, SlurmWorkers, max_array_size
-from adaecho.search.state import SweepState, read_design, read_refusal, record_design
+from adaecho.search.state import SweepState, read_refusal
 from adaecho.search.worker import Worker, code_digest
 from hydra_plugins.adaecho_quasirandom import SlurmLauncher
 from tests.search.conftest import Command

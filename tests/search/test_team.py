@@ -13,8 +13,8 @@ from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, RankError, UserError
 from adaecho.records.folder import RunFolder
 from adaecho.search import team, worker
-from adaecho.search.design import Design
-from adaecho.search.state import read_refusal, record_design
+from adaecho.search.design import Design, record_design
+from adaecho.search.state import read_refusal
 from adaecho.search.worker import Attempts, Worker
 from adaecho.training import trainer
 from tests.forks import FORKS

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.schema import Config
-from adaecho.search.design import Design
-from adaecho.search.state import record_design
+from adaecho.search.design import Design, record_design
 from adaecho.search.worker import Worker
 from tests.search import stub
 from tests.search.conftest import STUB, BuildArms

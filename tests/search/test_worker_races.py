@@ -10,8 +10,8 @@ import pytest
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.search import worker
-from adaecho.search.design import Design
-from adaecho.search.state import read_refusal, record_design
+from adaecho.search.design import Design, record_design
+from adaecho.search.state import read_refusal
 from adaecho.search.worker import Attempts, Worker
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER, TASK

@@ -13,8 +13,7 @@ from adaecho.config.schema import Config, from_plain, to_plain
 from adaecho.headroom import __main__ as headroom
 from adaecho.headroom import measure
 from adaecho.search import worker
-from adaecho.search.design import Arm, Design
-from adaecho.search.state import record_design
+from adaecho.search.design import Arm, Design, record_design
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.training import trial
