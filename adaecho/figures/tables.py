@@ -40,9 +40,9 @@ def draw_table(
     first = rows[0]
     curves = [curve for curve in curves if curve["fresh_examples"]]  # of runs that were evaluated at all
     rows, arms, curves = ([_named(one, first["task"]) for one in table] for table in (rows, arms, curves))
-    paths, title = [into / f"{stem}.{form}"], describe(rows)
     lines = LINES.get(first["experiment"])
     rates = _rates(arms) if without_target(rows) else []
+    paths, title = [into / f"{stem}.{form}"], describe(rows)
     if rates:
         of_rates = Sweep("learning_rate", lines="method", costs=(f"final_{first['target_metric']}",))
         draw_lines(rates, paths[0], title, of_rates, "Mean over runs; bars: minimum and maximum.")

@@ -70,9 +70,10 @@ def trial_rows(state: SweepState) -> list[Row]:
 
 def _row(design: Design, search: Search, index: int) -> Row:
     point = design.point(search.arm, search.repeat, index)
+    config = design.trial_config(search.arm, search.repeat, index)
     positions = {axis.key: round(axis.position(point[axis.key]), _DIGITS) for axis in search.arm.axes}
     row = trial_row(
-        design.trial_config(search.arm, search.repeat, index),
+        config,
         search.summaries[index],
         experiment=design.experiment or "sweep",
         arm=search.arm.name,
