@@ -39,6 +39,8 @@ def main(composed: DictConfig) -> None:
     try:
         with told():  # before Hydra puts a line of its own in front
             _run(composed)
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(explain(error))
     except Exception as error:  # a crash: of it Hydra would print the words typed, secrets and all
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

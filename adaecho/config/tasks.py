@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
+from inspect import get_annotations
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -127,6 +128,8 @@ def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
     options = getattr(find_task(name, typed), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
+    if get_annotations(options) and "__dataclass_fields__" not in vars(options):
+        raise ConfigError(f"task.name={name}: its Options are no dataclass; write @dataclass above them")
     return options
 
 

@@ -251,6 +251,8 @@ def _json_rows(file: Path, column: str) -> Iterator[Text]:
         for line in _lines(file, opened_file):
             try:
                 text = json.loads(line)[column]
+                if isinstance(text, str):
+                    text.encode()  # JSON can write halves of characters
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 yield ValueError(f"is no JSON object with {column!r} ({type(error).__name__}: {error})")
                 continue

@@ -44,6 +44,7 @@ _RC: Any = {
     "axes.titlesize": 10,
     "svg.hashsalt": "adaecho",  # ids in SVG are random otherwise
     "text.color": INK,
+    "text.parse_math": False,  # names of classes and arms are anyone's
     "xtick.color": INK,
     "ytick.color": INK,
     "ytick.labelsize": 8.5,

@@ -21,6 +21,8 @@ def build_task(config: Config) -> "Task":
     """
     name = config.task.name
     task: Task = find_task(name, [name]).build(config, config.task)
+    if not hasattr(task, "metrics"):
+        raise ConfigError(f"task.name={name}: build returned a {type(task).__name__}; it returns a Task")
     if config.target.metric not in task.metrics:
         raise ConfigError(
             f"target.metric={config.target.metric}: task {name} reports {', '.join(task.metrics)}; choose one"

@@ -1,12 +1,14 @@
 """What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+
+from adaecho.errors import ConfigError
 
 Batch = Any
 """A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
@@ -91,3 +93,26 @@ class Task:
     facts: dict[str, Any] = field(default_factory=dict)
     at_end: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None
     pictures: Callable[[nn.Module, int, torch.device], list[Picture]] | None = None
+
+    def __post_init__(self) -> None:
+        for metric, direction in self.metrics.items():
+            if direction not in get_args(Direction):
+                raise ConfigError(
+                    f"task {self.name}: metrics says {direction!r} of {metric}; say 'max' where more is "
+                    "better, 'min' where less is"
+                )
+
+    def checked(self, metrics: Any) -> dict[str, float]:
+        """What ``evaluate`` has returned.
+
+        Raises:
+            ConfigError: a metric is missing, or something is no number.
+        """
+        wrong = "no dict" if not isinstance(metrics, Mapping) else ""
+        wrong = wrong or ", ".join(f"no {name}" for name in self.metrics if name not in metrics)
+        wrong = wrong or ", ".join(
+            f"{name} that is no number" for name, value in metrics.items() if not hasattr(value, "__float__")
+        )
+        if wrong:
+            raise ConfigError(f"task {self.name}: evaluate returned {wrong}; it returns {{metric: number}}")
+        return dict(metrics)

@@ -74,6 +74,11 @@ def synchronize(device: torch.device) -> None:
 
 def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
     """The model on its device, in the memory format and compiled as the config says."""
+    if not (isinstance(model, nn.Module) and any(True for _ in model.parameters())):
+        raise ConfigError(
+            f"task.name={config.task.name}: build_model returned a {type(model).__name__}; it returns a "
+            "torch.nn.Module that has parameters"
+        )
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -89,7 +94,7 @@ def measure(
     model.eval()
     shared = {"ranks": ranks} if "ranks" in signature(task.evaluate).parameters else {}
     with autocast(device, precision), torch.inference_mode():
-        metrics = task.evaluate(model, split, device=device, **shared)
+        metrics = task.checked(task.evaluate(model, split, device=device, **shared))
     return ranks.from_first(lambda: metrics)
 
 

@@ -123,7 +123,13 @@ class MeanLoss:
 
     def _loss(self, micro_batch: Batch) -> LossAndWeight:
         with autocast(self._device, self._precision):
-            return self._task.loss(self._model, micro_batch)
+            found = self._task.loss(self._model, micro_batch)
+        if not isinstance(found, tuple):
+            raise ConfigError(
+                f"task {self._task.name}: loss returned a {type(found).__name__}; it returns two, the sum of "
+                "the losses and the number of what was summed"
+            )
+        return found
 
     def _share(self, loss: torch.Tensor, total: torch.Tensor | float) -> torch.Tensor:
         """Add the gradient of one micro-batch's loss over the total weight."""

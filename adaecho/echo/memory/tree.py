@@ -6,8 +6,10 @@ masked array, travels whole, as it came.
 """
 
 import copy
+from collections import UserDict, UserList
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -328,7 +330,10 @@ def duplicate(value: Any) -> Any:
 
 
 def isolated(value: Any, *, pictures: bool = True) -> Any:
-    """An example that can be written into without changing the one given; objects of other kinds stay.
+    """An example that can be written into without changing the one given.
+
+    Objects that say how they are copied (``__deepcopy__``) or what their fields are (dataclasses, attrs,
+    SimpleNamespace) are copied; others stay, as one that holds a decoder of a library's can't be.
 
     Args:
         value: an example as its source gave it.
@@ -357,14 +362,24 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return with_children(value, parts)
     if _is_picture(kind):
         return _copied_picture(value) if pictures else value
-    if not deep and is_dataclass(value) and not isinstance(value, type):
+    names = None if deep or isinstance(value, type) else _fields(value)
+    if names is not None:
         copied = copy.copy(value)
-        for field in fields(value):
-            if hasattr(value, field.name):
-                part = _copied(getattr(value, field.name), False, pictures)
-                object.__setattr__(copied, field.name, part)
+        for name in names:
+            if hasattr(value, name):
+                object.__setattr__(copied, name, _copied(getattr(value, name), False, pictures))
         return copied
-    return _deep(value) if deep or isinstance(value, torch.Tensor | np.ndarray | bytearray) else value
+    copies_itself = isinstance(value, bytearray) or (hasattr(kind, "__deepcopy__") and kind is not type)
+    return _deep(value) if deep or copies_itself else value
+
+
+def _fields(value: Any) -> list[str] | None:
+    """The fields of what is known to be made of them; None for any other object."""
+    if is_dataclass(value):
+        return [field.name for field in fields(value)]
+    if hasattr(value, "__attrs_attrs__"):
+        return [field.name for field in value.__attrs_attrs__]
+    return list(vars(value)) if isinstance(value, SimpleNamespace | UserDict | UserList) else None
 
 
 def _copied_picture(picture: Any) -> Any:

@@ -5,12 +5,14 @@ Arrays come back in memory that both map. A process ends with its pipe, or with 
 """
 
 import copyreg
+import fcntl
 import io
 import mmap
 import multiprocessing
 import os
 import pickle
 import signal
+import stat
 import sys
 import threading
 import time
@@ -30,6 +32,7 @@ from adaecho.echo.threads.workers import GivenUp, PoolThread
 _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
 _LOOK_EVERY_S = 0.5  # whether the parent lives
 _END_S = 1.0  # for a process to end by itself
+_FIRST_FILE = 3  # beyond the standard streams
 Handler = Callable[..., Any]
 Ticket = tuple[threading.Lock, threading.Lock]
 """Held until the answer before, and until this one, has been received."""
@@ -173,6 +176,7 @@ def _serve(
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # whose threads stayed in the parent
     generators.own = True
+    _reopen_files()
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()
@@ -191,6 +195,23 @@ def _serve(
             connection.send_bytes(pickle.dumps((spans, body)))
         except OSError:  # nobody is there any more
             return
+
+
+def _reopen_files() -> None:
+    """Give this process places of its own in the files that were open for reading when it was forked.
+
+    A fork shares them: one that seeks would move the place at which another reads.
+    """
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        number = int(name)
+        with suppress(OSError):  # the folder's own, closed by now; or one that may not be opened again
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if number < _FIRST_FILE or not stat.S_ISREG(os.fstat(number).st_mode) or flags & os.O_WRONLY:
+                continue
+            again = os.open(f"/proc/self/fd/{name}", flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC)
+            os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(again, number, inheritable=os.get_inheritable(number))
+            os.close(again)
 
 
 def _listen(connection: Any, requests: SimpleQueue[bytes | None], parent: int) -> None:
