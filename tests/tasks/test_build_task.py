@@ -10,16 +10,19 @@ from adaecho.tasks import build_task
 from tests.conftest import Compose
 
 
-def test_an_unknown_task_names_those_there_are(compose_config: Compose) -> None:
-    with pytest.raises(
-        ConfigError, match=r"task\.name=mnist: is none of cifar10, .*digits.*, no entry point"
-    ):
-        compose_config("task.name=mnist")
-
-
-def test_a_module_without_build_is_no_task(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"task\.name=json: .*json.* has no function build"):
-        compose_config("task.name=json")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.name=mnist", r"task\.name=mnist: is none of cifar10, .*digits.*, no entry point"),
+        ("task.name=json", r"task\.name=json: .*json.* has no function build"),
+        ("target.metric=bleu", r"target\.metric=bleu: task digits reports accuracy, cross_entropy"),
+    ],
+)
+def test_what_there_is_not_is_told_with_what_there_is(
+    compose_config: Compose, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_task(compose_config(override))
 
 
 def test_an_entry_point_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +41,3 @@ def test_options_that_are_no_task_config_are_refused(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.name=odd_task: its Options must extend"):
         options_class("odd_task", typed=["odd_task"])
-
-
-def test_an_unknown_target_metric_names_those_the_task_has(compose_config: Compose) -> None:
-    message = r"target\.metric=bleu: task digits reports accuracy, cross_entropy"
-    with pytest.raises(ConfigError, match=message):
-        build_task(compose_config("target.metric=bleu"))
