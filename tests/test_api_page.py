@@ -1,19 +1,27 @@
-"""docs/api.md says what the code says."""
+"""docs/api.md and docs/configuration.md say what the code says."""
 
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from scripts import api_page
+import pytest
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+from scripts import api_page, config_page
 
-
-def test_the_page_of_public_names_is_current() -> None:
-    assert PAGE.read_text() == api_page.page(), "run: python scripts/api_page.py > docs/api.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def test_every_public_name_is_on_it_and_described() -> None:
+@pytest.mark.parametrize(("name", "script"), [("api.md", api_page), ("configuration.md", config_page)])
+def test_a_generated_page_is_current(name: str, script: ModuleType) -> None:
+    remedy = f"run: python scripts/{script.__name__.rpartition('.')[2]}.py > docs/{name}"
+    assert (DOCS / name).read_text() == script.page(), remedy
+
+
+def test_every_public_name_and_every_key_is_described() -> None:
     for module in ("adaecho", "adaecho.echo", "adaecho.adascale", "adaecho.shards"):
         for name in import_module(module).__all__:
             assert any(name in names for names in api_page.PUBLIC.values()), f"{module}.{name}"
     assert [row for row in api_page.rows() if not row[2]] == []
+    keys = [line for line in config_page.page().splitlines() if line.startswith("| `")]
+    assert len(keys) > 60
+    assert [row for row in keys if row.endswith("|  |")] == []

@@ -28,25 +28,20 @@ def test_python_blocks_run(place: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_size_at", lambda *_: scale.Size(714, 714, has_validation=False))
-    words = shlex.split(command, comments=True)
-    overrides = [word for word in words if "=" in word]
+    overrides = [word for word in shlex.split(command, comments=True) if "=" in word]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         # The node of Hydra itself is composed too: it holds hydra/launcher= and hydra/sweeper=.
         composed = compose("config", overrides=overrides, return_hydra_config=True)
         schema.from_typed(schema.to_plain(composed))
 
 
-@pytest.mark.parametrize(
-    "page",
-    sorted(
-        {
-            ROOT / "README.md",
-            *ROOT.glob("docs/**/*.md"),
-            *ROOT.glob("experiments/**/*.md"),
-            ROOT / "results/README.md",
-        }
-    ),
-)
+PAGES = [
+    ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("experiments/**/*.md")),
+    ROOT / "results/README.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -55,13 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout")
-    pages = [
-        ROOT / "README.md",
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("experiments/**/*.md"),
-        ROOT / "results/README.md",
-    ]
-    shown = {name for page in pages for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
+    shown = {name for page in PAGES for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
     command = ["git", "-C", str(ROOT), "ls-files", "results/figures"]
     assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == shown
 
