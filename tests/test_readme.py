@@ -1,15 +1,18 @@
-"""What the README and docs/ print works as printed."""
+"""What the README and docs/ print works as printed, and says what the code says."""
 
 import re
 import shlex
 import subprocess
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from adaecho.config import scale, schema
 from adaecho.run import CONF
+from scripts import api_page, config_page
 from tests.programs import DOCS, PYTHON, README, ROOT, imported
 
 COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README + DOCS["framework.md"], flags=re.MULTILINE)
@@ -64,3 +67,19 @@ def test_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z]+)\b", README + DOCS["framework.md"]):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+@pytest.mark.parametrize(("name", "script"), [("api.md", api_page), ("configuration.md", config_page)])
+def test_a_generated_page_is_current(name: str, script: ModuleType) -> None:
+    remedy = f"run: python scripts/{script.__name__.rpartition('.')[2]}.py > docs/{name}"
+    assert (ROOT / "docs" / name).read_text() == script.page(), remedy
+
+
+def test_every_public_name_and_every_key_is_described() -> None:
+    for module in ("adaecho", "adaecho.echo", "adaecho.adascale", "adaecho.shards"):
+        for name in import_module(module).__all__:
+            assert any(name in names for names in api_page.PUBLIC.values()), f"{module}.{name}"
+    assert [row for row in api_page.rows() if not row[2]] == []
+    keys = [line for line in config_page.page().splitlines() if line.startswith("| `")]
+    assert len(keys) > 60
+    assert [row for row in keys if row.endswith("|  |")] == []

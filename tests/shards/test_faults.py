@@ -99,14 +99,6 @@ def test_a_server_that_fails_at_random_loses_no_example(
     assert seen == list(range(len(seen) if message else NUM_EXAMPLES))
 
 
-@needs_nginx
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_answer_is_no_empty_archive(proxy: Proxy, folder: Path, kind: str) -> None:
-    replace(folder / "shard-002.tar", b"")
-    with pytest.raises(ValueError, match=r"shard-002\.tar: the file is empty"):
-        list(islice(loader_of(kind, proxy.url), NUM_EXAMPLES))
-
-
 def change(path: Path, length: str) -> None:
     content = path.read_bytes()
     shorter, longer = content[:1024] + bytes(1024), content + bytes(10240)

@@ -1,13 +1,12 @@
 """Tar shards under an EchoLoader: order, ranks, restoring."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -187,29 +186,6 @@ def test_restores_at_every_batch(
             assert restored.fresh_examples == counts[position]
             rest = [batch["x"].tolist() for batch in islice(restored, 2)]
             assert rest[: 9 - position] == batches[position : position + 2]
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[str]:
-    """The url of the same shards on a store of fsspec."""
-    memory = fsspec.filesystem("memory")
-    memory.put(f"{folder}/", "/shards/", recursive=True)
-    yield "memory://shards"
-    memory.rm("/shards", recursive=True)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["tar", "indexed"])
-def test_a_store_of_fsspec(folder: Path, store: str, kind: str, num_workers: int) -> None:
-    common: dict[str, Any] = {"decode": label_alone, "shuffle_buffer": 5, "order": "shards"}
-    expected = labels(islice(EchoLoader(make(kind, str(folder)), 3, **common), 20))
-    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as loader:
-        assert labels(islice(loader, 8)) == expected[:24]
-        state = loader.state_dict()
-        assert labels(islice(loader, 12)) == expected[24:]
-    with EchoLoader(make(kind, store), 3, num_workers=num_workers, **common) as restored:
-        restored.load_state_dict(state)
-        assert labels(islice(restored, 12)) == expected[24:]
 
 
 @pytest.mark.parametrize("taken", [18, 1500], ids=["in a shard", "after many passes"])

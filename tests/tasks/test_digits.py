@@ -51,13 +51,6 @@ def test_evaluate_reads_the_first_of_the_validation_split_alone_if_told_to(compo
     assert seen == [7, 360]
 
 
-def test_with_an_mlp_the_images_are_the_same(compose_config: Compose) -> None:
-    mlp, conv = (build_task(compose_config(f"task={name}")) for name in ("digits_mlp", "digits"))
-    assert mlp.augment == conv.augment
-    for name, array in conv.source.items():
-        np.testing.assert_array_equal(mlp.source[name], array)
-
-
 @pytest.mark.parametrize("name", ["digits", "digits_mlp"])
 def test_the_model_learns_fresh_batches(compose_config: Compose, name: str) -> None:
     task = build_task(compose_config(f"task={name}"))

@@ -48,7 +48,8 @@ def _slow_crop(image: NDArray[np.uint8], padding: int, top: int, left: int, flip
 def test_block_equals_a_pixel_by_pixel_version(
     number: int, padding: int, flip: bool, side: int, channels: int
 ) -> None:
-    examples, keys = _examples(number, side, channels), _keys(number)
+    examples, keys = _examples(number, side, channels), _keys(number)[::-1]
+    before = examples["image"].copy()
     result = PadCropFlip(padding, flip).block(examples, keys)
     top = keyed.integers(keys, 0, 0, 2 * padding + 1)
     left = keyed.integers(keys, 1, 0, 2 * padding + 1)
@@ -58,29 +59,7 @@ def test_block_equals_a_pixel_by_pixel_version(
     ]
     np.testing.assert_array_equal(result["image"], np.array(slow).reshape(number, side, side, channels))
     np.testing.assert_array_equal(result["label"], examples["label"])
-
-
-def test_a_result_depends_on_its_own_key_alone() -> None:
-    augment, examples, keys = PadCropFlip(4, True), _examples(30, 32, 3), _keys(30)
-    before = examples["image"].copy()
-    whole = augment.block(examples, keys)["image"]
-    order = np.random.default_rng(0).permutation(30)
-    shuffled = augment.block({name: array[order] for name, array in examples.items()}, keys[order])["image"]
-    np.testing.assert_array_equal(shuffled, whole[order])
     np.testing.assert_array_equal(examples["image"], before, err_msg="the input must stay as it was")
-
-
-def test_every_place_and_both_directions_are_equally_likely() -> None:
-    number = 18_000
-    pixel = np.zeros((number, 3, 3, 1), np.uint8)
-    pixel[:, 1, 1] = 1  # the middle lands wherever the crop puts it
-    moved = PadCropFlip(1, True).block({"image": pixel}, _keys(number))["image"][..., 0]
-    share = moved.reshape(number, 9).mean(axis=0)
-    assert np.abs(share - 1 / 9).max() < 5 * math.sqrt(1 / 9 * 8 / 9 / number)
-    marked = np.zeros((number, 3, 3, 1), np.uint8)
-    marked[:, :, 0] = 1
-    left_column = PadCropFlip(0, True).block({"image": marked}, _keys(number))["image"][:, 0, 0, 0]
-    assert abs(left_column.mean() - 0.5) < 5 * 0.5 / math.sqrt(number)
 
 
 def test_a_direction_can_be_left_alone() -> None:
