@@ -1,4 +1,4 @@
-"""Sums of squares and averages; what the estimators are, test_optimizer and test_difference compare."""
+"""Sums of squares and averages; what the estimators are, test_optimizer compares."""
 
 import pytest
 import torch
