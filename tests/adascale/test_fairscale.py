@@ -106,28 +106,6 @@ def test_wrapper_keeps_the_loss_scaled_where_its_does_not():
         ours.scale_grad_by_num_grads_to_accum()
 
 
-@pytest.mark.parametrize("debias", [True, False])
-def test_heads_trained_in_turn(debias):
-    """Pass 1 of a step reaches one head, pass 2 the other: FairScale counts calls of backward."""
-    both = []
-    arguments = {"num_gradients_to_accumulate": 2, "smoothing": 0.8, "debias_ewma": debias}
-    for kind in (AdaScale, fairscale.AdaScale):
-        heads = nn.ModuleList([mlp(torch.float32), mlp(torch.float32)])
-        for parameter in heads.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # FairScale needs every .grad to be a tensor
-        both.append((heads, kind(sgd(heads, 1), **arguments)))
-    for micro_batches in batches(20, 2, dtype=torch.float32):
-        gains = []
-        for heads, optimizer in both:
-            for head, (x, y) in zip(heads, micro_batches, strict=True):
-                (nn.functional.cross_entropy(head(x), y) / 2).backward()
-            gains.append(optimizer.gain())
-            optimizer.step()
-            heads.zero_grad(set_to_none=False)
-        assert gains[0] == pytest.approx(gains[1], rel=1e-5)
-    torch.testing.assert_close(weights(both[0][0]), weights(both[1][0]), rtol=1e-5, atol=1e-5)
-
-
 def with_a_group_added_at_step_10(kind, debias):
     """The optimizer after 20 steps."""
     model = mlp(torch.float32)

@@ -24,7 +24,7 @@ from tests.shards.archives import NUM_EXAMPLES, number_of, read_all
 CONTENT = np.random.default_rng(0).bytes(5000)
 QUICK = Retries(tries=3, delay_s=0.001, timeout_s=0.5, tell_after_s=0.1)
 SECRET_USER, SECRET_QUERY = "bob:hunter22", "sig=5ecre7sig"
-Answer = Callable[["Connection", str], None]
+Answer = Callable[["Connection"], None]
 
 
 class Connection(socketserver.StreamRequestHandler):
@@ -33,16 +33,16 @@ class Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         server: Any = self.server
         line, *fields = iter(lambda: self.rfile.readline().decode().strip(), "")
-        path = line.split()[1]
-        server.asked.append((path, dict(field.split(": ", 1) for field in fields)))
+        self.path, self.fields = line.split()[1], dict(field.split(": ", 1) for field in fields)
+        server.asked.append((self.path, self.fields))
         with suppress(OSError):  # the client has gone
-            server.answer(self, path)
+            server.answer(self)
 
     def send(self, head: str, content: bytes = b"") -> None:
         self.wfile.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode() + content)
 
     def send_content(self, content: bytes = CONTENT) -> None:
-        first, _, last = self.server.asked[-1][1].get("Range", "bytes=0-")[6:].partition("-")  # type: ignore[attr-defined]
+        first, _, last = self.fields.get("Range", "bytes=0-")[6:].partition("-")
         part = content[int(first) : int(last) + 1 if last else None]
         status = f"206 x\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}"
         self.send(f"{status}\r\nContent-Length: {len(part)}", part)
@@ -63,7 +63,7 @@ def served(answer: Answer) -> Iterator[tuple[str, list[tuple[str, dict[str, str]
         yield f"127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
 
 
-def silent(connection: Connection, path: str) -> None:  # noqa: ARG001
+def silent(connection: Connection) -> None:
     connection.rfile.read(1)
 
 
@@ -90,12 +90,12 @@ def test_a_wait_is_seen_on_stderr_by_default(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_server_that_falls_silent_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(connection: Connection, path: str) -> None:
+    def answer(connection: Connection) -> None:
         if len(asked) > 1:
             connection.send_content()
         else:
             connection.send(f"200 x\r\nContent-Length: {len(CONTENT)}", CONTENT[:100])
-            silent(connection, path)
+            silent(connection)
 
     with served(answer) as (host, asked):
         assert read_all(f"http://{host}/a", replace(QUICK, timeout_s=2.0)) == CONTENT
@@ -104,7 +104,7 @@ def test_a_server_that_falls_silent_is_told(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_nobody_is_told_of_a_read_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    with served(lambda connection, _: connection.send_content()) as (host, _):
+    with served(Connection.send_content) as (host, _):
         transfer = Transfer(f"http://{host}/a", retries=QUICK)
         assert transfer.read(10) == CONTENT[:10]
         time.sleep(0.3)  # the reader's own time
@@ -114,7 +114,7 @@ def test_nobody_is_told_of_a_read_that_goes_on(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
         if len(asked) == 3:
             connection.send_content()
             return
@@ -131,7 +131,7 @@ def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogC
     slow = [message for message in caplog.messages if "slower than 1024 bytes a second" in message]
     assert [message.partition(" of 3")[0][-1] for message in slow] == ["1", "2"]
 
-    def drip(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def drip(connection: Connection) -> None:
         connection.send("200 x")
         connection.drip(CONTENT, 0.02)
 
@@ -143,10 +143,8 @@ def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogC
 
 @pytest.mark.timeout(60)  # whole, it would take fifty minutes
 def test_a_header_that_drips_ends() -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
-        connection.drip(b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + 60_000 * b"x", 0.05)
-
-    with served(answer) as (host, asked):
+    head = b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + 60_000 * b"x"
+    with served(lambda connection: connection.drip(head, 0.05)) as (host, asked):
         with pytest.raises(
             TransferError, match=r"after 3 tries: TimeoutError: no whole header within 0\.5 s"
         ):
@@ -160,7 +158,7 @@ def test_a_header_that_drips_ends() -> None:
 def test_a_time_to_ask_again_is_kept_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked_for: str, waits: float
 ) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
         text = formatdate(time.time() + 30, usegmt=True) if asked_for == "date" else asked_for
         if len(asked) > 1:
             connection.send_content()
@@ -178,7 +176,7 @@ def test_a_time_to_ask_again_is_kept_to_a_limit(
 
 @pytest.mark.parametrize("target", ["ftp://{host}/a", "file:///etc/hostname", "http://u:hunter22@{host}/b"])
 def test_a_redirect_elsewhere_is_not_followed(target: str) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
         connection.send(f"302 x\r\nLocation: {target.format(host=host)}")
 
     with served(answer) as (host, asked):
@@ -189,14 +187,14 @@ def test_a_redirect_elsewhere_is_not_followed(target: str) -> None:
 
 
 def test_a_user_is_named_to_the_same_host_alone() -> None:
-    def answer(connection: Connection, path: str) -> None:
-        if path == "/b":
+    def answer(connection: Connection) -> None:
+        if connection.path == "/b":
             connection.send_content()
         else:
             body = "302 x\r\nContent-Length: 1000000"  # which nobody waits for
-            connection.send(f"{body}\r\nLocation: http://{other if path == '/away' else host}/b")
+            connection.send(f"{body}\r\nLocation: http://{other if connection.path == '/away' else host}/b")
 
-    with served(lambda connection, _: connection.send_content()) as (other, elsewhere):
+    with served(Connection.send_content) as (other, elsewhere):
         with served(answer) as (host, asked):
             for path in ("/here", "/away"):
                 assert read_all(f"http://{SECRET_USER}@{host}{path}", QUICK) == CONTENT
@@ -241,8 +239,8 @@ def test_no_error_of_a_transfer_names_a_secret(url: str, monkeypatch: pytest.Mon
 
 
 def test_errors_of_archives_and_origins_name_no_secret(folder: Path) -> None:
-    def answer(connection: Connection, path: str) -> None:
-        connection.send_content((folder / path.partition("?")[0].strip("/")).read_bytes())
+    def answer(connection: Connection) -> None:
+        connection.send_content((folder / connection.path.partition("?")[0].strip("/")).read_bytes())
 
     with served(answer) as (host, _):
         url = f"http://{SECRET_USER}@{host}/shard-00{{0..3}}.tar?{SECRET_QUERY}"
@@ -290,7 +288,7 @@ NO_LENGTH = "its Content-Length is '.{0,40}', no number of bytes"
 )
 def test_heads_that_can_not_be_say_what_is_wrong(head: str, message: str) -> None:
     with (
-        served(lambda connection, _: connection.send(head)) as (host, _),
+        served(lambda connection: connection.send(head)) as (host, _),
         pytest.raises(TransferError, match=message),
     ):
         read_all(f"http://{host}/", QUICK)
@@ -299,7 +297,7 @@ def test_heads_that_can_not_be_say_what_is_wrong(head: str, message: str) -> Non
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["first", "between", "trailer"])
 def test_a_chunked_answer_whose_lines_have_no_end_is_given_up(kind: str) -> None:
-    def answer(connection: Connection, _: str) -> None:
+    def answer(connection: Connection) -> None:
         connection.send("200 x\r\nTransfer-Encoding: chunked", b"" if kind == "first" else b"5\r\nhello\r\n")
         if kind == "trailer":
             connection.wfile.write(b"0\r\n")

@@ -3,26 +3,22 @@
 import io
 import subprocess
 import sys
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from adaecho import EchoLoader
 from adaecho.transforms import regions
 from adaecho.transforms.photographs import (
     CentreCrop,
-    DecodeImage,
     EncodedImage,
     RandomResizedCrop,
     decode_for_crop,
     decode_image,
     decoder_for,
 )  # fmt: skip
-from tests.transforms.pictures import Jpegs, encoded, picture
+from tests.transforms.pictures import encoded, picture
 
 needs_nvimgcodec = pytest.mark.skipif(
     not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install '.[regions]'"
@@ -73,39 +69,6 @@ def test_a_region_has_the_pixels_of_the_whole(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(lazy[place], whole[place])
         region = regions.decode_region(np.frombuffer(content, np.uint8), top, left, height, width)
         assert region is not None  # so it was no crop of the whole
-
-
-@needs_nvimgcodec
-@pytest.mark.parametrize("kind", ["none", "batch", "example_before_augmentation"])
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_the_loader_gives_the_same_batches(
-    monkeypatch: pytest.MonkeyPatch, kind: str, num_workers: int
-) -> None:
-    asked: list[int] = []
-    decode_region = regions.decode_region
-
-    def counted(*arguments: Any) -> Any:
-        asked.append(1)
-        return decode_region(*arguments)
-
-    monkeypatch.setattr(regions, "decode_region", counted)
-
-    def batches() -> list[Any]:
-        factor = 1 if kind == "none" else 2
-        with EchoLoader(
-            Jpegs(23), 4, decode=DecodeImage(), augment=AUGMENT, echo=kind, factor=factor, shuffle_buffer=5,
-            place="encoded", num_workers=num_workers,
-        ) as loader:  # fmt: skip
-            return list(islice(loader, 6))
-
-    with_regions = batches()
-    assert asked
-    monkeypatch.setattr(regions, "available", lambda: False)
-    asked.clear()
-    for one, other in zip(with_regions, batches(), strict=True):
-        assert torch.equal(one["image"], other["image"])
-        assert torch.equal(one["label"], other["label"])
-    assert not asked
 
 
 @needs_nvimgcodec
