@@ -165,6 +165,12 @@ def test_a_fairscale_checkpoint_of_before_the_first_step_is_of_either_kind(model
     assert (optimizer.gain(), optimizer.grad_sqr_avg()) == (3.0, 0.0)
     train(model, optimizer, batches(1, 3))
     assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([0.003 if debias else 1])
+    other = {**AVERAGES, f"grad_sqr_avg_{'count' if debias else 'unbias'}": np.array([1.0])}
+    with (
+        pytest.warns(UserWarning, match="no scale-invariant steps"),
+        pytest.raises(ValueError, match=f"debias_ewma={not debias}"),
+    ):
+        optimizer.load_state_dict(with_fairscales(optimizer, other))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 import io
 import subprocess
 import sys
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from adaecho import EchoLoader
 from adaecho.transforms import regions
 from adaecho.transforms.photographs import (
     CentreCrop,
@@ -18,7 +21,7 @@ from adaecho.transforms.photographs import (
     decode_image,
     decoder_for,
 )  # fmt: skip
-from tests.transforms.pictures import encoded, picture
+from tests.transforms.pictures import Jpegs, encoded, picture
 
 needs_nvimgcodec = pytest.mark.skipif(
     not regions.available(), reason="needs nvidia-nvimgcodec-cu13: pip install '.[regions]'"
@@ -69,6 +72,27 @@ def test_a_region_has_the_pixels_of_the_whole(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(lazy[place], whole[place])
         region = regions.decode_region(np.frombuffer(content, np.uint8), top, left, height, width)
         assert region is not None  # so it was no crop of the whole
+
+
+@needs_nvimgcodec
+@pytest.mark.parametrize("kind", ["none", "batch", "example_before_augmentation"])
+def test_the_loader_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    asked: list[Any] = []
+    decode_region = regions.decode_region
+    monkeypatch.setattr(regions, "decode_region", lambda *of: asked.append(of) or decode_region(*of))
+    given: dict[str, Any] = {"echo": kind, "factor": 1 if kind == "none" else 2, "shuffle_buffer": 5}
+
+    def batches() -> list[list[torch.Tensor]]:
+        with EchoLoader(
+            Jpegs(23), 4, decode=DecodeImage(), augment=AUGMENT, place="encoded", num_workers=3, **given
+        ) as loader:
+            return [[batch["image"], batch["label"]] for batch in islice(loader, 6)]
+
+    with_regions, number = batches(), len(asked)
+    assert number
+    monkeypatch.setattr(regions, "available", lambda: False)
+    torch.testing.assert_close(batches(), with_regions, rtol=0, atol=0)
+    assert len(asked) == number
 
 
 @needs_nvimgcodec
