@@ -10,16 +10,8 @@ from torch import nn
 
 from adaecho import AdaScale
 from tests.adascale.helpers import (
-    accumulating,
-    assert_identical,
-    backward,
-    batches,
-    layers,
-    micro_gradients,
-    mlp,
-    train,
-    weights,
-)
+    accumulating, assert_identical, backward, batches, layers, micro_gradients, mlp, train, weights,
+)  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 
 GOLDEN = [  # FairScale's golden gains: Linear(2, 2), loss = out.sum(), two micro-batches

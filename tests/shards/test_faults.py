@@ -21,16 +21,7 @@ from adaecho.shards import TransferError
 from adaecho.shards.remote import Transfer
 from adaecho.shards.tar import groups
 from tests.needs import first_form
-from tests.shards.archives import (
-    NUM_EXAMPLES,
-    QUICK,
-    label_alone,
-    labels,
-    make,
-    number_of,
-    urls,
-    write_shard,
-)  # fmt: skip
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, urls, write_shard
 from tests.shards.nginx import Proxy, needs_nginx
 
 KINDS = ["tar", "indexed"]

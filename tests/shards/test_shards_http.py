@@ -11,16 +11,7 @@ import pytest
 from adaecho import EchoLoader, IndexedTarShards, Retries
 from adaecho.shards import TransferError
 from tests.echo.threads.test_workers import assert_no_threads_soon
-from tests.shards.archives import (
-    NUM_EXAMPLES,
-    QUICK,
-    label_alone,
-    labels,
-    make,
-    number_of,
-    urls,
-    write_shard,
-)  # fmt: skip
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, urls, write_shard
 from tests.shards.nginx import Proxy, needs_nginx
 
 
