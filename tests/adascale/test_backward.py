@@ -7,7 +7,14 @@ from torch.utils.checkpoint import checkpoint
 
 from adaecho import AdaScale
 from tests.adascale.helpers import (
-    accumulating, assert_identical, backward, batches, micro_gradients, mlp, train, weights,
+    accumulating,
+    assert_identical,
+    backward,
+    batches,
+    micro_gradients,
+    mlp,
+    train,
+    weights,
 )  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 

@@ -10,7 +10,15 @@ from torch import nn
 
 from adaecho import AdaScale
 from tests.adascale.helpers import (
-    accumulating, assert_identical, backward, batches, layers, micro_gradients, mlp, train, weights,
+    accumulating,
+    assert_identical,
+    backward,
+    batches,
+    layers,
+    micro_gradients,
+    mlp,
+    train,
+    weights,
 )  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 

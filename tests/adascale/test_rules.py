@@ -8,7 +8,15 @@ import torch
 from adaecho import AdaScale
 from adaecho.adascale import AdaScaleWrapper
 from tests.adascale.helpers import (
-    accumulating, assert_identical, backward, batches, layers, micro_gradients, mlp, train, weights,
+    accumulating,
+    assert_identical,
+    backward,
+    batches,
+    layers,
+    micro_gradients,
+    mlp,
+    train,
+    weights,
 )  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 

@@ -11,7 +11,13 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from adaecho.transforms.photographs import (
-    GREY, DecodeImage, RandomResizedCrop, adjust_colours, crop_box, decode_image, resize,
+    GREY,
+    DecodeImage,
+    RandomResizedCrop,
+    adjust_colours,
+    crop_box,
+    decode_image,
+    resize,
 )  # fmt: skip
 from tests.transforms.pictures import encoded, picture
 

@@ -14,7 +14,13 @@ from PIL import Image
 from adaecho import EchoLoader
 from adaecho.transforms import regions
 from adaecho.transforms.photographs import (
-    CentreCrop, DecodeImage, EncodedImage, RandomResizedCrop, decode_for_crop, decode_image, decoder_for,
+    CentreCrop,
+    DecodeImage,
+    EncodedImage,
+    RandomResizedCrop,
+    decode_for_crop,
+    decode_image,
+    decoder_for,
 )  # fmt: skip
 from tests.transforms.pictures import Jpegs, encoded, picture
 
