@@ -192,22 +192,6 @@ def test_entropies_are_of_the_predicted_tokens() -> None:
     assert found["bigram_entropy"] == pytest.approx(4 / 6 * math.log(2))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("task=small_text", "task.width=30"), r"task\.width=30: must be a multiple of 2 \* task\.heads=8"),
-        (("task=small_text", "task.packing=loose"), r"task\.packing=loose: must be one of packed, sentence"),
-        (("task=small_text", "task.dropout=1"), r"task\.dropout=1\.0"),
-        (("task=small_text", "task.layers=0"), r"task\.layers=0"),
-        (("task=lm1b", "task.vocabulary=100"), r"task\.vocabulary=100: must be at least 258"),
-        (("task=common_crawl", "task.packing=packed"), "has document alone"),
-    ],
-)
-def test_options_that_cant_be(compose_config: Compose, overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose_config(*overrides)
-
-
 def test_tasks_that_need_data_say_so(compose_config: Compose, tmp_path: Path) -> None:
     for task in ("lm1b", "common_crawl"):
         with pytest.raises(DataError, match=f"data.path=null: {task} needs a folder"):
