@@ -92,7 +92,7 @@ def _composed(*overrides: str) -> dict[str, Any]:
         return schema.to_plain(compose("config", overrides=["tracking=none", *overrides]))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def compose_config() -> Compose:
     """``compose_config("task=digits", "echo=batch")`` is the validated config of that command, untracked."""
 

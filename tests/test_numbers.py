@@ -1,12 +1,14 @@
-"""Figures in the texts are those of the committed records."""
+"""Figures in the texts, and weights in the repository, are those of the committed records."""
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adaecho.evaluate import evaluate
 from adaecho.figures.committed import read_tables
 from adaecho.records.files import read_json
 from adaecho.records.table import summarize
@@ -18,8 +20,12 @@ from experiments.evidence.predicted_time import section_of_cells
 from experiments.evidence.repeat_value import readings
 from experiments.schedule_clock import ends
 from experiments.schedule_clock.cells import cells, ratio, tuned
+from scripts.keep_weights import WEIGHTS, card
 
 ROOT = Path(__file__).resolve().parent.parent
+CLOCK = "experiments/schedule_clock/README.md"
+Said = Iterator[tuple[str, str]]
+"""Pages, and what their records make them say."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -44,68 +50,36 @@ def test_the_page_of_claims_is_what_the_records_say() -> None:
 
 def test_every_decided_verdict_has_the_one_of_the_rule_before_beside_it() -> None:
     earlier = json.loads((ROOT / "results" / "earlier_verdicts.json").read_text())["verdicts"]
-    found = {
-        (one.claim.key, one.task, one.claim.experiment)
-        for one in decide_all(read_tables(ROOT / "results"))
-        if one.effect
-    }
     measured_since = {"fig8_early"}  # with the rule of today
-    assert {one[:2] for one in found if one[2] not in measured_since} == {
-        (one["claim"], one["task"]) for one in earlier
-    }
+    decided = [one for one in decide_all(read_tables(ROOT / "results")) if one.effect]
+    found = {(one.claim.key, one.task) for one in decided if one.claim.experiment not in measured_since}
+    assert found == {(one["claim"], one["task"]) for one in earlier}
 
 
-def test_the_numbers_beside_the_table_of_wall_time_are_its_records() -> None:
-    folder = ROOT / "results" / "fig4" / "cifar10"
-    page = (ROOT / "experiments" / "fig4" / "README.md").read_text()
-    assert {(arm["reached"], arm["searches"]) for arm in read_json(folder / "outcome.json")} == {(5, 5)}
-    rows = read_rows(folder / "trials.json")
-    ratios = [row["R"] for row in rows]
-    assert f"R was {min(ratios):.1f} to {max(ratios):.1f}" in page
-    assert f"a median of\n{sorted(ratios)[len(ratios) // 2]:.1f}:" in page
-    assert f"{sum(row['train_time_s'] for row in rows):.0f} s of training" in page
+def _records(name: str) -> pytest.MarkDecorator:
+    found = sorted((ROOT / "results").glob(f"*/*/{name}"))
+    return pytest.mark.parametrize("file", found, ids=lambda path: path.parts[-3])
 
 
-@pytest.mark.parametrize(
-    ("record", "text"),
-    [
-        ("caltech101/imagenet", "README.md"),
-        ("bccd/coco", "README.md"),
-        ("cifar10_depth8_80/cifar10", "docs/framework.md"),
-    ],
-)
-def test_ratios_of_echoing_in_texts_are_their_records(record: str, text: str) -> None:
-    (arm,) = (
-        arm
-        for arm in json.loads((ROOT / "results" / record / "outcome.json").read_text())
-        if arm["arm"] == "example_before_e2"
-    )
-    ratio = f"{arm['ratio_to_baseline']:.2f} ({arm['ratio_low']:.2f} to {arm['ratio_high']:.2f})"
-    assert ratio in (ROOT / text).read_text()
+@_records("trials.json")
+def test_every_outcome_is_what_its_trials_say(file: Path) -> None:
+    recorded = json.loads(file.with_name("outcome.json").read_text())
+    assert _rounded(recorded) == _rounded(summarize(read_rows(file)))
 
 
-@pytest.mark.parametrize(
-    "table", sorted((ROOT / "results").glob("*/*/trials.json")), ids=lambda path: path.parts[-3]
-)
-def test_every_outcome_is_what_its_trials_say(table: Path) -> None:
-    recorded = json.loads(table.with_name("outcome.json").read_text())
-    for arm, again in zip(recorded, summarize(read_rows(table)), strict=True):
-        assert _rounded(arm) == _rounded(again)
-
-
-@pytest.mark.parametrize(
-    "origin", sorted((ROOT / "results").glob("*/*/origin.json")), ids=lambda path: path.parts[-3]
-)
-def test_every_record_has_the_digests_of_its_tables(origin: Path) -> None:
-    digests = json.loads(origin.read_text())["sha256"]
+@_records("origin.json")
+def test_every_record_has_the_digests_of_its_tables(file: Path) -> None:
+    digests = json.loads(file.read_text())["sha256"]
     assert digests
-    assert digests == {name: digest(origin.with_name(name).read_bytes()) for name in digests}
+    assert digests == {name: digest(file.with_name(name).read_bytes()) for name in digests}
 
 
 def _rounded(value: Any) -> Any:
     """To ten digits: the order of a sum is the interpreter's."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_rounded, value))
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
@@ -128,36 +102,93 @@ def test_the_verdicts_on_predicted_time_are_their_record() -> None:
 def test_the_outcome_of_repeat_value_is_what_its_branches_say() -> None:
     folder = ROOT / "results" / "repeat_value" / "digits"
     recorded = json.loads((folder / "outcome.json").read_text())
-    again = readings(read_rows(folder / "branches.json"))
-    assert list(map(_rounded, recorded)) == list(map(_rounded, again))
+    assert _rounded(recorded) == _rounded(readings(read_rows(folder / "branches.json")))
 
 
-def test_the_ends_that_meet_the_target_are_told() -> None:
-    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
+def _of_wall_time() -> Said:
+    folder = ROOT / "results" / "fig4" / "cifar10"
+    assert {(arm["reached"], arm["searches"]) for arm in read_json(folder / "outcome.json")} == {(5, 5)}
+    rows = read_rows(folder / "trials.json")
+    ratios = sorted(row["R"] for row in rows)
+    for text in (
+        f"R was {ratios[0]:.1f} to {ratios[-1]:.1f}",
+        f"a median of\n{ratios[len(ratios) // 2]:.1f}:",
+        f"{sum(row['train_time_s'] for row in rows):.0f} s of training",
+    ):
+        yield "experiments/fig4/README.md", text
+
+
+def _of_echoing() -> Said:
+    for record, page in (
+        ("caltech101/imagenet", "README.md"), ("bccd/coco", "README.md"),
+        ("cifar10_depth8_80/cifar10", "docs/framework.md"),
+    ):  # fmt: skip
+        arms = json.loads((ROOT / "results" / record / "outcome.json").read_text())
+        (arm,) = (arm for arm in arms if arm["arm"] == "example_before_e2")
+        yield page, f"{arm['ratio_to_baseline']:.2f} ({arm['ratio_low']:.2f} to {arm['ratio_high']:.2f})"
+
+
+def _of_ends() -> Said:
+    """Those that meet the target."""
     met = {
         (row["arm"], row["repeat"]): row["final_accuracy"]
         for row in read_rows(ROOT / "results" / "schedule_clock" / "cifar10" / "trials.json")
         if (row["final_accuracy"] or 0) >= row["target_value"]
     }
     assert set(met) == {("e2_steps_7000", 1), ("e4_steps_10000", 3)}
-    assert all(f"{end:.4f}" in page for end in met.values())
+    yield from ((CLOCK, f"{end:.4f}") for end in met.values())
 
 
-def test_the_texts_tell_the_reading_that_counts() -> None:
-    page = (ROOT / "experiments" / "schedule_clock" / "README.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    found = cells(ROOT / "results")
-    ratio_of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
+def _of_the_reading_that_counts() -> Said:
+    found, with_ends = cells(ROOT / "results"), cells(ROOT / "results", ends=True)
+    of_decays = ratio(found["baseline_7000"], found["baseline_10000"])[0][:4]
+    yield CLOCK, f"the baseline needs {of_decays} as much with 7,000 steps as with 10,000"
     tuned_at = {e: ratio(tuned(found, f"e{e}_")[0], tuned(found, "baseline")[0]) for e in (2, 4)}
-    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
-    assert f"takes [{tuned_at[2][0]}](experiments/schedule_clock/README.md)" in readme
+    yield "README.md", f"takes [{tuned_at[2][0]}](experiments/schedule_clock/README.md)"
     assert tuned_at[4][1] == "not decided"
-    with_ends = cells(ROOT / "results", ends=True)
     at_4 = ratio(tuned(with_ends, "e4_")[0], tuned(with_ends, "baseline")[0])[0]
-    assert f"*not decided* by the rule, {at_4[:4]} with the ends of runs counted" in page
+    yield CLOCK, f"*not decided* by the rule, {at_4[:4]} with the ends of runs counted"
     by_ends = ends.ratio(read_rows(ROOT / "results/schedule_ends/cifar10/trials.json"), 4)
-    words = f"{by_ends.ratio:.2f} ({by_ends.low:.2f} to {by_ends.high:.2f})"
     assert by_ends.verdict == "saves"
-    assert f"(at e = 4 [{words}](experiments/schedule_clock/ends.md) by the ends of decays)" in readme
-    assert f"{alone[0]} to {alone[1]} by the repeats alone" in readme
-    assert f"the baseline needs {ratio_of_decays} as much with 7,000 steps as with 10,000" in page
+    words = f"{by_ends.ratio:.2f} ({by_ends.low:.2f} to {by_ends.high:.2f})"
+    yield "README.md", f"(at e = 4 [{words}](experiments/schedule_clock/ends.md) by the ends of decays)"
+    alone = [ratio(found[f"e2_fresh_{n}"], found[f"baseline_{n}"])[0][:4] for n in (7000, 10_000)]
+    yield "README.md", f"{alone[0]} to {alone[1]} by the repeats alone"
+
+
+@pytest.mark.parametrize("said", [_of_wall_time, _of_echoing, _of_ends, _of_the_reading_that_counts])
+def test_numbers_in_texts_are_those_of_their_records(said: Callable[[], Said]) -> None:
+    assert [text for page, text in said() if text not in (ROOT / page).read_text()] == []
+
+
+KEPT = sorted(path.parent for path in WEIGHTS.glob("*/README.md"))
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_the_card_says_what_the_records_beside_it_say(folder: Path) -> None:
+    assert (folder / "README.md").read_text() == card(folder)
+
+
+def test_the_weights_of_digits_are_a_run_of_the_quickstart_and_give_its_accuracy() -> None:
+    folder = WEIGHTS / "digits"
+    (found,) = evaluate(folder)
+    assert found.recorded is not None
+    assert found.metrics["accuracy"] == pytest.approx(found.recorded["accuracy"], abs=1.5 / 360)
+    assert found.metrics["cross_entropy"] == pytest.approx(found.recorded["cross_entropy"], rel=0.01)
+    assert _row_of(folder, "quickstart/digits", "example_before_e4") == found.recorded["accuracy"]
+
+
+def test_the_weights_of_depth_8_are_a_run_of_its_record() -> None:
+    folder = WEIGHTS / "depth8_cifar10"
+    evaluations = (folder / "metrics.jsonl").read_text().splitlines()
+    accuracy = json.loads(evaluations[-1])["accuracy"]
+    assert _row_of(folder, "cifar10_depth8_80/cifar10", "example_before_e2") == accuracy
+
+
+def _row_of(folder: Path, record: str, arm: str) -> float:
+    """The best value in the record of the run with the seed of these weights, which read as much."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = read_rows(WEIGHTS.parent / record / "trials.json")
+    (row,) = [row for row in rows if row["arm"] == arm and row["seed"] == summary["seed"]]
+    assert row["fresh_examples"] == summary["fresh_examples"]
+    return row["best_value"]

@@ -1,5 +1,6 @@
-"""What importing the package brings."""
+"""What importing the package and its benchmarks brings."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -13,7 +14,6 @@ import adaecho
 from adaecho.errors import how_to_install
 
 ROOT = Path(__file__).resolve().parent.parent
-
 
 _DESIGN = """
 import sys
@@ -87,3 +87,15 @@ def test_every_extra_that_a_text_names_can_be_installed_from_the_checkout() -> N
     assert named >= {"run", "figures", "regions"}
     assert named <= extras.keys()
     assert how_to_install("images") == "pip install '.[images]' in the checkout of adaecho"
+
+
+@pytest.mark.parametrize(
+    "name", sorted({file.stem for file in (ROOT / "benchmarks").glob("*.py")} - {"__init__"})
+)
+def test_a_benchmark_finds_what_it_imports_of_ours(name: str) -> None:
+    try:
+        importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:  # a peer that is not installed
+        if (error.name or "").split(".")[0] in ("adaecho", "benchmarks"):
+            raise
+        pytest.skip(f"measures beside {error.name}, which is not installed; all that is ours was imported")

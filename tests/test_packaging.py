@@ -38,20 +38,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def names_in(built: Path) -> set[str]:
+def test_the_wheel_holds_the_package_its_configs_and_its_types(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
-        return set(opened.namelist())
-
-
-def test_the_wheel_holds_the_package_its_configs_and_its_types(built: Path) -> None:
-    names = names_in(built)
-    conf = {f"adaecho/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
-    code = {str(path.relative_to(ROOT)) for path in (ROOT / "adaecho").rglob("*.py")}
-    assert conf <= names
-    assert code <= names
-    assert {"adaecho/py.typed", "adaecho/headroom/expected.json"} <= names
-    assert "hydra_plugins/adaecho_quasirandom/__init__.py" in names
+        names = set(opened.namelist())
+    assert {f"adaecho/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "adaecho").rglob("*.py")} <= names
+    others = {"adaecho/py.typed", "adaecho/headroom/expected.json"}
+    assert others | {"hydra_plugins/adaecho_quasirandom/__init__.py"} <= names
     others = {name.split("/")[0] for name in names} - {"adaecho", "hydra_plugins"}
     assert [name.endswith(".dist-info") for name in others] == [True]
 
@@ -151,17 +145,14 @@ def test_the_long_description_leads_out_of_the_index(built: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith("https://")] == []
-    assert (
-        "https://raw.githubusercontent.com/OWNER/adaecho/main/results/figures/quickstart_digits.png" in links
-    )
+    at = "https://raw.githubusercontent.com/OWNER/adaecho/main"
+    assert f"{at}/results/figures/quickstart_digits.png" in links
 
 
 def test_workflows_name_actions_by_digest() -> None:
-    used = [
-        line.strip()
-        for path in (ROOT / ".github" / "workflows").glob("*.yml")
-        for line in path.read_text().splitlines()
-        if "uses:" in line
+    lines = [
+        line for path in (ROOT / ".github/workflows").glob("*.yml") for line in path.read_text().splitlines()
     ]
+    used = [line.strip() for line in lines if "uses:" in line]
     assert len(used) > 10
     assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40}  # v[\d.]+$", line)] == []

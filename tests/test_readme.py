@@ -1,15 +1,18 @@
-"""What the README and docs/ print works as printed."""
+"""What the README and docs/ print works as printed, and says what the code says."""
 
 import re
 import shlex
 import subprocess
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from adaecho.config import scale, schema
 from adaecho.run import CONF
+from scripts import api_page, config_page
 from tests.programs import DOCS, PYTHON, README, ROOT, imported
 
 COMMANDS = re.findall(r"^python -m adaecho\.run (.*)$", README + DOCS["framework.md"], flags=re.MULTILINE)
@@ -28,25 +31,20 @@ def test_python_blocks_run(place: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_size_at", lambda *_: scale.Size(714, 714, has_validation=False))
-    words = shlex.split(command, comments=True)
-    overrides = [word for word in words if "=" in word]
+    overrides = [word for word in shlex.split(command, comments=True) if "=" in word]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         # The node of Hydra itself is composed too: it holds hydra/launcher= and hydra/sweeper=.
         composed = compose("config", overrides=overrides, return_hydra_config=True)
         schema.from_typed(schema.to_plain(composed))
 
 
-@pytest.mark.parametrize(
-    "page",
-    sorted(
-        {
-            ROOT / "README.md",
-            *ROOT.glob("docs/**/*.md"),
-            *ROOT.glob("experiments/**/*.md"),
-            ROOT / "results/README.md",
-        }
-    ),
-)
+PAGES = [
+    ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("experiments/**/*.md")),
+    ROOT / "results/README.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -55,13 +53,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_figures_in_the_repository_are_those_that_a_page_shows() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout")
-    pages = [
-        ROOT / "README.md",
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("experiments/**/*.md"),
-        ROOT / "results/README.md",
-    ]
-    shown = {name for page in pages for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
+    shown = {name for page in PAGES for name in re.findall(r"results/figures/[\w.]+\.png", page.read_text())}
     command = ["git", "-C", str(ROOT), "ls-files", "results/figures"]
     assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == shown
 
@@ -75,3 +67,19 @@ def test_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z]+)\b", README + DOCS["framework.md"]):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+@pytest.mark.parametrize(("name", "script"), [("api.md", api_page), ("configuration.md", config_page)])
+def test_a_generated_page_is_current(name: str, script: ModuleType) -> None:
+    remedy = f"run: python scripts/{script.__name__.rpartition('.')[2]}.py > docs/{name}"
+    assert (ROOT / "docs" / name).read_text() == script.page(), remedy
+
+
+def test_every_public_name_and_every_key_is_described() -> None:
+    for module in ("adaecho", "adaecho.echo", "adaecho.adascale", "adaecho.shards"):
+        for name in import_module(module).__all__:
+            assert any(name in names for names in api_page.PUBLIC.values()), f"{module}.{name}"
+    assert [row for row in api_page.rows() if not row[2]] == []
+    keys = [line for line in config_page.page().splitlines() if line.startswith("| `")]
+    assert len(keys) > 60
+    assert [row for row in keys if row.endswith("|  |")] == []

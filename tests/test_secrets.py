@@ -59,10 +59,7 @@ def holds_no_secret(*where: Path | str) -> None:
 
 
 def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
-    compose_config: Compose,
-    tmp_path: Path,
-    served: list[str],
-    capfd: pytest.CaptureFixture[str],
+    compose_config: Compose, tmp_path: Path, served: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, tracked = tmp_path / "run", "tracking=wandb_offline"
     with exported(compose_config(tracked).tracking, run):
@@ -110,7 +107,6 @@ def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: li
 
 
 URLS = {
-    "https://h/a.tar": "https://h/a.tar",
     "https://h/a.tar?X-Amz-Signature=abc&b=1": "https://h/a.tar?***",
     "https://bob:pw@h:80/a.tar": "https://***@h:80/a.tar",
     "https://bob:pw@h:80/a@b.tar": "https://***@b.tar",
@@ -120,15 +116,11 @@ URLS = {
     "https://bob:p?w@h/a.tar?t=1": "https://***@***",
     "https://bob:p@s/w@h/a.tar": "https://***@h/a.tar",
     "s3://KEY:SEC/RET@bucket/a.tar": "s3://***@bucket/a.tar",
-    "https://h/a@2x.tar": "https://h/a@2x.tar",
-    "https://h:80/a.tar": "https://h:80/a.tar",
     "https://h/a.tar;token=abc": "https://h/a.tar;***",
     "https://h/a.tar#access_token=abc&b=1": "https://h/a.tar#***",
     "https://h/get?url=https://u:pw@h2/a": "https://h/get?***",
     "https://h/a,https://u:pw@h2/b": "https://***@h2/b",
     "zip://a.tar::https://u:pw@h2/b": "zip://***@h2/b",
-    "no https://h/a.tar; ask me@all": "no https://h/a.tar; ask me@all",
-    "no https://h:80/a.tar: ask me@all": "no https://h:80/a.tar: ask me@all",
     "s3://key:p@ss@bucket/a.tar": "s3://***@bucket/a.tar",
     "simplecache::https://u:p@h/a?t=1": "simplecache::https://***@h/a?***",
     "at https://h/a?t=1: no, https://u@h2/b?c tried": "at https://h/a?*** no, https://***@h2/b?*** tried",
@@ -139,25 +131,14 @@ URLS = {
     "no 'bob:p:w@h:/a.tar': gone": "no '***@h:/a.tar': gone",
     'pipe:curl -H "Authorization: Bearer a.b=" https://h/a': 'pipe:curl -H "Authorization: Bearer ***" https://h/a',
     "pipe:curl -H authorization:abc https://h/a?t=1": "pipe:curl -H authorization:*** https://h/a?***",
-    **{
-        name: name
-        for name in (
-            "//nas/share/a@b.tar",
-            "//nas:8080/a@2x.tar",
-            "/data//x:1@2.jpg",
-            "bob@h:/a.tar",
-            "a:b@c.tar",
-            "10:30@site/x.jpg",
-            "data/a:b@c:/x",
-            "C:/a@b:/c",
-            "key: one@h:/x",
-            "author: one",
-            "authorization: ",
-        )
-    },
-    "no url? none@all": "no url? none@all",
-    "/a/path?with=mark": "/a/path?with=mark",
 }
+NO_SECRETS = (
+    "https://h/a.tar", "https://h/a@2x.tar", "https://h:80/a.tar", "no https://h/a.tar; ask me@all",
+    "no https://h:80/a.tar: ask me@all", "//nas/share/a@b.tar", "//nas:8080/a@2x.tar", "/data//x:1@2.jpg",
+    "bob@h:/a.tar", "a:b@c.tar", "10:30@site/x.jpg", "data/a:b@c:/x", "C:/a@b:/c", "key: one@h:/x",
+    "author: one", "authorization: ", "no url? none@all", "/a/path?with=mark",
+)  # fmt: skip
+URLS |= {name: name for name in NO_SECRETS}
 
 
 @pytest.mark.parametrize(("url", "shown"), URLS.items(), ids=list(URLS))
@@ -185,9 +166,7 @@ def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:
     def config(url: str) -> dict[str, Any]:
         return to_plain(compose_config("task=cifar10", f"data.path='{url}'"))
 
-    assert run_id(config("https://h/a.tar?t=1")) == run_id(
-        config("https://u:p@h/a.tar?t=2".replace("u:p@", ""))
-    )
+    assert run_id(config("https://h/a.tar?t=1")) == run_id(config("https://h/a.tar?t=2"))
     assert run_id(config("https://h/a.tar?t=1")) != run_id(config("https://h/b.tar?t=1"))
     record = masking.masked(config("https://only-here/a.tar?t=1"))
     assert from_plain(record).data.path == "https://only-here/a.tar?t=1"  # this process knows it
@@ -199,9 +178,8 @@ def test_a_run_is_named_by_what_is_shown(compose_config: Compose) -> None:
     with pytest.raises(ConfigError, match=r"what a record keeps of several urls.* @ are written .*%40"):
         from_plain(record)
     record["data"]["path"] = "https://nobody-knows/a.tar?***"
-    with pytest.raises(
-        ConfigError, match=r"data\.path: https://nobody-knows/a\.tar\?\*\*\* is what a record"
-    ):
+    unknown = r"data\.path: https://nobody-knows/a\.tar\?\*\*\* is what a record"
+    with pytest.raises(ConfigError, match=unknown):
         from_plain(record)
 
 

@@ -1,5 +1,6 @@
 """python -m adaecho.show: a picture of what a run predicts."""
 
+import shutil
 from pathlib import Path
 
 import cv2
@@ -15,28 +16,38 @@ from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
 
+SHORT = ("max_steps=2", "target.value=null", "echo.shuffle_buffer=1")
 SCENES = (
     "task=scenes", "task.training_scenes=32", "data.validation_examples=8", "batch_size=16",
-    "echo.shuffle_buffer=1", "precision=float32", "max_steps=2", "target.value=null",
+    "precision=float32", *SHORT,
 )  # fmt: skip
-DIGITS = ("task=digits", "max_steps=2", "target.value=null", "echo.shuffle_buffer=1")
 
 
-@pytest.mark.parametrize("task", [SCENES, DIGITS], ids=["boxes", "mistakes"])
+@pytest.fixture(scope="module")
+def digits(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("digits") / "run"
+    run_trial(compose_config("task=digits", *SHORT), run)
+    return run
+
+
+@pytest.mark.parametrize("what", ["boxes", "mistakes"])
 def test_it_writes_a_picture_of_a_run(
-    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]
+    compose_config: Compose, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    run_trial(compose_config(*task), tmp_path / "run")
+    run = digits
+    if what == "boxes":
+        run = tmp_path / "run"
+        run_trial(compose_config(*SCENES), run)
     capsys.readouterr()
-    show.main([str(tmp_path / "run"), "--number", "3"])
+    show.main([str(run), "--number", "3"])
     file = Path(capsys.readouterr().out.strip())
-    assert file.parent == tmp_path / "run" / "pictures"
+    assert file.parent == run / "pictures"
     picture = cv2.imread(str(file))
     assert picture is not None
     assert picture.std() > 10
-    show.main([str(tmp_path / "run"), "--out", str(tmp_path / "b.svg")])
+    show.main([str(run), "--out", str(tmp_path / "b.svg")])
     assert "<svg" in (tmp_path / "b.svg").read_text()
-    show.main([str(tmp_path / "run"), "--out", str(tmp_path / "c.jpg")])
+    show.main([str(run), "--out", str(tmp_path / "c.jpg")])
     assert (tmp_path / "c.jpg").read_bytes().startswith(b"\xff\xd8")
 
 
@@ -56,8 +67,7 @@ class _Perfect(nn.Module):
 
 
 def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> None:
-    config = compose_config(*DIGITS)
-    task = build_task(config)
+    task = build_task(compose_config("task=digits"))
     assert task.pictures is not None
     _, held_out = hold_out(read_digits(), 360, seed=0)
     labels = torch.from_numpy(held_out["label"])
@@ -67,23 +77,15 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
     assert only.image.dtype == np.uint8
 
 
-def test_a_file_that_can_not_be_written_is_refused_by_name(
-    compose_config: Compose, tmp_path: Path, refused: Refused
+def test_what_can_not_be_shown_or_written_is_refused_by_name(
+    digits: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    run_trial(compose_config(*DIGITS), tmp_path / "run")
     out = tmp_path / "a folder.png"
     out.mkdir()
-    said = refused(show.main, tmp_path / "run", "--out", out)
+    said = refused(show.main, digits, "--out", out)
     assert f"error: {out}: can't be written (Is a directory)" in said
-
-
-@pytest.mark.parametrize("what", ["no run", "no checkpoint"])
-def test_a_folder_without_a_model_is_refused(
-    compose_config: Compose, tmp_path: Path, refused: Refused, what: str
-) -> None:
-    if what == "no checkpoint":
-        run_trial(compose_config(*DIGITS), tmp_path / "run")
-        for file in (tmp_path / "run" / "checkpoint").iterdir():
-            file.unlink()
-    said = refused(show.main, tmp_path / "run")
-    assert ("no config.yaml" if what == "no run" else "no checkpoint") in said
+    assert "no config.yaml" in refused(show.main, tmp_path / "absent")
+    without = shutil.copytree(digits, tmp_path / "run")
+    for file in (without / "checkpoint").iterdir():
+        file.unlink()
+    assert "no checkpoint" in refused(show.main, without)

@@ -26,6 +26,12 @@ def accumulating(model, num_gradients=2, momentum=0.9, **arguments):
     return AdaScale(sgd, num_gradients_to_accumulate=num_gradients, **arguments)
 
 
+def layers(model, *rates):
+    """The parameters of both layers apart; as groups, where rates are given."""
+    apart = [list(model[0].parameters()), list(model[2].parameters())]
+    return [{"params": one, "lr": rate} for one, rate in zip(apart, rates, strict=True)] if rates else apart
+
+
 def micro_gradients(model, groups, micro_batches):
     """Each micro-batch's gradient by group, computed apart from the optimizer and its hooks."""
     parameters = [p for group in groups for p in group]

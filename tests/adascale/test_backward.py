@@ -15,7 +15,7 @@ from tests.adascale.helpers import (
     mlp,
     train,
     weights,
-)
+)  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 
 
@@ -38,18 +38,22 @@ def test_clipping_changes_the_step_and_not_the_gain():
             torch.testing.assert_close(new, old - 0.05 * gain * 0.1 * other.grad)
 
 
+@pytest.mark.parametrize("kind", ["on the host", "on the device", "across steps"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_leaves_no_trace(bad):
-    model, clean = mlp(), mlp()
-    optimizer, expected = accumulating(model), accumulating(clean)
-    steps = list(batches(6, 2))
+def test_a_step_that_is_not_finite_leaves_no_trace(kind, bad):
+    passes, fused = 1 if kind == "across steps" else 2, kind == "on the device" or None
+
+    def made():
+        model, rate = mlp(), torch.tensor(0.05) if fused else 0.05
+        sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=fused)
+        return model, AdaScale(sgd, scale=2.0, num_gradients_to_accumulate=passes)
+
+    (model, optimizer), (clean, expected), steps = made(), made(), list(batches(6, passes))
     train(clean, expected, steps)
     for number, micro_batches in enumerate(steps):
         if number in (0, 3):
-            (x, y), other = micro_batches
-            optimizer.zero_grad()
-            backward(model, [(x * bad, y), other])
-            optimizer.step()
+            (x, y), *others = micro_batches
+            train(model, optimizer, [[(x * bad, y), *others]])
         train(model, optimizer, [micro_batches])
     assert optimizer.skipped_steps == 2
     assert_identical(weights(model), weights(clean))
@@ -98,9 +102,7 @@ def test_a_parameter_used_by_one_micro_batch_has_zero_gradient_in_the_other():
     with_both = list(micro_gradients(model, groups, micro_batches))
     with_both[1][0][-2:] = [torch.zeros_like(p) for p in model.extra.parameters()]
     expected = SlowAdaScale(groups, [0.0], 2, 0.0).step(with_both)
-    (x, y), (x2, y2) = micro_batches
-    (nn.functional.cross_entropy(model(x), y) / 2).backward()
-    (nn.functional.cross_entropy(model.trunk(x2), y2) / 2).backward()
+    backward_in_turn([model, model.trunk], micro_batches)
     assert optimizer.gain() == pytest.approx(expected)
 
 
@@ -139,9 +141,8 @@ def test_heads_trained_in_turn_share_no_parameter(reentrant):
         assert optimizer.gain() == pytest.approx(expected, rel=1e-9)
         optimizer.step()
     assert optimizer.scale_invariant_steps == pytest.approx(slow.tau, rel=1e-9)
-    torch.testing.assert_close(
-        weights(nn.ModuleList(heads)), weights(nn.ModuleList(twins)), rtol=1e-9, atol=0
-    )
+    ours, theirs = (weights(nn.ModuleList(models)) for models in (heads, twins))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0)
 
 
 def test_a_loss_in_two_backward_calls_is_refused_where_a_step_has_one_pass():
@@ -202,12 +203,20 @@ def test_passes_and_steps_in_the_wrong_order():
     train(model, optimizer, [micro_batches])
 
 
-def test_a_step_given_up_is_forgotten():
+@pytest.mark.parametrize("how", ["given up", "failed"])
+def test_a_step_that_was_not_taken_is_forgotten(how):
     model, expected = mlp(), mlp()
     optimizer, other = accumulating(model), accumulating(expected)
     steps = list(batches(3, 2))
-    backward(model, steps[0])
-    model.zero_grad()  # not the optimizer's: it learns from the next backward pass
+    if how == "given up":
+        backward(model, steps[0])
+        model.zero_grad()  # not the optimizer's: it learns from the next backward pass
+    else:
+        ((x, y), _) = steps[0]
+        hidden = model[0](x)
+        hidden.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nn.functional.cross_entropy(model[2](torch.tanh(hidden)), y).backward()
     train(model, optimizer, steps[1:])
     train(expected, other, steps[1:])
     assert_identical(weights(model), weights(expected))
@@ -240,23 +249,9 @@ def test_gradients_changed_inside_backward_still_count_as_they_came():
         parameter.grad.zero_()
 
     model[0].weight.register_post_accumulate_grad_hook(clear)
-    optimizer, plain = accumulating(model), accumulating(expected)
-    micro_batches = next(batches(1, 2))
-    backward(model, micro_batches)
-    backward(expected, micro_batches)
-    local = optimizer._statistics.collector.sums_of_squares()
-    assert_identical(local, plain._statistics.collector.sums_of_squares())
-
-
-def test_a_backward_pass_that_failed_is_forgotten_by_zero_grad():
-    model, expected = mlp(), mlp()
-    optimizer = accumulating(model)
-    steps = list(batches(2, 2))
-    ((x, y), _) = steps[0]
-    hidden = model[0](x)
-    hidden.register_hook(lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        nn.functional.cross_entropy(model[2](torch.tanh(hidden)), y).backward()
-    train(model, optimizer, steps)
-    train(expected, accumulating(expected), steps)
-    assert_identical(weights(model), weights(expected))
+    sums = []
+    for one in (model, expected):
+        optimizer = accumulating(one)
+        backward(one, next(batches(1, 2)))
+        sums.append(optimizer._statistics.collector.sums_of_squares())
+    assert_identical(*sums)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho.adascale import AdaScale
-from tests.adascale.helpers import assert_identical, batches, mlp, train, weights
+from tests.adascale.helpers import accumulating, assert_identical, batches, layers, mlp, train, weights
 from tests.helpers import through_torch_save
 
 KINDS = {
@@ -23,15 +23,23 @@ KINDS = {
 
 def build(kind, model):
     fused = kind == "fused"
-    groups = [{"params": list(model.parameters())}]
-    if kind == "groups":
-        groups = [
-            {"params": list(layer.parameters()), "lr": lr}
-            for layer, lr in ((model[0], 0.05), (model[2], 0.01))
-        ]
+    groups = layers(model, 0.05, 0.01) if kind == "groups" else model.parameters()
     sgd = torch.optim.SGD(groups, lr=torch.tensor(0.05) if fused else 0.05, momentum=0.9, fused=fused or None)
     optimizer = AdaScale(sgd, **KINDS[kind])
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+
+
+@pytest.fixture
+def model():
+    return mlp()
+
+
+@pytest.fixture
+def optimizer(model):
+    """Three micro-batches to a step, two steps on."""
+    optimizer, _ = build("accumulation", model)
+    train(model, optimizer, batches(2, 3))
+    return optimizer
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,97 +49,88 @@ def test_resume_at_every_step_is_bit_identical(kind):
     optimizer, scheduler = build(kind, model)
     gains = train(model, optimizer, steps, scheduler)
     for cut in range(len(steps) + 1):
-        first = mlp(torch.float32)
-        before, before_scheduler = build(kind, first)
-        head = train(first, before, steps[:cut], before_scheduler)
-        state = through_torch_save([first.state_dict(), before.state_dict(), before_scheduler.state_dict()])
-        second = mlp(torch.float32)
-        second.load_state_dict(state[0])
-        after, after_scheduler = build(kind, second)
-        after.load_state_dict(state[1])
-        after_scheduler.load_state_dict(state[2])
-        assert head + train(second, after, steps[cut:], after_scheduler) == gains
+        first, second = mlp(torch.float32), mlp(torch.float32)
+        before, after = build(kind, first), build(kind, second)  # schedulers too
+        head = train(first, before[0], steps[:cut], before[1])
+        saved = through_torch_save([one.state_dict() for one in (first, *before)])
+        for one, state in zip((second, *after), saved, strict=True):
+            one.load_state_dict(state)
+        assert head + train(second, after[0], steps[cut:], after[1]) == gains
         assert_identical(weights(second), weights(model))
-        assert after.scale_invariant_steps == optimizer.scale_invariant_steps
-        assert float(after.param_groups[0]["lr"]) == float(optimizer.param_groups[0]["lr"])
+        assert after[0].scale_invariant_steps == optimizer.scale_invariant_steps
+        assert float(after[0].param_groups[0]["lr"]) == float(optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize("num_gradients", [1, 2])
-def test_a_checkpoint_goes_on_at_another_scale(num_gradients):
-    model = mlp()
-    arguments = {"num_gradients_to_accumulate": num_gradients, "smoothing": 0.9}
-    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=4.0, **arguments)
-    train(model, optimizer, batches(10, num_gradients))
-    elastic = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=8.0, **arguments)
-    elastic.load_state_dict(through_torch_save(optimizer.state_dict()))
-    variance, square = elastic.grad_var_avg(), elastic.grad_sqr_avg()
-    assert (variance, square) == (optimizer.grad_var_avg(), optimizer.grad_sqr_avg())
-    assert elastic.gain() == pytest.approx((variance + square) / (variance / 8 + square))
-    assert elastic.scale_invariant_steps == optimizer.scale_invariant_steps
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"scale": 4.0, "smoothing": 0.9}, {"scale": 8.0}),
+        ({"scale": 4.0, "num_gradients": 2, "smoothing": 0.9}, {"scale": 8.0, "num_gradients": 2}),
+        ({"num_gradients": 2, "smoothing": 0.99}, {"num_gradients": 4}),
+    ],
+    ids=["across steps", "same passes", "other passes"],
+)
+def test_a_checkpoint_goes_on_at_another_scale_with_the_same_base_batch(model, before, after):
+    before, after = ({"num_gradients": 1, **one} for one in (before, after))
+    optimizer = accumulating(model, momentum=0.0, **before)
+    train(model, optimizer, batches(20, before["num_gradients"]))
+    variance, square = optimizer.grad_var_avg(), optimizer.grad_sqr_avg()
+    state, tau = through_torch_save(optimizer.state_dict()), optimizer.scale_invariant_steps
+    optimizer.unhook()
+    elastic = accumulating(model, momentum=0.0, **after)
+    elastic.load_state_dict(state)
+    assert (elastic.grad_var_avg(), elastic.grad_sqr_avg()) == (variance, square)
+    scale = after.get("scale", 4)
+    assert elastic.gain() == pytest.approx((variance + square) / (variance / scale + square))
+    gains = train(model, elastic, batches(5, after["num_gradients"], seed=1))
+    assert elastic.scale_invariant_steps == pytest.approx(tau + sum(gains))
+    if "scale" not in after:  # of a base batch, however many there are: one number
+        assert elastic.smoothing == 0.996
+        assert elastic.grad_var_avg() == pytest.approx(variance, rel=0.3)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
-def test_copies_are_refused(copied):
-    optimizer, _ = build("accumulation", mlp())
+def test_copies_are_refused(copied, optimizer):
     with pytest.raises(TypeError, match="use state_dict"):
         copied(optimizer)
 
 
-def test_a_scheduler_made_before_loading_stays_connected():
-    model = mlp()
-    optimizer, scheduler = build("accumulation", model)
-    train(model, optimizer, batches(1, 3))
-    optimizer.load_state_dict(optimizer.state_dict())
-    before = optimizer.param_groups[0]["lr"]
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.97 * before)
-    assert optimizer._optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-
-
-def test_checkpoints_that_do_not_fit_are_refused():
-    model = mlp()
-    optimizer, _ = build("accumulation", model)
-    train(model, optimizer, batches(2, 3))
+def test_checkpoints_that_do_not_fit_are_refused(model, optimizer):
     state = optimizer.state_dict()
-    other = AdaScale(
-        torch.optim.SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=3, debias_ewma=False
-    )
     with pytest.raises(ValueError, match="debias_ewma=True"):
-        other.load_state_dict(state)
-    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
-    two = AdaScale(torch.optim.SGD(groups, lr=0.1), num_gradients_to_accumulate=3)
+        accumulating(model, 3, debias_ewma=False).load_state_dict(state)
+    two, _ = build("groups", model)
     with pytest.raises(ValueError, match=r"statistics of 1 parameter group\(s\), the optimizer has 2"):
         two.load_state_dict(state)
 
 
-def test_a_checkpoint_of_the_bare_optimizer_starts_new_averages():
-    model = mlp()
-    optimizer, _ = build("accumulation", model)
-    train(model, optimizer, batches(2, 3))
+def test_the_bare_optimizer_reads_our_checkpoint_and_its_own_starts_new_averages(model, optimizer):
     bare = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    optimizer.load_state_dict(bare.state_dict())
-    assert optimizer.gain() == 1.0
-    assert optimizer.scale_invariant_steps == 0.0
+    of_bare = bare.state_dict()
+    bare.load_state_dict(optimizer.state_dict())
+    weight = model[0].weight
+    assert_identical(bare.state[weight]["momentum_buffer"], optimizer.state[weight]["momentum_buffer"])
+    optimizer.load_state_dict(of_bare)
+    assert (optimizer.gain(), optimizer.scale_invariant_steps) == (1.0, 0.0)
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers"),
+    ("kind", "sizes"),
     [
         ("accumulation", [(6, 5), (5, 4), (4, 3)]),
         ("across_steps", [(6, 5), (5, 4), (4, 3)]),
         ("across_steps", [(7, 5), (5, 3)]),  # torch itself compares no shapes of a momentum
     ],
 )
-def test_a_refused_checkpoint_of_another_model_changes_nothing(kind, layers):
-    other = torch.nn.Sequential(*(torch.nn.Linear(*sizes, dtype=torch.float64) for sizes in layers))
+def test_a_refused_checkpoint_of_another_model_changes_nothing(model, kind, sizes):
+    other = torch.nn.Sequential(*(torch.nn.Linear(*one, dtype=torch.float64) for one in sizes))
     foreign, _ = build(kind, other)
     for _ in range(6):
-        other(torch.randn(4, layers[0][0], dtype=torch.float64)).square().sum().backward()
+        other(torch.randn(4, sizes[0][0], dtype=torch.float64)).square().sum().backward()
         if foreign._statistics.sample is not None:
             foreign.step()
             foreign.zero_grad()
-    model = mlp()
     optimizer, _ = build(kind, model)
     train(model, optimizer, batches(3, KINDS[kind].get("num_gradients_to_accumulate", 1)))
     before = copy.deepcopy(optimizer.state_dict())
@@ -140,76 +139,50 @@ def test_a_refused_checkpoint_of_another_model_changes_nothing(kind, layers):
     assert_identical(optimizer.state_dict(), before)
 
 
-def test_the_bare_optimizer_reads_our_checkpoint():
-    model = mlp()
-    optimizer, _ = build("accumulation", model)
-    train(model, optimizer, batches(2, 3))
-    bare = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    bare.load_state_dict(optimizer.state_dict())
-    weight = model[0].weight
-    assert_identical(bare.state[weight]["momentum_buffer"], optimizer.state[weight]["momentum_buffer"])
-
-
-def test_scale_invariant_steps_can_be_assigned():
-    model = mlp()
-    optimizer, _ = build("accumulation", model)
+def test_scale_invariant_steps_can_be_assigned(model, optimizer):
     optimizer.scale_invariant_steps = 41.5
     assert optimizer.schedule_increment() == 0
-    gain = train(model, optimizer, batches(1, 3))[0]
+    (gain,) = train(model, optimizer, batches(1, 3))
     assert optimizer.scale_invariant_steps == pytest.approx(41.5 + gain)
     assert optimizer.schedule_increment() == int(41.5 + gain) - 41
 
 
-@pytest.mark.parametrize("debias", [True, False])
-def test_a_fairscale_checkpoint_of_before_the_first_step_is_of_either_kind(debias):
-    optimizer = AdaScale(
-        torch.optim.SGD(mlp().parameters(), lr=0.1), num_gradients_to_accumulate=3, debias_ewma=debias
-    )
+def with_fairscales(optimizer, entries):
+    """A checkpoint in the layout of FairScale 0.4.13: "adascale" inside the optimizer's own state."""
     state = optimizer._optimizer.state_dict()
-    state["state"]["adascale"] = {"grad_sqr_avg": np.array([1.0]), "grad_var_avg": np.array([0.0])}
+    state["state"]["adascale"] = entries
+    return state
+
+
+AVERAGES = {"grad_sqr_avg": np.array([2.0]), "grad_var_avg": np.array([6.0])}
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_a_fairscale_checkpoint_of_before_the_first_step_is_of_either_kind(model, debias):
+    optimizer = accumulating(model, 3, debias_ewma=debias)
     with pytest.warns(UserWarning, match="no scale-invariant steps"):
-        optimizer.load_state_dict(state)
-    assert optimizer.gain() == 1.0
+        optimizer.load_state_dict(with_fairscales(optimizer, AVERAGES))
+    assert (optimizer.gain(), optimizer.grad_sqr_avg()) == (3.0, 0.0)
+    train(model, optimizer, batches(1, 3))
+    assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([0.003 if debias else 1])
+    other = {**AVERAGES, f"grad_sqr_avg_{'count' if debias else 'unbias'}": np.array([1.0])}
+    with (
+        pytest.warns(UserWarning, match="no scale-invariant steps"),
+        pytest.raises(ValueError, match=f"debias_ewma={not debias}"),
+    ):
+        optimizer.load_state_dict(with_fairscales(optimizer, other))
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("grad_sqr_avg", None), ("grad_var_avg", np.array([1j])), ("grad_sqr_avg_unbias", "a"), ("", None)],
 )
-def test_a_damaged_fairscale_checkpoint_is_refused(name, wrong):
-    optimizer, _ = build("accumulation", mlp())
-    state = optimizer._optimizer.state_dict()
-    entries = {"grad_sqr_avg": np.array([2.0]), "grad_var_avg": np.array([6.0])}
-    state["state"]["adascale"] = {**entries, name: wrong} if name else wrong
+def test_a_damaged_fairscale_checkpoint_is_refused(model, name, wrong):
+    optimizer = accumulating(model, 3)
+    damaged = {**AVERAGES, name: wrong} if name else wrong
     with pytest.raises(ValueError, match=f"FairScale's part of the checkpoint is damaged: {name or 'grad'}"):
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(with_fairscales(optimizer, damaged))
     assert optimizer.state_dict()["adascale"]["weight"].tolist() == [0.0]
-
-
-@pytest.mark.parametrize("debias", [True, False])
-def test_fairscale_layout_is_accepted(debias):
-    # The layout of FairScale 0.4.13, written by hand: "adascale" inside the optimizer's own state.
-    entries = {"grad_sqr_avg": np.array([2.0]), "grad_var_avg": np.array([6.0])}
-    for name in ("grad_sqr_avg", "grad_var_avg"):
-        if debias:
-            entries |= {f"{name}_biased": 0.271 * entries[name], f"{name}_unbias": np.array([0.271])}
-        else:
-            entries |= {f"{name}_count": np.array([3.0]), f"{name}_total": 3 * entries[name]}
-    model = mlp()
-    optimizer = AdaScale(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        num_gradients_to_accumulate=3,
-        smoothing=0.9,
-        debias_ewma=debias,
-    )
-    state = optimizer._optimizer.state_dict()
-    state["state"]["adascale"] = entries
-    with pytest.warns(UserWarning, match="no scale-invariant steps"):
-        optimizer.load_state_dict(state)
-    assert optimizer.gain() == pytest.approx((6 + 2) / (6 / 3 + 2))
-    train(model, optimizer, batches(1, 3))
-    weight = 0.9 * 0.271 + 0.1 if debias else 4.0
-    assert optimizer.state_dict()["adascale"]["weight"].tolist() == pytest.approx([weight])
 
 
 COMPLEX, HALVES = torch.tensor([1j]), torch.tensor([0.5]).to_sparse()
@@ -243,17 +216,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_changes_nothing(damage, message):
-    model = mlp()
-    optimizer, _ = build("accumulation", model)
-    train(model, optimizer, batches(2, 3))
+def test_a_damaged_checkpoint_changes_nothing(optimizer, damage, message):
     before = copy.deepcopy(optimizer.state_dict())
     state = copy.deepcopy(before) if damage is not None else {}
     if isinstance(damage, dict):
         state["adascale"] |= damage
-    for lost in damage if isinstance(damage, list) else ():
-        del state["adascale"][lost]
-    if isinstance(damage, str):
+    elif isinstance(damage, list):
+        del state["adascale"][damage[0]]
+    elif isinstance(damage, str):
         state[damage] = None
     with pytest.raises(ValueError, match=f"the checkpoint {message}"):
         optimizer.load_state_dict(state)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adaecho.adascale import AdaScale, AdaScaleWrapper
-from tests.adascale.helpers import backward, batches, mlp, weights
+from tests.adascale.helpers import backward, batches, layers, mlp, weights
 from tests.needs import needs
 
 pytestmark = needs(
@@ -21,16 +21,11 @@ with warnings.catch_warnings():
 
 
 def sgd(model, num_groups):
-    groups = [{"params": list(model.parameters())}]
-    if num_groups == 2:
-        groups = [
-            {"params": list(model[0].parameters())},
-            {"params": list(model[2].parameters()), "lr": 0.004},
-        ]
+    groups = layers(model, 0.01, 0.004) if num_groups == 2 else model.parameters()
     return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
 
 
-def step(model, optimizer, micro_batches, is_scaled_loss):
+def step(model, optimizer, micro_batches, is_scaled_loss=True):
     model.zero_grad(set_to_none=False)  # FairScale needs every .grad to be a tensor
     if isinstance(optimizer, AdaScale):
         optimizer.zero_grad()
@@ -39,6 +34,17 @@ def step(model, optimizer, micro_batches, is_scaled_loss):
     if not is_scaled_loss:
         optimizer.scale_grad_by_num_grads_to_accum()
     optimizer.step()
+    return gains
+
+
+def assert_equal_steps(ours, theirs, steps, is_scaled_loss=True):
+    """Each a model and its optimizer; their gains."""
+    gains = []
+    for micro_batches in steps:
+        expected = step(*theirs, micro_batches, is_scaled_loss)
+        assert step(*ours, micro_batches, is_scaled_loss) == pytest.approx(expected, rel=1e-5)
+        gains.append(expected[0])
+    torch.testing.assert_close(weights(ours[0]), weights(theirs[0]), rtol=1e-5, atol=1e-5)
     return gains
 
 
@@ -61,11 +67,9 @@ def test_gains_and_weights_equal_over_100_steps(num_gradients, num_groups, argum
     optimizer = AdaScale(sgd(ours, num_groups), **arguments)
     reference = fairscale.AdaScale(sgd(theirs, num_groups), **arguments)
     assert (optimizer.scale, optimizer.smoothing) == (reference.scale, reference.smoothing)
+    steps = batches(100, num_gradients, dtype=torch.float32)
     scaled = arguments.get("is_scaled_loss", True)
-    for micro_batches in batches(100, num_gradients, dtype=torch.float32):
-        expected = step(theirs, reference, micro_batches, scaled)
-        assert step(ours, optimizer, micro_batches, scaled) == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    assert_equal_steps((ours, optimizer), (theirs, reference), steps, scaled)
 
 
 @pytest.mark.parametrize("debias", [True, False])
@@ -74,17 +78,13 @@ def test_its_checkpoint_is_continued(debias):
     arguments = {"num_gradients_to_accumulate": 4, "smoothing": 0.8, "debias_ewma": debias}
     reference = fairscale.AdaScale(sgd(theirs, 2), **arguments)
     steps = list(batches(20, 4, dtype=torch.float32))
-    tau = sum(step(theirs, reference, micro_batches, True)[0] for micro_batches in steps[:10])
+    tau = sum(step(theirs, reference, micro_batches)[0] for micro_batches in steps[:10])
     optimizer = AdaScale(sgd(ours, 2), **arguments)
     with pytest.warns(UserWarning, match="no scale-invariant steps"):
         optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
     optimizer.scale_invariant_steps = tau
     ours.load_state_dict(theirs.state_dict())
-    for micro_batches in steps[10:]:
-        expected = step(theirs, reference, micro_batches, True)
-        assert step(ours, optimizer, micro_batches, True) == pytest.approx(expected, rel=1e-5)
-        tau += expected[0]
-    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    tau += sum(assert_equal_steps((ours, optimizer), (theirs, reference), steps[10:]))
     assert optimizer.scale_invariant_steps == pytest.approx(tau, rel=1e-5)
 
 
@@ -93,10 +93,7 @@ def test_wrapper_takes_its_arguments():
     positional = (1, 4.0, 0.9, 2, True, torch.optim.SGD)
     optimizer = AdaScaleWrapper(ours.parameters(), *positional, lr=0.05, momentum=0.9)
     reference = fairscale.AdaScaleWrapper(theirs.parameters(), *positional, lr=0.05, momentum=0.9)
-    for micro_batches in batches(10, 2, dtype=torch.float32):
-        expected = step(theirs, reference, micro_batches, True)
-        assert step(ours, optimizer, micro_batches, True) == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    assert_equal_steps((ours, optimizer), (theirs, reference), batches(10, 2, dtype=torch.float32))
 
 
 def test_wrapper_keeps_the_loss_scaled_where_its_does_not():
@@ -109,37 +106,16 @@ def test_wrapper_keeps_the_loss_scaled_where_its_does_not():
         ours.scale_grad_by_num_grads_to_accum()
 
 
-@pytest.mark.parametrize("debias", [True, False])
-def test_heads_trained_in_turn(debias):
-    """Pass 1 of a step reaches one head, pass 2 the other: FairScale counts calls of backward."""
-    both = []
-    arguments = {"num_gradients_to_accumulate": 2, "smoothing": 0.8, "debias_ewma": debias}
-    for kind in (AdaScale, fairscale.AdaScale):
-        heads = nn.ModuleList([mlp(torch.float32), mlp(torch.float32)])
-        for parameter in heads.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # FairScale needs every .grad to be a tensor
-        both.append((heads, kind(sgd(heads, 1), **arguments)))
-    for micro_batches in batches(20, 2, dtype=torch.float32):
-        gains = []
-        for heads, optimizer in both:
-            for head, (x, y) in zip(heads, micro_batches, strict=True):
-                (nn.functional.cross_entropy(head(x), y) / 2).backward()
-            gains.append(optimizer.gain())
-            optimizer.step()
-            heads.zero_grad(set_to_none=False)
-        assert gains[0] == pytest.approx(gains[1], rel=1e-5)
-    torch.testing.assert_close(weights(both[0][0]), weights(both[1][0]), rtol=1e-5, atol=1e-5)
-
-
 def with_a_group_added_at_step_10(kind, debias):
     """The optimizer after 20 steps."""
     model = mlp(torch.float32)
     arguments = {"num_gradients_to_accumulate": 2, "smoothing": 0.99, "debias_ewma": debias}
-    optimizer = kind(torch.optim.SGD(model[0].parameters(), lr=0.0), **arguments)
+    first, second = layers(model, 0.0, 0.0)
+    optimizer = kind(torch.optim.SGD([first], lr=0.0), **arguments)
     for number, micro_batches in enumerate(batches(20, 2, dtype=torch.float32)):
         if number == 10:
-            optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.0})
-        step(model, optimizer, micro_batches, True)
+            optimizer.add_param_group(second)
+        step(model, optimizer, micro_batches)
     return optimizer
 
 
@@ -153,8 +129,7 @@ def test_the_mean_of_a_group_added_later_is_over_its_own_steps_where_its_is_over
 
 
 def test_names_and_public_methods_cover_its():
-    missing = [
-        name for name in vars(fairscale.AdaScale) if not name.startswith("_") and not hasattr(AdaScale, name)
-    ]
+    public = [name for name in vars(fairscale.AdaScale) if not name.startswith("_")]
+    missing = [name for name in public if not hasattr(AdaScale, name)]
     # A new AdaScale that loads the state of the one before does both.
     assert missing == ["set_scale", "set_num_gradients_to_accumulate"]

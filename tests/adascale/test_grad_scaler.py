@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adaecho import AdaScale
-from tests.adascale.helpers import assert_identical, backward, batches, mlp, train, weights
+from tests.adascale.helpers import batches, mlp, train, weights
 
 
 def sgd(model, fused, momentum=0.9):
@@ -29,76 +29,53 @@ def train_scaled(model, optimizer, scaler, steps, overflow_at=(), unscale=False)
     return gains
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_loss_scale_does_not_matter(fused, unscale):
-    model, expected = mlp(torch.float32), mlp(torch.float32)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, growth_factor=4.0)
-    optimizer = AdaScale(sgd(model, fused), num_gradients_to_accumulate=2, grad_scaler=scaler)
-    steps = list(batches(8, 2, dtype=torch.float32))
-    gains = train_scaled(model, optimizer, scaler, steps, unscale=unscale)
-    assert scaler.get_scale() == 2.0**18
+def scaled(model, fused, **arguments):
+    """An AdaScale, and the GradScaler that it knows."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, **arguments)
+    return AdaScale(sgd(model, fused), num_gradients_to_accumulate=2, grad_scaler=scaler), scaler
+
+
+def assert_as_without_scaler(model, optimizer, gains, steps):
+    expected = mlp(torch.float32)
     plain = AdaScale(sgd(expected, fused=False), num_gradients_to_accumulate=2)
     assert gains == pytest.approx(train(expected, plain, steps), rel=1e-5)
     assert optimizer.scale_invariant_steps == pytest.approx(plain.scale_invariant_steps, rel=1e-5)
     torch.testing.assert_close(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_loss_scale_does_not_matter(fused, unscale):
+    model = mlp(torch.float32)
+    optimizer, scaler = scaled(model, fused, growth_interval=2, growth_factor=4.0)
+    steps = list(batches(8, 2, dtype=torch.float32))
+    rate = optimizer.param_groups[0]["lr"]
+    gains = train_scaled(model, optimizer, scaler, steps, unscale=unscale)
+    assert scaler.get_scale() == 2.0**18
+    assert_as_without_scaler(model, optimizer, gains, steps)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_overflow_is_skipped_even_at_the_first_step(fused):
-    model, expected = mlp(torch.float32), mlp(torch.float32)
-    steps = list(batches(6, 2, dtype=torch.float32))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    optimizer = AdaScale(sgd(model, fused), num_gradients_to_accumulate=2, grad_scaler=scaler)
+    model, steps = mlp(torch.float32), list(batches(6, 2, dtype=torch.float32))
+    optimizer, scaler = scaled(model, fused)
     gains = train_scaled(model, optimizer, scaler, [steps[0], *steps[:3], steps[3], *steps[3:]], (0, 4))
     assert scaler.get_scale() == 2.0**8
     optimizer.zero_grad()
     assert optimizer.skipped_steps == 2  # GradScaler withholds them, or the fused kernel does
-    plain = AdaScale(sgd(expected, fused=False), num_gradients_to_accumulate=2)
-    assert gains == pytest.approx(train(expected, plain, steps), rel=1e-5)
-    assert optimizer.scale_invariant_steps == pytest.approx(plain.scale_invariant_steps, rel=1e-5)
-    torch.testing.assert_close(weights(model), weights(expected))
+    assert_as_without_scaler(model, optimizer, gains, steps)
 
 
 def test_the_floor_is_in_unscaled_units():
     model = mlp(torch.float32)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-    optimizer = AdaScale(sgd(model, fused=False), num_gradients_to_accumulate=2, grad_scaler=scaler)
+    optimizer, scaler = scaled(model, fused=False)
     ((x, y), _) = next(batches(1, 2, dtype=torch.float32))
     for _ in range(2):
         scaler.scale(torch.nn.functional.cross_entropy(model(x), y) / 2).backward()
     assert optimizer.grad_var_avg() == pytest.approx(1e-6)
     assert optimizer.gain() == pytest.approx(1.0, abs=1e-4)
-
-
-def test_the_device_step_equals_the_host_step():
-    model, expected = mlp(torch.float32), mlp(torch.float32)
-    steps = list(batches(5, 3, dtype=torch.float32))
-    optimizer = AdaScale(sgd(model, fused=True), num_gradients_to_accumulate=3)
-    rate = optimizer.param_groups[0]["lr"]
-    train(model, optimizer, steps)
-    train(expected, AdaScale(sgd(expected, fused=False), num_gradients_to_accumulate=3), steps)
-    torch.testing.assert_close(weights(model), weights(expected))
-    assert optimizer.param_groups[0]["lr"] is rate
-    assert rate == torch.tensor(0.05)
-
-
-def test_the_device_step_skips_what_is_not_finite():
-    model, expected = mlp(torch.float32), mlp(torch.float32)
-    steps = list(batches(4, 2, dtype=torch.float32))
-    optimizer, clean = (
-        AdaScale(sgd(m, fused=True), num_gradients_to_accumulate=2) for m in (model, expected)
-    )
-    train(expected, clean, steps)
-    for number, micro_batches in enumerate(steps):
-        if number in (0, 2):
-            optimizer.zero_grad()
-            backward(model, micro_batches, factor=float("nan"))
-            optimizer.step()
-        train(model, optimizer, [micro_batches])
-    assert optimizer.skipped_steps == 2
-    assert_identical(weights(model), weights(expected))
-    assert optimizer.scale_invariant_steps == clean.scale_invariant_steps
 
 
 def test_dampening_steps_on_the_host():

@@ -14,11 +14,12 @@ from tests.adascale.helpers import (
     assert_identical,
     backward,
     batches,
+    layers,
     micro_gradients,
     mlp,
     train,
     weights,
-)
+)  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 
 GOLDEN = [  # FairScale's golden gains: Linear(2, 2), loss = out.sum(), two micro-batches
@@ -35,11 +36,8 @@ GOLDEN = [  # FairScale's golden gains: Linear(2, 2), loss = out.sum(), two micr
 @pytest.mark.parametrize(("steps", "expected"), GOLDEN)
 def test_golden_gains(steps, expected, is_scaled_loss):
     model = nn.Linear(2, 2)
-    optimizer = AdaScale(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        num_gradients_to_accumulate=2,
-        is_scaled_loss=is_scaled_loss,
-    )
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = AdaScale(sgd, num_gradients_to_accumulate=2, is_scaled_loss=is_scaled_loss)
     for micro_batches in steps:
         optimizer.zero_grad()
         for row in micro_batches:
@@ -54,68 +52,48 @@ def test_golden_gains(steps, expected, is_scaled_loss):
 
 
 @pytest.mark.parametrize(
-    ("num_micro_batches", "scale", "smoothing", "debias", "momentum", "num_groups"),
+    ("count", "momentum", "num_groups", "given"),
     [
-        (2, None, None, True, 0.0, 1),
-        (4, None, 0.9, True, 0.9, 2),
-        (4, 8.0, 0.5, False, 0.9, 2),
-        (3, 1.5, 0.0, True, 0.0, 2),
-        (16, None, 0.95, False, 0.5, 1),
+        (2, 0.0, 1, {}),
+        (4, 0.9, 2, {"smoothing": 0.9}),
+        (4, 0.9, 2, {"scale": 8.0, "smoothing": 0.5, "debias_ewma": False}),
+        (3, 0.0, 2, {"scale": 1.5, "smoothing": 0.0}),
+        (16, 0.5, 1, {"smoothing": 0.95, "debias_ewma": False}),
     ],
 )
-def test_equals_the_slow_version(num_micro_batches, scale, smoothing, debias, momentum, num_groups):
+def test_equals_the_slow_version(count, momentum, num_groups, given):
     model, twin = mlp(), mlp()
-    learning_rates = [0.05, 0.02][:num_groups]
-    split = {1: [list(model.parameters())], 2: [list(model[0].parameters()), list(model[2].parameters())]}
-    sgd = torch.optim.SGD(
-        [{"params": p, "lr": lr} for p, lr in zip(split[num_groups], learning_rates, strict=True)],
-        momentum=momentum,
-    )
+    rates = [0.05, 0.02][:num_groups]
+    groups = layers(model, *rates) if num_groups == 2 else [{"params": model.parameters(), "lr": 0.05}]
     optimizer = AdaScale(
-        sgd,
-        scale=scale,
-        smoothing=smoothing,
-        num_gradients_to_accumulate=num_micro_batches,
-        debias_ewma=debias,
+        torch.optim.SGD(groups, momentum=momentum), num_gradients_to_accumulate=count, **given
     )
-    twins = (
-        [list(twin.parameters())] if num_groups == 1 else [list(m.parameters()) for m in (twin[0], twin[2])]
-    )
-    slow = SlowAdaScale(
-        [[p.detach() for p in group] for group in twins],
-        learning_rates,
-        scale or num_micro_batches,
-        1 - num_micro_batches / 1000 if smoothing is None else smoothing,
-        momentum,
-        debias,
-    )
-    for micro_batches in batches(60, num_micro_batches):
+    twins = layers(twin) if num_groups == 2 else [list(twin.parameters())]
+    smoothing, debias = given.get("smoothing", 1 - count / 1000), given.get("debias_ewma", True)
+    slow = SlowAdaScale(twins, rates, given.get("scale", count), smoothing, momentum, debias)
+    for micro_batches in batches(60, count):
         slow_gain = slow.step(list(micro_gradients(twin, twins, micro_batches)))
         optimizer.zero_grad()
         backward(model, micro_batches)
         assert optimizer.gain() == pytest.approx(slow_gain, rel=1e-9)
         optimizer.step()
         assert optimizer.scale_invariant_steps == pytest.approx(slow.tau, rel=1e-9)
-    for parameter, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weights(model), weights(twin), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("across", ["gradients", "steps"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_half_precision_are_squared_in_full(dtype, across):
     # Small enough that their squares underflow in half precision: mu^2 would be 0.
-    parameter = nn.Parameter(torch.zeros(4096, dtype=dtype))
-    arguments = {"num_gradients_to_accumulate": 2} if across == "gradients" else {"scale": 2.0}
-    optimizer = AdaScale(torch.optim.SGD([parameter], lr=0.0), smoothing=0.0, **arguments)
-    size = 2.0**-15
-    if across == "gradients":
-        for _ in range(2):
-            (parameter.float() * size / 2).sum().backward()
-    else:
-        for _ in range(2):
+    parameter, size = nn.Parameter(torch.zeros(4096, dtype=dtype)), 2.0**-15
+    passes = 2 if across == "gradients" else 1
+    sgd = torch.optim.SGD([parameter], lr=0.0)
+    optimizer = AdaScale(sgd, scale=2.0, smoothing=0.0, num_gradients_to_accumulate=passes)
+    for number in range(2):
+        if number and across == "steps":
             optimizer.step()
             optimizer.zero_grad()
-            (parameter.float() * size).sum().backward()
+        (parameter.float() * size / passes).sum().backward()
     assert optimizer.grad_sqr_avg() == pytest.approx(4096 * size**2, rel=1e-3)
 
 
@@ -155,12 +133,6 @@ def test_made_in_inference_mode():
     assert train(model, optimizer, batches(2, 2)) == train(expected, accumulating(expected), batches(2, 2))
 
 
-def test_complex_parameters_are_refused():
-    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="view_as_real"):
-        AdaScale(torch.optim.SGD([parameter], lr=0.1), scale=2.0)
-
-
 def test_without_its_hooks_a_step_is_refused():
     model = mlp()
     optimizer = accumulating(model)
@@ -189,9 +161,10 @@ def test_tensor_learning_rate_stays_the_same_object():
     model, plain = mlp(), mlp()
     rate = torch.tensor(0.05, dtype=torch.float64)
     optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=rate), num_gradients_to_accumulate=2)
+    assert isinstance(optimizer, torch.optim.Optimizer)
     train(model, optimizer, batches(5, 2))
     assert optimizer.param_groups[0]["lr"] is rate
-    assert rate == 0.05
+    assert (rate, optimizer.defaults["momentum"]) == (0.05, 0)
     train(plain, accumulating(plain, momentum=0.0), batches(5, 2))
     torch.testing.assert_close(weights(model), weights(plain))
 
@@ -212,66 +185,35 @@ def test_closure():
     assert_identical(weights(model), weights(expected))
 
 
-def test_scale_invariant_steps_and_the_stop_rule():
-    model = mlp()
-    optimizer = accumulating(model, num_gradients=4)
-    gains, stops = [], []
-    for micro_batches in batches(8, 4):
-        stops.append(optimizer.done(10))
-        gains += train(model, optimizer, [micro_batches])
-    sums = [sum(gains[:k]) for k in range(9)]
-    assert optimizer.scale_invariant_steps == pytest.approx(sums[-1])
-    assert 1.5 < sums[-1] / 8 <= 4
-    assert stops == [value >= 10 for value in sums[:-1]]
-    assert optimizer.done(sums[-1] - 1e-9)
-    assert not optimizer.done(sums[-1] + 1e-9)
-
-
-def test_a_scheduler_advances_by_whole_base_steps():
+def test_a_scheduler_advances_by_whole_base_steps_up_to_the_stop_rule():
     model = mlp()
     optimizer = accumulating(model, num_gradients=4)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 100)
+    tau = 0.0
     for micro_batches in batches(9, 4):
-        train(model, optimizer, [micro_batches], scheduler)
-        step = math.floor(optimizer.scale_invariant_steps)
-        assert scheduler.last_epoch == step
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * (1 - step / 100))
+        assert optimizer.done(10) == (tau >= 10)
+        tau += train(model, optimizer, [micro_batches], scheduler)[0]
+        assert optimizer.scale_invariant_steps == pytest.approx(tau)
+        assert scheduler.last_epoch == math.floor(tau)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * (1 - math.floor(tau) / 100))
+    assert 1.5 < tau / 9 <= 4
+    assert optimizer.done(tau - 1e-9)
+    assert not optimizer.done(tau + 1e-9)
 
 
-def test_another_scale_goes_on_with_the_same_base_batch():
-    # Two micro-batches of one base batch, then four: the variance of a base batch is one number.
-    model = mlp()
-    optimizer = accumulating(model, num_gradients=2, smoothing=0.99)
-    train(model, optimizer, batches(20, 2))
-    variance, square = optimizer.grad_var_avg(), optimizer.grad_sqr_avg()
-    state, tau = optimizer.state_dict(), optimizer.scale_invariant_steps
-    optimizer.unhook()
-    optimizer = accumulating(model, num_gradients=4)
-    optimizer.load_state_dict(state)
-    assert optimizer.smoothing == 0.996
-    assert (optimizer.grad_var_avg(), optimizer.grad_sqr_avg()) == (variance, square)
-    assert optimizer.gain() == pytest.approx((variance + square) / (variance / 4 + square))
-    gains = train(model, optimizer, batches(5, 4, seed=1))
-    assert optimizer.scale_invariant_steps == pytest.approx(tau + sum(gains))
-    assert optimizer.grad_var_avg() == pytest.approx(variance, rel=0.3)
-
-
-def test_added_group_is_hooked_and_counted():
-    model = mlp()
-    optimizer = AdaScale(
-        torch.optim.SGD(model[0].parameters(), lr=0.05), num_gradients_to_accumulate=2, smoothing=0.0
-    )
-    steps = list(batches(2, 2))
-    train(model, optimizer, steps[:1])
-    optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.01})
-    model.zero_grad()
-    groups = [list(model[0].parameters()), list(model[2].parameters())]
-    twin = mlp()
-    twin.load_state_dict(model.state_dict())
-    twins = [list(twin[0].parameters()), list(twin[2].parameters())]
-    slow = SlowAdaScale([[p.detach() for p in g] for g in twins], [0.05, 0.01], 2, 0.0)
-    expected = slow.step(list(micro_gradients(model, groups, steps[1])))
-    assert train(model, optimizer, steps[1:]) == [pytest.approx(expected)]
+def test_a_group_that_is_added_is_hooked_and_averaged_over_its_own_steps():
+    model, twin = mlp(), mlp()
+    sgd = torch.optim.SGD(layers(model)[0], lr=0.05)
+    optimizer = AdaScale(sgd, num_gradients_to_accumulate=2, smoothing=0.5)
+    slow = SlowAdaScale(layers(twin)[:1], [0.05], 2, 0.5)
+    for number, micro_batches in enumerate(batches(4, 2)):
+        if number == 2:
+            optimizer.add_param_group(layers(model, 0.05, 0.01)[1])
+            slow.groups, slow.learning_rates = layers(twin), [0.05, 0.01]
+            slow.samples.append([])
+            model.zero_grad()
+        expected = slow.step(list(micro_gradients(twin, slow.groups, micro_batches)))
+        assert train(model, optimizer, [micro_batches]) == [pytest.approx(expected)]
     torch.testing.assert_close(weights(model), weights(twin))
 
 
@@ -286,41 +228,111 @@ def test_nothing_keeps_the_optimizer_or_its_hooks_alive():
     assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
-def test_attributes_of_the_wrapped_optimizer():
-    optimizer = accumulating(mlp())
-    assert optimizer.defaults["momentum"] == 0.9
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    with pytest.raises(AttributeError, match="neither AdaScale nor the SGD in it has an attribute 'no_such'"):
-        _ = optimizer.no_such
-    assert not hasattr(optimizer, "set_scale")
+COMPLEX = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+REFUSED = {
+    "no scale": (lambda: given(), ValueError, "Give scale="),
+    "no passes": (lambda: given(num_gradients_to_accumulate=0), ValueError, "num_gradients_to_accumulate=0"),
+    "small scale": (lambda: accumulating(mlp(), scale=0.5), ValueError, "scale=0.5"),
+    "scale of nan": (lambda: accumulating(mlp(), scale=math.nan), ValueError, "scale=nan"),
+    "smoothing": (lambda: accumulating(mlp(), smoothing=1.0), ValueError, "smoothing=1.0"),
+    "ranks": (lambda: accumulating(mlp(), world_size=4), ValueError, "world_size=4"),
+    "complex": (lambda: AdaScale(torch.optim.SGD([COMPLEX], lr=0.1), scale=2.0), ValueError, "view_as_real"),
+    "no optimizer": (
+        lambda: AdaScale(mlp()), TypeError, r"a Sequential is no optimizer; write AdaScale\(torch.optim.SGD",
+    ),
+    "dividing twice": (
+        lambda: accumulating(mlp()).scale_grad_by_num_grads_to_accum(), RuntimeError, "divided already",
+    ),
+    "no such attribute": (
+        lambda: accumulating(mlp()).no_such, AttributeError,
+        "neither AdaScale nor the SGD in it has an attribute 'no_such'",
+    ),
+    "FairScale's set_scale": (
+        lambda: accumulating(mlp()).set_scale(4.0), AttributeError, "another scale= and let it load",
+    ),
+    "FairScale's other setter": (
+        lambda: accumulating(mlp()).set_num_gradients_to_accumulate(4), AttributeError,
+        "another num_gradients_to_accumulate= and let it load",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "Give scale="),
-        ({"num_gradients_to_accumulate": 0}, "num_gradients_to_accumulate=0"),
-        ({"num_gradients_to_accumulate": 2, "scale": 0.5}, "scale=0.5"),
-        ({"num_gradients_to_accumulate": 2, "scale": float("nan")}, "scale=nan"),
-        ({"num_gradients_to_accumulate": 2, "smoothing": 1.0}, "smoothing=1.0"),
-        ({"num_gradients_to_accumulate": 2, "world_size": 4}, "world_size=4"),
-    ],
-)
-def test_arguments_that_can_not_be(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        AdaScale(torch.optim.SGD(mlp().parameters(), lr=0.1), **arguments)
+def given(**arguments):
+    return AdaScale(torch.optim.SGD(mlp().parameters(), lr=0.1), **arguments)
 
 
-def test_dividing_twice_is_refused():
-    with pytest.raises(RuntimeError, match="divided already"):
-        accumulating(mlp()).scale_grad_by_num_grads_to_accum()
+@pytest.mark.parametrize(("act", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_is_refused(act, error, message):
+    with pytest.raises(error, match=message):
+        act()
 
 
-def test_what_is_no_optimizer_and_methods_of_fairscale_that_are_not_here_are_told():
-    with pytest.raises(TypeError, match=r"a Sequential is no optimizer; write AdaScale\(torch.optim.SGD"):
-        AdaScale(mlp())
-    optimizer = AdaScale(torch.optim.SGD(mlp().parameters(), lr=0.1), num_gradients_to_accumulate=2)
-    with pytest.raises(AttributeError, match="another scale= and let it load"):
-        optimizer.set_scale(4.0)
-    with pytest.raises(AttributeError, match="another num_gradients_to_accumulate= and let it load"):
-        optimizer.set_num_gradients_to_accumulate(4)
+# One process with one gradient a step: the variance across steps.
+def lone(model, scale=8.0, **arguments):
+    return AdaScale(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), scale=scale, **arguments)
+
+
+def gains_of(optimizer, losses):
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        yield optimizer.gain()
+        optimizer.step()
+
+
+def test_gain_from_two_steps():
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = AdaScale(torch.optim.SGD([parameter], lr=0.1), scale=4.0)
+    gradients = torch.tensor([[3.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    gains = list(gains_of(optimizer, ((parameter * gradient).sum() for gradient in gradients)))
+    # sigma^2 = S |a - b|^2 / 2, mu^2 = <a, b>: 10 and 3, then 4 and 4; averaged with theta = 1 - S / 1000.
+    theta = 1 - 4 / 1000
+    variance, square = (10 * theta + 4) / (theta + 1), (3 * theta + 4) / (theta + 1)
+    expected = [1.0, (10 + 3) / (10 / 4 + 3), (variance + square) / (variance / 4 + square)]
+    assert gains == pytest.approx(expected)
+    assert optimizer.scale_invariant_steps == pytest.approx(sum(expected))
+
+
+def test_gain_is_right_where_it_is_known():
+    # Gradients with noise of variance 4 / S about a mean of squared norm 1, at weights that do not move.
+    generator = torch.Generator().manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(16, dtype=torch.float64))
+    optimizer = AdaScale(torch.optim.SGD([parameter], lr=0.0), scale=8.0, smoothing=0.999)
+    noise = torch.randn(500, 16, generator=generator, dtype=torch.float64) * (4 / 8 / 16) ** 0.5
+    *_, _ = gains_of(optimizer, ((parameter * (0.25 + one)).sum() for one in noise))
+    assert optimizer.gain() == pytest.approx((4 + 1) / (4 / 8 + 1), rel=0.1)
+
+
+def test_repeats_of_a_batch_take_no_sample():
+    model = mlp()
+    optimizer = lone(model, smoothing=0.9)
+    gains = []
+    for number, step in enumerate(batches(6, 1)):
+        gains += train(model, optimizer, [step])
+        before = (optimizer.grad_var_avg(), optimizer.grad_sqr_avg(), optimizer.gain())
+        tau = optimizer.scale_invariant_steps
+        optimizer.mark_repeated_batch()
+        gains += train(model, optimizer, [step])
+        assert (optimizer.grad_var_avg(), optimizer.grad_sqr_avg(), optimizer.gain()) == before
+        assert optimizer.scale_invariant_steps == pytest.approx(tau + before[2])
+        assert (before[2] > 1) == (number > 0)
+
+
+def test_a_parameter_without_gradient_counts_as_zero():
+    used, other = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    optimizer = AdaScale(torch.optim.SGD([used, other], lr=0.0), scale=4.0)
+    losses = (3 * used.sum() + 2 * other.sum(), 3 * used.sum(), 2 * other.sum() + 3 * used.sum())
+    # |a - b|^2 = 4 and <a, b> = 9, both times.
+    known = (8 + 9) / (8 / 4 + 9)
+    assert list(gains_of(optimizer, losses)) == pytest.approx([1.0, known, known])
+
+
+def test_scale_one_is_the_wrapped_optimizer():
+    model, plain = mlp(), mlp()
+    assert train(model, lone(model, scale=1.0), batches(5, 1)) == [1.0] * 5
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    for ((x, y),) in batches(5, 1):
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(plain(x), y).backward()
+        sgd.step()
+    assert_identical(weights(model), weights(plain))

@@ -8,14 +8,16 @@ import torch
 from adaecho import AdaScale
 from adaecho.adascale import AdaScaleWrapper
 from tests.adascale.helpers import (
+    accumulating,
     assert_identical,
     backward,
     batches,
+    layers,
     micro_gradients,
     mlp,
     train,
     weights,
-)
+)  # fmt: skip
 from tests.adascale.slow import SlowAdaScale
 
 
@@ -41,17 +43,10 @@ class SlowAdam:
 @pytest.mark.parametrize("decay", [0.0, 0.1], ids=["Adam", "AdamW"])
 def test_the_square_root_rule_against_a_slow_version(decay):
     model, twin = mlp(), mlp()
-    groups = [list(model[0].parameters()), list(model[2].parameters())]
-    twins = [list(twin[0].parameters()), list(twin[2].parameters())]
-    rates, options = [0.02, 0.005], {"betas": (0.8, 0.95), "eps": 1e-3}
-    build = torch.optim.AdamW if decay else torch.optim.Adam
-    given = [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
-    optimizer = AdaScale(
-        build(given, **options, weight_decay=decay),
-        num_gradients_to_accumulate=3,
-        smoothing=0.6,
-        rule="sqrt_gain",
-    )
+    twins, rates, options = layers(twin), [0.02, 0.005], {"betas": (0.8, 0.95), "eps": 1e-3}
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    adam = kind(layers(model, *rates), **options, weight_decay=decay)
+    optimizer = AdaScale(adam, num_gradients_to_accumulate=3, smoothing=0.6, rule="sqrt_gain")
     measured = SlowAdaScale(twins, [0.0, 0.0], 3, 0.6)
     adams = [SlowAdam(group, **options, decay=decay) for group in twins]
     tau = 0.0
@@ -69,23 +64,21 @@ def test_the_square_root_rule_against_a_slow_version(decay):
     assert [group["lr"] for group in optimizer.param_groups] == rates
 
 
-OPTIMIZERS = [
-    lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
-    lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
-    lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
-    lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
-]
+OPTIMIZERS = {
+    "SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    "Adam": {"lr": 0.01},
+    "AdamW": {"lr": 0.01, "weight_decay": 0.1},
+    "RMSprop": {"lr": 0.01},
+    "Adagrad": {"lr": 0.01},
+}
 
 
-@pytest.mark.parametrize("build", OPTIMIZERS, ids=["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_measuring_leaves_every_weight_as_it_would_be(build, dtype):
+def test_measuring_leaves_every_weight_as_it_would_be(kind, dtype):
     model, bare = mlp(dtype), mlp(dtype)
-    optimizer = AdaScale(
-        build(model.parameters()), num_gradients_to_accumulate=2, smoothing=0.5, rule="measure"
-    )
-    plain = build(bare.parameters())
+    ours, plain = (getattr(torch.optim, kind)(one.parameters(), **OPTIMIZERS[kind]) for one in (model, bare))
+    optimizer = AdaScale(ours, num_gradients_to_accumulate=2, smoothing=0.5, rule="measure")
     slow = SlowAdaScale([list(bare.parameters())], [0.0], 2, 0.5)
     tau = 0.0
     for micro_batches in batches(8, 2, dtype=dtype):
@@ -104,32 +97,14 @@ def test_measuring_leaves_every_weight_as_it_would_be(build, dtype):
     assert_identical(weights(model), weights(bare))
 
 
-def test_the_noise_scale_of_gradients_that_are_known():
-    """tr(Sigma) / |G|^2 of one-example base batches: gradients of a linear loss are its inputs."""
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.zeros(50, dtype=torch.float64, requires_grad=True)
-    mean = torch.full((50,), 0.2, dtype=torch.float64)  # |G|^2 = 2
-    optimizer = AdaScale(
-        torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=4, smoothing=0.999, rule="measure"
-    )
-    assert math.isnan(optimizer.gradient_noise_scale())
-    for _ in range(800):
-        for _ in range(4):
-            gradient = mean + 0.4 * torch.randn(50, generator=generator, dtype=torch.float64)  # tr = 8
-            ((weight * gradient).sum() / 4).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert optimizer.gradient_noise_scale() == pytest.approx(4, rel=0.1)
-    assert optimizer.gradient_noise_scale(0) == optimizer.gradient_noise_scale()
-
-
-def test_no_gradient_but_noise_has_an_infinite_noise_scale():
+def test_the_noise_scale_of_nothing_seen_and_of_noise_alone():
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = AdaScale(torch.optim.SGD([weight], lr=0.0), num_gradients_to_accumulate=2)
+    assert math.isnan(optimizer.gradient_noise_scale())
     for sign in (1, -1):
         (sign * weight.sum() / 2).backward()
     optimizer.step()
-    assert optimizer.gradient_noise_scale() == math.inf
+    assert optimizer.gradient_noise_scale() == optimizer.gradient_noise_scale(0) == math.inf
 
 
 PARAMETER = torch.nn.Parameter(torch.zeros(3))
@@ -155,10 +130,7 @@ def under(rule, kind):
         (under("sqrt_gain", torch.optim.Adagrad), 'not for Adagrad; rule="measure"'),
         (under("root", torch.optim.SGD), "rule='root': must be one of gain, sqrt_gain, measure"),
         (lambda: AdaScale(of(torch.optim.SGD)()), "is an AdaScale already, .* wrap the SGD"),
-        (
-            lambda: AdaScaleWrapper([PARAMETER], optim_cls=torch.optim.Adam, scale=2.0, lr=0.1),
-            'rule="sqrt_gain"',
-        ),
+        (lambda: AdaScaleWrapper([PARAMETER], optim_cls=torch.optim.Adam, scale=2.0), 'rule="sqrt_gain"'),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused_with_the_remedy(build, message):
@@ -168,16 +140,36 @@ def test_what_can_not_be_is_refused_with_the_remedy(build, message):
 
 def test_an_optimizer_of_ones_own_is_taken():
     class Own(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {"lr": 0.1})
-
         def step(self):
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.data -= group["lr"] * parameter.grad
 
     model, expected = mlp(), mlp()
-    sgd = AdaScale(torch.optim.SGD(expected.parameters(), lr=0.1), num_gradients_to_accumulate=2)
-    train(expected, sgd, batches(3, 2))
-    train(model, AdaScale(Own(model.parameters()), num_gradients_to_accumulate=2), batches(3, 2))
+    own = AdaScale(Own(model.parameters(), {"lr": 0.05}), num_gradients_to_accumulate=2)
+    train(expected, accumulating(expected, momentum=0.0), batches(3, 2))
+    train(model, own, batches(3, 2))
     torch.testing.assert_close(weights(model), weights(expected))
+
+
+def test_the_wrapper_builds_the_optimizer_it_names():
+    model, expected = mlp(), mlp()
+    of_sgd = {"lr": 0.05, "momentum": 0.9, "nesterov": True}
+    of_ours = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "smoothing": 0.5}
+    optimizer = AdaScaleWrapper(model.parameters(), optim_cls=torch.optim.SGD, **of_ours, **of_sgd)
+    plain = AdaScale(torch.optim.SGD(expected.parameters(), **of_sgd), **of_ours)
+    assert train(model, optimizer, batches(5, 2)) == train(expected, plain, batches(5, 2))
+    assert_identical(weights(model), weights(expected))
+    with pytest.raises(TypeError, match="no_such_argument"):
+        AdaScaleWrapper(model.parameters(), scale=2.0, lr=0.1, no_such_argument=1)
+
+
+def test_losses_that_are_not_divided():
+    model = mlp()
+    settings = {"num_gradients_to_accumulate": 2, "debias_ewma": False, "is_scaled_loss": False}
+    optimizer = AdaScaleWrapper(model.parameters(), **settings, lr=0.05)
+    optimizer.scale_grad_by_num_grads_to_accum()  # nothing to divide yet
+    model(next(batches(1, 1))[0][0]).sum().backward()
+    before = model[0].weight.grad.clone()
+    optimizer.scale_grad_by_num_grads_to_accum()
+    assert_identical(model[0].weight.grad, before / 2)

@@ -1,6 +1,7 @@
 """What two gloo ranks do, in one start of the processes; see test_distributed.py."""
 
 import contextlib
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adaecho import AdaScale
 from adaecho.adascale import AdaScaleWrapper
-from tests.adascale.helpers import backward, batches, mlp, weights
+from tests.adascale.helpers import backward, batches, layers, mlp, weights
 
 NUM_RANKS = 2
 RATE = 0.05
@@ -30,10 +31,7 @@ def sgd(parameters):
 
 def two_groups(model):
     """The layers apart, at rates of their own."""
-    return [
-        {"params": list(model[0].parameters()), "lr": RATE},
-        {"params": list(model[2].parameters()), "lr": RATE / 3},
-    ]
+    return layers(model, RATE, RATE / 3)
 
 
 def train(model, optimizer, steps, rank, no_sync=False, is_scaled_loss=True):
@@ -45,25 +43,33 @@ def train(model, optimizer, steps, rank, no_sync=False, is_scaled_loss=True):
         for number, (x, y) in enumerate(mine):
             hold = no_sync and number < len(mine) - 1
             with model.no_sync() if hold else contextlib.nullcontext():
-                divisor = len(mine) if is_scaled_loss else 1
-                (nn.functional.cross_entropy(model(x), y) / divisor).backward()
+                (nn.functional.cross_entropy(model(x), y) / (len(mine) if is_scaled_loss else 1)).backward()
         gains.append(optimizer.gain())
         if not is_scaled_loss:
             optimizer.scale_grad_by_num_grads_to_accum()
         optimizer.step()
-    return {
-        "gains": gains,
-        "weights": weights(model),
-        "tau": optimizer.scale_invariant_steps,
-        "skipped": optimizer.skipped_steps,
-    }
+    counts = {"tau": optimizer.scale_invariant_steps, "skipped": optimizer.skipped_steps}
+    return {"gains": gains, "weights": weights(model), **counts}
 
 
-def ddp(rank, num_micro_batches, no_sync, **arguments):
-    model = mlp()
-    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=num_micro_batches // NUM_RANKS)
+def ddp(rank, count, no_sync=True, model=None, sharded=None, is_scaled_loss=True, **arguments):
+    """Five steps of so many micro-batches on both ranks together."""
+    model = mlp() if model is None else model
+    inner = sgd(model.parameters()) if sharded is None else sharded
+    per_rank = count // NUM_RANKS
+    optimizer = AdaScale(inner, num_gradients_to_accumulate=per_rank, is_scaled_loss=is_scaled_loss)
     wrapped = DistributedDataParallel(model, **arguments)
-    return train(wrapped, optimizer, batches(5, num_micro_batches), rank, no_sync)
+    outcome = train(wrapped, optimizer, batches(5, count), rank, no_sync, is_scaled_loss)
+    if count == 2 and sharded is not None:
+        sharded.consolidate_state_dict(to=0)
+        outcome["state"] = optimizer.state_dict() if rank == 0 else None
+    return outcome
+
+
+def zero_redundancy(rank, count, groups):
+    model = mlp()
+    sharded = ZeroRedundancyOptimizer(groups(model), torch.optim.SGD, lr=RATE, momentum=0.9)
+    return ddp(rank, count, model=model, sharded=sharded)
 
 
 class Checkpointed(nn.Module):
@@ -78,35 +84,6 @@ class Checkpointed(nn.Module):
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=True)
         return x
-
-
-def reentrant(rank):
-    model = Checkpointed()
-    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=3)
-    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, no_sync=True)
-
-
-def not_divided(rank):
-    model = mlp()
-    optimizer = AdaScale(sgd(model.parameters()), num_gradients_to_accumulate=3, is_scaled_loss=False)
-    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, True, is_scaled_loss=False)
-
-
-def zero_redundancy_groups(rank):
-    model = mlp()
-    sharded = ZeroRedundancyOptimizer(two_groups(model), torch.optim.SGD, lr=RATE, momentum=0.9)
-    optimizer = AdaScale(sharded, num_gradients_to_accumulate=3)
-    return train(DistributedDataParallel(model), optimizer, batches(5, 6), rank, no_sync=True)
-
-
-def zero_redundancy(rank):
-    model = mlp()
-    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=RATE, momentum=0.9)
-    optimizer = AdaScale(sharded)
-    outcome = train(DistributedDataParallel(model), optimizer, batches(5, 2), rank)
-    sharded.consolidate_state_dict(to=0)
-    outcome["state"] = optimizer.state_dict() if rank == 0 else None
-    return outcome
 
 
 class Branches(nn.Module):
@@ -143,29 +120,23 @@ def overflow_on_rank_1(rank):
 
 
 def refusals():
-    messages = {}
-    mesh = dist.device_mesh.init_device_mesh("cpu", (NUM_RANKS,))
+    mesh, cpu = dist.device_mesh.init_device_mesh("cpu", (NUM_RANKS,)), torch.device("cpu")
     models = {
-        "fsdp": FullyShardedDataParallel(mlp(), device_id=torch.device("cpu")),
-        "fsdp_original_parameters": FullyShardedDataParallel(
-            mlp(), device_id=torch.device("cpu"), use_orig_params=True
-        ),
+        "fsdp": FullyShardedDataParallel(mlp(), device_id=cpu),
+        "fsdp_original_parameters": FullyShardedDataParallel(mlp(), device_id=cpu, use_orig_params=True),
         "fsdp2": fully_shard(mlp(), mesh=mesh),
     }
-    for name, model in models.items():
+    refused = {name: partial(AdaScale, sgd(model.parameters())) for name, model in models.items()}
+    parameters = list(mlp().parameters())
+    overlapping = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=RATE, overlap_with_ddp=True)
+    refused["overlap"] = partial(AdaScale, overlapping)
+    refused["wrapper"] = partial(ZeroRedundancyOptimizer, parameters, AdaScaleWrapper, lr=RATE)
+    messages = dict.fromkeys(refused, "")
+    for name, build in refused.items():
         try:
-            AdaScale(sgd(model.parameters()))
+            build()
         except ValueError as error:
             messages[name] = str(error)
-    overlapping = ZeroRedundancyOptimizer(mlp().parameters(), torch.optim.SGD, lr=RATE, overlap_with_ddp=True)
-    try:
-        AdaScale(overlapping)
-    except ValueError as error:
-        messages["overlap"] = str(error)
-    try:
-        ZeroRedundancyOptimizer(mlp().parameters(), AdaScaleWrapper, lr=RATE)
-    except ValueError as error:
-        messages["wrapper"] = str(error)
     return messages
 
 
@@ -182,13 +153,13 @@ def everything(rank):
     return {
         "ddp_2": ddp(rank, 2, no_sync=False),
         "ddp_6": ddp(rank, 6, no_sync=False),
-        "no_sync_6": ddp(rank, 6, no_sync=True),
+        "no_sync_6": ddp(rank, 6),
         "static_graph": ddp(rank, 2, no_sync=False, static_graph=True),
-        "bucket_view": ddp(rank, 4, no_sync=True, gradient_as_bucket_view=True),
-        "not_divided_6": not_divided(rank),
-        "reentrant_6": reentrant(rank),
-        "zero_redundancy": zero_redundancy(rank),
-        "zero_redundancy_groups_6": zero_redundancy_groups(rank),
+        "bucket_view": ddp(rank, 4, gradient_as_bucket_view=True),
+        "not_divided_6": ddp(rank, 6, is_scaled_loss=False),
+        "reentrant_6": ddp(rank, 6, model=Checkpointed()),
+        "zero_redundancy": zero_redundancy(rank, 2, nn.Module.parameters),
+        "zero_redundancy_groups_6": zero_redundancy(rank, 6, two_groups),
         "branches": branches(rank),
         "overflow": overflow_on_rank_1(rank),
         "one_rank": statistics_of_one_rank(rank),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from adaecho.config import schema
-from adaecho.config.identity import identity, run_id
+from adaecho.config.identity import changes, run_id
 from adaecho.echo.variants import VARIANTS
 from adaecho.errors import ConfigError
 from adaecho.run import CONF
@@ -34,48 +34,39 @@ def test_no_config_names_a_class_to_build() -> None:
     assert not [path for path in Path(CONF).rglob("*.yaml") if "_target_" in path.read_text()]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "tracking=wandb",
-        "data.num_workers=3",
-        "data.prefetch=9",
-        "data.processes=true",
-        "echo.place=encoded",
-        "max_steps=3",
-        "search.trials=9",
-        "fresh=true",
-    ],
-)
-def test_what_cant_change_the_trajectory_keeps_the_name(compose_config: Compose, override: str) -> None:
-    names = {run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
-    assert len(names) == 1
+KEEPS = (
+    "tracking=wandb", "data.num_workers=3", "data.prefetch=9", "data.processes=true", "echo.place=encoded",
+    "max_steps=3", "search.trials=9", "fresh=true", "data.max_bad_examples=5",
+)  # fmt: skip
+CHANGES = (
+    "seed=1", "threads=2", "echo=batch", "target.value=0.5", "batch_size=8", "data.split_seed=1",
+    "precision=bfloat16", "data.order=stored", "task.model=mlp", "optimizer.name=adam",
+    "evaluate.max_examples=10", "task.label_smoothing=0.1", "task=imagenet task.pretrained=w.pt",
+    "task=small_text task.label_smoothing=0.1",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "seed=1",
-        "threads=2",
-        "echo=batch",
-        "target.value=0.5",
-        "batch_size=8",
-        "data.split_seed=1",
-        "precision=bfloat16",
-        "data.order=stored",
-        "task.model=mlp",
-        "optimizer.name=adam",
-        "evaluate.max_examples=10",
-    ],
-)
-def test_what_can_change_it_changes_the_name(compose_config: Compose, override: str) -> None:
-    names = {run_id(schema.to_plain(compose_config(*o))) for o in ((), (override,))}
-    assert len(names) == 2
+@pytest.mark.parametrize("override", [*KEEPS, *CHANGES])
+def test_what_can_change_the_trajectory_changes_the_name_and_nothing_else(
+    compose_config: Compose, override: str
+) -> None:
+    *task, changed = override.split()
+    before, after = (schema.to_plain(compose_config(*task, *more)) for more in ((), (changed,)))
+    assert (run_id(before) != run_id(after)) == (override in CHANGES)
+    assert not changes(before, after) or override in (*CHANGES, "max_steps=3")  # a budget can only grow
 
 
-def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Compose) -> None:
-    assert run_id(schema.to_plain(compose_config("task=cifar10"))) == "ea2d4b7569"
-    assert identity(schema.to_plain(compose_config("task=digits")))["task"] == {"name": "digits"}
+# Of each task as it is: a key that is added later leaves them.
+NAMES = {
+    "cifar10": "ea2d4b7569", "imagenet": "5a010adaa4", "coco": "27e375108d", "scenes": "e26c1462f8",
+    "digits": "e04505ea82", "digits_mlp": "25e4eeaaeb", "small_text": "9f8724d9da", "lm1b": "922c3e3c29",
+    "common_crawl": "4c8f6ff571",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Compose, task: str) -> None:
+    assert run_id(schema.to_plain(compose_config(f"task={task}"))) == NAMES[task]
 
 
 def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> None:
@@ -83,6 +74,9 @@ def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> 
     plain = schema.to_plain(config)
     plain["search"]["allow_changed_code"] = True
     assert schema.from_plain(plain) == config
+
+
+TEXT = "task=small_text"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +103,17 @@ def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> 
         (("task.model=resnet",), r"task\.model=resnet: must be one of conv, mlp"),
         (("+task.depth=3",), r"task\.depth: task digits has no such option; it has model"),
         (("task=cifar10", "+task.width=3"), "it has depth"),
+        (("task=cifar10", "task.depth=10"), "depth=10: these nets have 6n"),
+        ((TEXT, "task.width=30"), r"task\.width=30: must be a multiple of 2 \* task\.heads=8"),
+        ((TEXT, "task.packing=loose"), r"task\.packing=loose: must be one of packed, sentence"),
+        ((TEXT, "task.dropout=1"), r"task\.dropout=1\.0"),
+        ((TEXT, "task.layers=0"), r"task\.layers=0"),
+        (("task=lm1b", "task.vocabulary=100"), r"task\.vocabulary=100: must be at least 258"),
+        (("task=common_crawl", "task.packing=packed"), "has document alone"),
+        *(
+            ((f"task={task}", "task.label_smoothing=1"), r"task\.label_smoothing=1.*: must lie in \[0, 1\)")
+            for task in ("imagenet", "cifar10", "digits", "small_text")
+        ),
     ],
 )
 def test_what_cant_be_names_the_key(

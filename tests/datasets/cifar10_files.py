@@ -36,9 +36,8 @@ def write_pickles(folder: Path, images: NDArray[np.uint8], labels: list[int], te
     """Five batches and one of so many tests, with the names of the classes, as torchvision unpickles them."""
     folder.mkdir(parents=True, exist_ok=True)
     training = len(images) - tests
-    rows = {
-        f"data_batch_{one + 1}": slice(one * training // 5, (one + 1) * training // 5) for one in range(5)
-    }
+    cuts = [one * training // 5 for one in range(6)]
+    rows = {f"data_batch_{one}": slice(cuts[one - 1], cuts[one]) for one in range(1, 6)}
     for name, part in {**rows, "test_batch": slice(training, None)}.items():
         planes = images[part].transpose(0, 3, 1, 2).reshape(len(images[part]), -1).copy()
         (folder / name).write_bytes(pickle.dumps({"labels": labels[part], "data": planes}))

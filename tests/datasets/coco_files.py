@@ -13,16 +13,8 @@ def content(number: int, *, first: int = 0) -> dict[str, Any]:
     for row in range(first, first + number):
         height, width = picture(row).shape[:2]
         images.append({"id": row, "file_name": f"{row}.jpg", "height": height, "width": width})
-        annotations.append(
-            {
-                "id": 100 + row,
-                "image_id": row,
-                "category_id": (5, 2)[row % 2],
-                "bbox": [3, 4, 20, 15],
-                "area": 250,
-                "iscrowd": 0,
-            }
-        )
+        box = {"bbox": [3, 4, 20, 15], "area": 250, "iscrowd": 0}
+        annotations.append({"id": 100 + row, "image_id": row, "category_id": (5, 2)[row % 2], **box})
     categories = [{"id": 5, "name": "cat"}, {"id": 2, "name": "dog"}]
     return {"images": images, "annotations": annotations, "categories": categories}
 

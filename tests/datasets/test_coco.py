@@ -2,22 +2,30 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from adaecho.datasets.coco import read_coco
+from adaecho.datasets.coco import DetectionImages, read_coco
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from tests.datasets.coco_files import content, write
 from tests.transforms.pictures import encoded
 
 
+def read(top: Path, most_bad: int = 0, part: Any = "train") -> DetectionImages:
+    return read_coco(str(top), part, SkippedExamples(most_bad))
+
+
+def names(found: DetectionImages) -> list[str]:
+    return [Path(file).name for file in found.files]
+
+
 def test_images_boxes_and_labels_belong_together(tmp_path: Path) -> None:
     write(tmp_path, "train", content(4))
-    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
+    found = read(tmp_path)
     assert found.categories == ["dog", "cat"]  # by id
     assert len(found) == 4
     example = found[1]
@@ -43,37 +51,35 @@ def test_other_layouts(tmp_path: Path, part: Any, annotations: str, folder: str)
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for image in (tmp_path / f"{part}2017").iterdir():
         image.rename(tmp_path / folder / image.name)
-    assert len(read_coco(str(tmp_path), part, SkippedExamples(0))) == 2
+    assert len(read(tmp_path, part=part)) == 2
 
 
-def test_crowds_are_known_but_not_learned(tmp_path: Path) -> None:
-    listed = content(2)
+def test_crowds_are_not_learned_and_images_without_boxes_stay_until_they_are_left_out(tmp_path: Path) -> None:
+    listed = content(4)
     listed["annotations"][0]["iscrowd"] = 1
-    write(tmp_path, "train", listed)
-    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
-    assert found[0]["labels"].tolist() == []
-    assert found.truths[0].crowd.tolist() == [True]
-    assert len(found.with_boxes()) == 1
-
-
-def test_images_without_boxes_stay_until_they_are_left_out(tmp_path: Path) -> None:
-    listed = content(3)
     del listed["annotations"][1]
     write(tmp_path, "train", listed)
-    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
-    assert len(found) == 3
+    found = read(tmp_path)
+    assert found[0]["labels"].tolist() == []
+    assert found.truths[0].crowd.tolist() == [True]
     assert found[1]["boxes"].shape == (0, 4)
-    assert [Path(file).name for file in found.with_boxes().files] == ["0.jpg", "2.jpg"]
+    assert names(found) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    assert names(found.with_boxes()) == ["2.jpg", "3.jpg"]
 
 
-def test_boxes_that_reach_beyond_their_image_are_clipped(tmp_path: Path) -> None:
-    listed = content(1)
-    listed["annotations"][0]["bbox"] = [-5, 10, 1000, 1000]
+@pytest.mark.parametrize("area", [{}, {"area": None}], ids=["no area", "area of null"])
+def test_boxes_beyond_their_image_are_clipped_and_give_an_area_where_none_is(
+    tmp_path: Path, area: dict[str, None]
+) -> None:
+    listed = content(2)
+    for annotation, box in zip(listed["annotations"], ([-5, 10, 1000, 1000], [3, 4, 20, 15]), strict=True):
+        del annotation["area"]
+        annotation.update(area, bbox=box)
     write(tmp_path, "train", listed)
     height, width = listed["images"][0]["height"], listed["images"][0]["width"]
-    assert read_coco(str(tmp_path), "train", SkippedExamples(0))[0]["boxes"].tolist() == [
-        [0, 10, width, height]
-    ]
+    found = read(tmp_path)
+    assert found[0]["boxes"].tolist() == [[0, 10, width, height]]
+    assert found.truths[1].areas.tolist() == [300]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +115,7 @@ def test_a_bad_annotation_is_skipped_within_the_budget_and_named(
     listed["annotations"][1].update(change)
     file = write(tmp_path, "train", listed)
     with pytest.raises(DataError, match=message) as raised:
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
+        read(tmp_path)
     assert str(file) in str(raised.value)
     bad = SkippedExamples(1)
     found = read_coco(str(tmp_path), "train", bad)
@@ -118,86 +124,108 @@ def test_a_bad_annotation_is_skipped_within_the_budget_and_named(
     assert str(file) in capsys.readouterr().err
 
 
-def test_an_image_without_its_file_is_skipped_within_the_budget_and_named(tmp_path: Path) -> None:
-    write(tmp_path, "train", content(3))
-    (tmp_path / "train2017" / "1.jpg").unlink()
-    with pytest.raises(DataError, match=r"image 1: its file 1\.jpg is missing"):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
-    assert [file.name for file in read_coco(str(tmp_path), "train", SkippedExamples(1)).files] == [
-        "0.jpg",
-        "2.jpg",
-    ]
+def _lose(_: dict[str, Any], top: Path) -> None:
+    (top / "train2017" / "1.jpg").unlink()
 
 
-@pytest.mark.parametrize("kind", ["images", "categories"])
-def test_ids_that_occur_twice_are_refused(tmp_path: Path, kind: str) -> None:
-    listed = content(2)
-    listed[kind][1]["id"] = listed[kind][0]["id"]
-    write(tmp_path, "train", listed)
-    with pytest.raises(DataError, match=f"{kind} with the same id"):
-        read_coco(str(tmp_path), "train", SkippedExamples(9))
+def _long_name(listed: dict[str, Any], _: Path) -> None:
+    listed["images"][1]["file_name"] = "x" * 5000
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", "no list 'images'"),
-        ('{"images": [], "annotations": {}, "categories": []}', "no list 'annotations'"),
-        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no file_name"),
-    ],
-)
-def test_files_that_are_not_in_the_schema_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    write(tmp_path, "train", content(1)).write_text(text)
-    with pytest.raises(DataError, match=message):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
+def _many_boxes(listed: dict[str, Any], _: Path) -> None:
+    """A million of them would ask for hundreds of gigabytes when they are matched."""
+    one = listed["annotations"][1]
+    listed["annotations"] += [{**one, "id": 1000 + number} for number in range(10_000)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        ("images", "id", [1]),
-        ("images", "file_name", None),
-        ("images", "file_name", 7),
-        ("images", "height", None),
-        ("images", "height", "tall"),
-        ("images", "width", 0),
-        ("images", "width", float("nan")),
-        ("images", "width", True),
-        ("categories", "id", None),
-    ],
-)
-def test_values_that_can_not_be_are_refused_and_named(
-    tmp_path: Path, kind: str, name: str, value: Any
+BAD_IMAGES = {
+    "lost": (_lose, r"image 1: its file 1\.jpg is missing"),
+    "name beyond those of files": (_long_name, r"image 1: its file x{200} is missing"),
+    "boxes": (_many_boxes, "image 1: it has 10,001 boxes, and at most 10,000 are learned"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_IMAGES.values(), ids=BAD_IMAGES)
+def test_a_bad_image_is_skipped_within_the_budget_and_named(
+    tmp_path: Path, spoil: Callable[[dict[str, Any], Path], None], message: str
 ) -> None:
+    listed = content(3)
+    file = write(tmp_path, "train", listed)
+    spoil(listed, tmp_path)
+    file.write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    assert names(read(tmp_path, 1)) == ["0.jpg", "2.jpg"]
+
+
+def _of(value: Any, kind: str = "images", name: str = "id", row: int = 1) -> str:
+    """Two images, and one value that is another."""
     listed = content(2)
-    listed[kind][1][name] = value
-    write(tmp_path, "train", content(2)).write_text(json.dumps(listed))
-    with pytest.raises(DataError, match=rf"{kind}\[1\]: its {name} {re.escape(repr(value))} is no "):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
+    listed[kind][row][name] = value
+    return json.dumps(listed)
+
+
+VALUES = [
+    ("images", "id", [1]), ("images", "file_name", None), ("images", "file_name", 7),
+    ("images", "height", None), ("images", "height", "tall"), ("images", "width", 0),
+    ("images", "width", float("nan")), ("images", "width", True), ("categories", "id", None),
+]  # fmt: skip
+OUTSIDE = ["../0.jpg", "/etc/0.jpg", "a/../../0.jpg", "..", "/"]
+NOT_IN_THE_SCHEMA = {
+    "cut": ("{", "is no JSON"),
+    "deep": ("[" * 100_000, "is no JSON"),
+    "list": ("[]", "no list 'images'"),
+    "annotations": ('{"images": [], "annotations": {}, "categories": []}', "no list 'annotations'"),
+    "no name": (
+        '{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no file_name",
+    ),
+    "image twice": (_of(0), "images with the same id"),
+    "category twice": (_of(5, "categories"), "categories with the same id"),
+    **{
+        f"{kind} {name} {value}": (
+            _of(value, kind, name), rf"{kind}\[1\]: its {name} {re.escape(repr(value))} is no "
+        )
+        for kind, name, value in VALUES
+    },
+    "400 digits": (
+        _of(10**400, name="height"), r"images\[1\]: its height 10*\.\.\.0* is no number of pixels",
+    ),
+    **{
+        name: (_of(name, name="file_name"), r"images\[1\]: its file_name .* is no name of a file within")
+        for name in OUTSIDE
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_IN_THE_SCHEMA.values(), ids=NOT_IN_THE_SCHEMA)
+def test_files_that_are_not_in_the_schema_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path, "train", content(2)).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, 9)
 
 
 def test_category_ids_may_be_texts_beside_numbers(tmp_path: Path) -> None:
     listed = content(2)
     listed["categories"][0]["id"] = listed["annotations"][0]["category_id"] = "five"
     write(tmp_path, "train", listed)
-    found = read_coco(str(tmp_path), "train", SkippedExamples(0))
+    found = read(tmp_path)
     assert found.categories == ["dog", "cat"]
     assert [truth.labels.tolist() for truth in found.truths] == [[2], [1]]
 
 
-@pytest.mark.parametrize("path", ["no/such/folder", "http://example.org/coco"])
-def test_a_path_that_is_no_folder_is_named_as_it_was_given(path: str) -> None:
-    with pytest.raises(DataError, match=f"data.path={path}: there is no such folder"):
-        read_coco(path, "train", SkippedExamples(0))
-
-
-def test_a_folder_without_annotations_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"no annotations of its val split; looked for .*instances_val2017\.json"
-    ):
-        read_coco(str(tmp_path), "val", SkippedExamples(0))
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        *(
+            (path, f"data.path={path}: there is no such folder")
+            for path in ("no/such", "http://example.org/coco")
+        ),
+        (".", r"no annotations of its val split; looked for .*instances_val2017\.json"),
+    ],
+)
+def test_what_is_not_there_is_refused(path: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_coco(path, "val", SkippedExamples(0))
 
 
 def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
@@ -205,56 +233,4 @@ def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:
     for image in (tmp_path / "train2017").iterdir():
         image.unlink()
     with pytest.raises(DataError, match="lists no image that can be used"):
-        read_coco(str(tmp_path), "train", SkippedExamples(5))
-
-
-@pytest.mark.parametrize("has_key", [False, True])
-def test_an_annotation_without_an_area_has_that_of_its_box(tmp_path: Path, has_key: bool) -> None:
-    listed = content(1)
-    del listed["annotations"][0]["area"]
-    if has_key:
-        listed["annotations"][0]["area"] = None
-    file = write(tmp_path, "train", listed)
-    assert json.loads(file.read_text()) == listed
-    np.testing.assert_array_equal(
-        read_coco(str(tmp_path), "train", SkippedExamples(0)).truths[0].areas, [300]
-    )
-
-
-def test_a_size_of_400_digits_is_refused_in_a_short_message(tmp_path: Path) -> None:
-    listed = content(2)
-    listed["images"][1]["height"] = 10**400
-    write(tmp_path, "train", content(2)).write_text(json.dumps(listed))
-    with pytest.raises(DataError, match=r"images\[1\]: its height 10*\.\.\.0* is no number of pixels"):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
-
-
-def test_a_name_beyond_those_of_files_is_that_of_a_missing_one(tmp_path: Path) -> None:
-    listed = content(2)
-    file = write(tmp_path, "train", listed)
-    listed["images"][1]["file_name"] = "x" * 5000
-    file.write_text(json.dumps(listed))
-    with pytest.raises(DataError, match=r"image 1: its file x{200} is missing"):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
-    assert len(read_coco(str(tmp_path), "train", SkippedExamples(1))) == 1
-
-
-@pytest.mark.parametrize("name", ["../0.jpg", "/etc/0.jpg", "a/../../0.jpg", "..", "/"])
-def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    listed = content(2)
-    write(tmp_path, "train", listed)
-    listed["images"][0]["file_name"] = name
-    (tmp_path / "annotations/instances_train2017.json").write_text(json.dumps(listed))
-    with pytest.raises(DataError, match=r"images\[0\]: its file_name .* is no name of a file within"):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
-
-
-def test_an_image_of_too_many_boxes_is_a_bad_example(tmp_path: Path) -> None:
-    """A million of them would ask for hundreds of gigabytes when they are matched."""
-    listed = content(2)
-    one = listed["annotations"][0]
-    listed["annotations"] += [{**one, "id": 1000 + number} for number in range(10_000)]
-    write(tmp_path, "train", listed)
-    with pytest.raises(DataError, match="image 0: it has 10,001 boxes, and at most 10,000 are learned"):
-        read_coco(str(tmp_path), "train", SkippedExamples(0))
-    assert len(read_coco(str(tmp_path), "train", SkippedExamples(1))) == 1
+        read(tmp_path, 5)

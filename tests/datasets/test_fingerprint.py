@@ -29,9 +29,7 @@ def test_every_byte_of_small_files_counts_and_times_do_not(tmp_path: Path) -> No
         write(files[1], content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         changed = fingerprint_of(files)
         assert [name for name in first if changed[name] != first[name]] == [str(files[1])]
-    assert fingerprint_of([files[0], files[2]]) == {
-        name: first[name] for name in (str(files[0]), str(files[2]))
-    }
+    assert fingerprint_of(files[::2]) == {str(file): first[str(file)] for file in files[::2]}
 
 
 def test_of_large_files_size_ends_and_samples_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,20 +50,14 @@ def test_of_large_files_size_ends_and_samples_count(tmp_path: Path, monkeypatch:
 
 def test_many_files_have_one_digest_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "_NAMED", 8)
-    files = [
-        write(tmp_path / f"{folder}/{number}.jpg", b"x%d" % number) for folder in "ab" for number in range(20)
-    ]
+    places = [f"{folder}/{number}.jpg" for folder in "ab" for number in range(20)]
+    files = [write(tmp_path / place, place.encode()) for place in places]
     first = fingerprint_of(files)
     assert list(first) == [f"{tmp_path}/a/", f"{tmp_path}/b/"]
     without = fingerprint_of(files[:-1])
     assert without[f"{tmp_path}/b/"] != first[f"{tmp_path}/b/"]
     write(files[0], b"other")  # among those that are looked at
     assert fingerprint_of(files)[f"{tmp_path}/a/"] != first[f"{tmp_path}/a/"]
-
-
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.tar: can't be read \(No such file"):
-        fingerprint_of([tmp_path / "gone.tar"])
 
 
 def test_of_files_over_http_length_time_and_beginning_count(tmp_path: Path) -> None:
@@ -87,5 +79,7 @@ def test_of_files_over_http_length_time_and_beginning_count(tmp_path: Path) -> N
             fingerprint_of([url.replace("a.tar", "b.tar")])
 
 
-def test_without_files_there_is_nothing() -> None:
+def test_what_is_gone_is_named_and_of_no_files_there_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.tar: can't be read \(No such file"):
+        fingerprint_of([tmp_path / "gone.tar"])
     assert fingerprint_of([]) == {}

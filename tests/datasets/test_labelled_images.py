@@ -1,8 +1,10 @@
-"""Labelled images in each layout, and what is wrong with them."""
+"""LabelledImages images in each layout, and what is wrong with them."""
 
 import io
 import pickle
 import tarfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from adaecho.datasets.labelled_images import find_both, find_labelled
+from adaecho.datasets.labelled_images import LabelledImages, find_both, find_labelled
 from adaecho.errors import DataError
 from adaecho.tasks.images import decode_labelled
 from tests.transforms.pictures import encoded, picture
@@ -57,12 +59,16 @@ def make(layout: str, top: Path) -> None:
         shard(top / "val-0.tar", range(9, 12))
 
 
+def labelled(top: Path | str, part: Any = "train") -> LabelledImages:
+    found = find_labelled(str(top), part)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("layout", ["parquet", "folders", "tar"])
 def test_every_layout_gives_the_same_images_and_labels(tmp_path: Path, layout: str) -> None:
     make(layout, tmp_path)
-    train, validation = (find_labelled(str(tmp_path), part) for part in ("train", "validation"))
-    assert train is not None
-    assert validation is not None
+    train, validation = (labelled(tmp_path, part) for part in ("train", "validation"))
     assert (len(train.source), len(validation.source)) == (9, 3)
     assert train.num_classes == (None if layout == "tar" else 3)
     order = sorted(range(9), key=lambda row: (row % 3, row)) if layout == "folders" else list(range(9))
@@ -78,8 +84,7 @@ def test_rows_of_parquet_are_found_from_any_group_in_any_order(tmp_path: Path) -
     for number in range(6):
         first = number * 5
         table(tmp_path / f"train-{number}.parquet", range(first, first + 5), group=2)
-    found = find_labelled(str(tmp_path), "train")
-    assert found is not None
+    found = labelled(tmp_path)
     assert found.source.shard_lengths.tolist() == [2, 2, 1] * 6
     for row in np.random.default_rng(0).permutation(30).tolist():
         assert found.source[row] == {"image": encoded(row), "label": row % 3}
@@ -88,16 +93,14 @@ def test_rows_of_parquet_are_found_from_any_group_in_any_order(tmp_path: Path) -
 
 def test_tables_can_be_pickled_also_once_they_were_read(tmp_path: Path) -> None:
     make("parquet", tmp_path)
-    train = find_labelled(str(tmp_path), "train")
-    assert train is not None
-    rows = [train.source[row] for row in range(9)]
-    assert [pickle.loads(pickle.dumps(train.source))[row] for row in range(9)] == rows
+    source = labelled(tmp_path).source
+    rows = [source[row] for row in range(9)]
+    assert [pickle.loads(pickle.dumps(source))[row] for row in range(9)] == rows
 
 
 def test_folders_of_classes_alone_are_all_for_training(tmp_path: Path) -> None:
     folders(tmp_path, {".": range(6)})
-    found = find_labelled(str(tmp_path), "train")
-    assert found is not None
+    found = labelled(tmp_path)
     assert found.classes == ("class0", "class1", "class2")
     assert find_labelled(str(tmp_path), "validation") is None
 
@@ -113,77 +116,75 @@ def test_the_names_of_splits_may_be_written_otherwise(tmp_path: Path, train: str
     assert training.classes == validation.classes == ("class0", "class1", "class2")
 
 
-def test_an_empty_class_folder_is_refused_and_named(tmp_path: Path) -> None:
-    folders(tmp_path, {"train": range(6)})
-    (tmp_path / "train" / "class7").mkdir()
-    with pytest.raises(DataError, match=r"class7: this class folder holds no image"):
-        find_labelled(str(tmp_path), "train")
+TABLE = Path("train-0.parquet")
 
 
-def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no folders of classes"):
-        find_labelled(str(tmp_path), "train")
+def _labels(*labels: Any, kind: str | None = None) -> None:
+    images = [{"bytes": encoded(0), "path": ""}] * len(labels)
+    parquet.write_table(pa.table({"image": images, "label": pa.array(labels, kind)}), TABLE)
 
 
-@pytest.mark.parametrize("path", ["no/such/folder", "http://example.org/images.zip"])
-def test_what_is_not_there_is_refused(path: str) -> None:
-    with pytest.raises(DataError, match="there is no such folder"):
+def _empty_class() -> None:
+    folders(Path(), {"train": range(6)})
+    Path("train/class7").mkdir()
+
+
+def _other_schema() -> None:
+    parquet.write_table(pa.table({"img": [b""], "label": ["cat"]}), TABLE)
+
+
+def _cut() -> None:
+    _labels(0)
+    TABLE.write_bytes(TABLE.read_bytes()[:100])
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
+    "empty class": (_empty_class, ".", r"class7: this class folder holds no image"),
+    "nothing in it": (Path, ".", "holds no folders of classes"),
+    "no folder": (Path, "no/such/folder", "there is no such folder"),
+    "url": (Path, "http://example.org/images.zip", "there is no such folder"),
+    "file": (partial(_labels, 0), str(TABLE), "is a file; name the folder that holds it"),
+    "no shards": (Path, "train-00.tar", r"data\.path: .*train-00\.tar"),
+    "no label": (
+        partial(_labels, 0, None, 1), ".",
+        "row 1 of row group 0: its label is -1; this split is not labelled",
+    ),
+    "billions of classes": (
+        partial(_labels, 0, 2**33, 1), ".",
+        r"row 1 of row group 0: its label is 8589934592; .* at most 1,048,576",
+    ),
+    "label beyond all numbers": (
+        partial(_labels, 0, 2**64 - 1, kind="uint64"), ".",
+        r"train-0\.parquet: a label can't be \(Integer value 18446744073709551615",
+    ),
+    "other schema": (
+        _other_schema, ".", r"needs the columns image and label \(integers\), and has img",
+    ),
+    "cut": (_cut, ".", "not readable as parquet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "path", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_is_refused(write: Callable[[], object], path: str, message: str) -> None:
+    write()
+    with pytest.raises(DataError, match=message):
         find_labelled(path, "train")
 
 
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    table(tmp_path / "train-0.parquet", range(3))
-    with pytest.raises(DataError, match="is a file; name the folder that holds it"):
-        find_labelled(str(tmp_path / "train-0.parquet"), "train")
-
-
-def test_tar_shards_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.path: .*train-00\.tar"):
-        find_labelled(str(tmp_path / "train-00.tar"), "train")
-
-
-def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
-    table(tmp_path / "train-0.parquet", range(3), labels=[0, None, 1])
-    with pytest.raises(DataError, match="row 1 of row group 0: its label is -1; this split is not labelled"):
-        find_labelled(str(tmp_path), "train")
-
-
-def test_a_label_that_would_make_billions_of_classes_is_refused(tmp_path: Path) -> None:
-    table(tmp_path / "train-0.parquet", range(3), labels=[0, 2**33, 1])
-    with pytest.raises(
-        DataError, match=r"row 1 of row group 0: its label is 8589934592; .* at most 1,048,576"
-    ):
-        find_labelled(str(tmp_path), "train")
-
-
 @pytest.mark.parametrize("kind", ["uint8", "int8", "uint64"])
-def test_labels_may_be_integers_of_any_size(tmp_path: Path, kind: str) -> None:
-    labels = pa.array([0, 2, 1], kind)
-    parquet.write_table(pa.table({"image": [encoded(0)] * 3, "label": labels}), tmp_path / "train-0.parquet")
-    found = find_labelled(str(tmp_path), "train")
-    assert found is not None
-    assert found.source.labels.tolist() == [0, 2, 1]
-    assert found.source.labels.dtype == np.int64
+def test_labels_may_be_integers_of_any_size(kind: str) -> None:
+    _labels(0, 2, 1, kind=kind)
+    labels = labelled(".").source.labels
+    assert (labels.tolist(), labels.dtype) == ([0, 2, 1], np.int64)
 
 
-def test_a_label_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
-    labels = pa.array([0, 2**64 - 1], "uint64")
-    parquet.write_table(pa.table({"image": [encoded(0)] * 2, "label": labels}), tmp_path / "train-0.parquet")
-    with pytest.raises(
-        DataError, match=r"train-0\.parquet: a label can't be \(Integer value 18446744073709551615"
-    ):
-        find_labelled(str(tmp_path), "train")
-
-
-def test_a_row_group_that_was_damaged_names_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "train-0.parquet"
-    table(file, range(6), group=2)
-    found = find_labelled(str(tmp_path), "train")
-    assert found is not None
-    at = parquet.read_metadata(file).row_group(1).column(0).data_page_offset
-    content = bytearray(file.read_bytes())
+def test_a_row_group_that_was_damaged_names_its_file() -> None:
+    table(TABLE, range(6), group=2)
+    found = labelled(".")
+    at = parquet.read_metadata(TABLE).row_group(1).column(0).data_page_offset
+    content = bytearray(TABLE.read_bytes())
     content[at : at + 64] = bytes([255]) * 64
-    file.write_bytes(content)
+    TABLE.write_bytes(content)
     assert found.source[0]["label"] == 0
     with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
         found.source[2]
@@ -207,13 +208,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_hub_id_gives_bytes_labels_and_names(hub: Any) -> None:
     from datasets import ClassLabel, Image
 
-    features = {"image": Image(), "label": ClassLabel(names=["cat", "dog"])}
-    hub["train"] = (
-        {"image": [{"bytes": encoded(row), "path": None} for row in range(3)], "label": [0, 1, 1]},
-        features,
-    )
-    found = find_labelled("owner/name", "train")
-    assert found is not None
+    columns = {"image": [{"bytes": encoded(row), "path": None} for row in range(3)], "label": [0, 1, 1]}
+    hub["train"] = columns, {"image": Image(), "label": ClassLabel(names=["cat", "dog"])}
+    found = labelled("owner/name")
     assert (found.num_classes, found.classes) == (2, ("cat", "dog"))
     examples = [decode_labelled(found.source[row], 2) for row in range(3)]
     assert [int(example["label"]) for example in examples] == [0, 1, 1]
@@ -225,20 +222,9 @@ def test_a_hub_id_of_another_schema_is_refused(hub: Any, columns: dict[str, Any]
     from datasets import Value
 
     hub["train"] = columns, {name: Value("int64" if name == "label" else "string") for name in columns}
-    with pytest.raises(
-        DataError, match="owner/name: needs the columns image .* and label .*has " + next(iter(columns))
-    ):
+    message = "owner/name: needs the columns image .* and label .*has " + next(iter(columns))
+    with pytest.raises(DataError, match=message):
         find_labelled("owner/name", "train")
-
-
-def test_parquet_of_another_schema_or_cut_short_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "train-0.parquet"
-    parquet.write_table(pa.table({"img": [b""], "label": ["cat"]}), file)
-    with pytest.raises(DataError, match=r"needs the columns image and label \(integers\), and has img"):
-        find_labelled(str(tmp_path), "train")
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match="not readable as parquet"):
-        find_labelled(str(tmp_path), "train")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +250,6 @@ def test_files_in_class_folders_that_are_no_images_are_counted_and_named(
     inside = next((tmp_path / "train").iterdir())
     for name in ("one.heic", "two.HEIC", "list.txt", ".DS_Store"):
         (inside / name).touch()
-    found = find_labelled(str(tmp_path), "train")
-    assert found is not None
+    found = labelled(tmp_path)
     assert len(found.source) == 6
     assert "3 files in its class folders are left out" in capsys.readouterr().err.replace("\n", "")

@@ -26,10 +26,17 @@ def test_the_seed_alone_decides_the_split() -> None:
     assert set(one) != set(other)
 
 
-@pytest.mark.parametrize("too_many", [20, 21])
-def test_nothing_left_to_train_on(too_many: int) -> None:
-    with pytest.raises(DataError, match=rf"data.validation_examples={too_many}: the training files hold 20"):
-        hold_out(_examples(20), too_many, seed=0)
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (20, r"data\.validation_examples=20: the training files hold 20"),
+        (21, r"data\.validation_examples=21: the training files hold 20"),
+        (None, r"data\.validation_examples=null: .* of the 20 training examples"),
+    ],
+)
+def test_numbers_that_can_not_be_held_out(number: int | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        hold_out(_examples(20), number, seed=0)
 
 
 def test_rows_of_a_dataset_that_is_never_held_in_memory() -> None:
@@ -55,8 +62,3 @@ def test_rows_in_order_keep_the_shards_of_their_dataset() -> None:
     plain = Rows(list(range(10)), np.array([0, 2]))
     assert plain.shard_lengths is None
     assert not plain.thread_safe
-
-
-def test_without_a_number_it_asks_for_one() -> None:
-    with pytest.raises(DataError, match=r"data\.validation_examples=null: .* of the 20 training examples"):
-        hold_out(_examples(20), None, seed=0)

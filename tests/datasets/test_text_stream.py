@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaecho import EchoLoader
 from adaecho.datasets.documents import find_documents
 from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import END, PAD, train_tokenizer
@@ -68,31 +67,6 @@ def test_ranks_share_it_without_overlap_or_loss(stream: TokenStream, world: int)
         stream.set_share(rank, world)
         shared += _read(stream)
     assert sorted(shared) == sorted(_slow(stream))
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_loader_goes_on_in_the_middle_of_a_document(stream: TokenStream, world: int) -> None:
-    def loader() -> EchoLoader:
-        return EchoLoader(
-            stream,
-            4,
-            echo="example_before_augmentation",
-            factor=2,
-            shuffle_buffer=16,
-            rank=0,
-            world_size=world,
-        )
-
-    with loader() as whole:
-        batches = iter(whole)
-        for _ in range(9):
-            next(batches)
-        state = whole.state_dict()
-        expected = [next(batches)["tokens"].tolist() for _ in range(12)]
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        batches = iter(resumed)
-        assert [next(batches)["tokens"].tolist() for _ in range(12)] == expected
 
 
 def test_bad_documents_are_counted_within_the_budget(tmp_path: Path, tokenizer: Any) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _make(
-    path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: int = 0, **find: Any
-) -> Tokens:
-    return tokenized(find_documents(str(path), **find), packing, held_out, 0, bad)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of text."""
+    return write_folder(tmp_path / "text")
+
+
+def _make(path: Path, packing: Packing = PACKED, held_out: int | None = 2, bad: int = 0, **of: Any) -> Tokens:
+    return tokenized(find_documents(str(path), **of), packing, held_out, 0, bad)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +53,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_packed_examples_are_the_documents_joined_and_cut(tmp_path: Path) -> None:
-    found = _make(write_folder(tmp_path / "text"))
+def test_packed_examples_are_the_documents_joined_and_cut(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADAECHO_CACHE", str(made / "cache"))
+    found = _make(made / "text")
     held_out = set(np.random.default_rng(0).permutation(len(MODULES))[-2:].tolist())
     for part, chosen in ((found.train, False), (found.validation, True)):
         flat = []
@@ -77,10 +86,18 @@ def test_a_sentence_is_an_example_with_its_mask(tmp_path: Path) -> None:
     assert found.meta["skipped"]["too_short"] == short > 0
 
 
+def _rewrite(file: Path) -> None:
+    """Other text of equal length, with its time put back."""
+    about, text = file.stat(), file.read_bytes()
+    file.write_bytes(text.replace(b"a", b"o"))
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+
+
 def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, made = write_folder(tmp_path / "text"), []
+    made: list[int] = []
     train = tokens_module.train_tokenizer
     monkeypatch.setattr(tokens_module, "train_tokenizer", lambda *given: made.append(1) or train(*given))
     first, again = _make(folder), _make(folder)
@@ -88,36 +105,19 @@ def test_tokens_are_made_once_and_anew_for_other_data_or_packing(
     _make(folder, Packing("packed", 8, 400))
     _make(folder, Packing("packed", 16, 380))
     assert len(made) == 3
-    (folder / "abc.py").write_text(texts()[0] + "\n# changed between two runs\n")
+    _rewrite(folder / "copy.py")
     changed = _make(folder)
     assert len(made) == 4
     assert changed.meta["data sha256"] != first.meta["data sha256"]
-
-
-def _rewrite(file: Path) -> None:
-    """Other text of equal length, with its time put back."""
-    about, text = file.stat(), file.read_bytes()
-    file.write_bytes(text.replace(b"a", b"o"))
-    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert file.stat().st_size == about.st_size
-    assert file.stat().st_mtime_ns == about.st_mtime_ns
-
-
-def test_text_that_was_rewritten_with_its_time_put_back_is_tokenized_anew(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "text")
-    first = _make(folder)
-    _rewrite(folder / "copy.py")
-    again = _make(folder)
-    assert again.meta["data sha256"] != first.meta["data sha256"]
-    assert again.train.tolist() != first.train.tolist()
-    assert _make(folder).meta == again.meta
+    assert changed.train.tolist() != first.train.tolist()
+    assert _make(folder).meta == changed.meta
+    assert len(made) == 4
 
 
 def test_text_that_changes_while_its_tokens_are_made_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, finish = write_folder(tmp_path / "text"), tokens_module._Maker._finish
-    cache = tmp_path / "cache"
+    finish = tokens_module._Maker._finish
 
     def meanwhile(maker: Any, meta: dict[str, Any]) -> None:
         _rewrite(folder / "copy.py")
@@ -130,19 +130,13 @@ def test_text_that_changes_while_its_tokens_are_made_is_told(
 
 
 def test_a_tokenizer_of_other_text_is_trained_anew() -> None:
-    def train(key: str, text: str) -> str:
-        return str(tokens_module.cached_tokenizer(key, iter([text] * 9), 260).to_str())
-
-    first = train("of this text", "def a():\n    return 1\n")
-    assert train("of this text", "is not read") == first
-    assert train("of another", "for b in c:\n    break\n") != first
+    first = _train("of this text")
+    assert _train("of this text", "is not read") == first
+    assert _train("of another", "for b in c:\n    break\n") != first
 
 
-def test_equal_text_makes_equal_tokenizers(tmp_path: Path, cache: Path) -> None:
-    first = _make(write_folder(tmp_path / "text")).meta
-    for path in cache.glob("*/meta.json"):
-        path.unlink()
-    assert _make(tmp_path / "text").meta == first
+def _train(key: str, text: str = "def a():\n    return 1\n") -> str:
+    return str(tokens_module.cached_tokenizer(key, iter([text] * 9), 260).to_str())
 
 
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "tokenizer.json", "meta.json"])
@@ -177,39 +171,22 @@ def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
     assert capsys.readouterr().err == ""
 
 
-def test_any_damage_to_what_is_sealed_is_seen() -> None:
-    text = tokens_module._sealed({"a": [1, 2.5, None, "\u00fc"], "b": {"c": True}}).encode()
-    assert tokens_module._unsealed(text) == {"a": [1, 2.5, None, "\u00fc"], "b": {"c": True}}
-    for at in range(len(text)):
-        for bit in range(8):
-            damaged = bytes([*text[:at], text[at] ^ 1 << bit, *text[at + 1 :]])
-            try:
-                found = tokens_module._unsealed(damaged)
-            except ValueError:
-                continue
-            assert found == tokens_module._unsealed(text)  # one blank for another
-    with pytest.raises(ValueError, match="nested too deeply"):
-        tokens_module._unsealed(b"[" * 100_000)
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", None])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{}", b"[]", b"\xff", b"[" * 100_000, None],
+    ids=["empty", "object", "list", "no UTF-8", "deep", "other kind"],
+)
 def test_a_tokenizer_that_was_damaged_is_trained_anew(
     cache: Path, damage: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train() -> str:
-        text: str = tokens_module.cached_tokenizer(
-            "key", iter(["def a():\n    return 1\n"] * 9), 260
-        ).to_str()
-        return text
-
-    first = train()
+    first = _train("key")
     (file,) = cache.glob("*.tokenizer.json")
     text = file.read_bytes()
     file.write_bytes(text.replace(b"BPE", b"EPB") if damage is None else damage)
-    assert train() == first
+    assert _train("key") == first
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("trained anew")
-    assert train() == first
+    assert _train("key") == first
     assert capsys.readouterr().err == ""
 
 
@@ -220,8 +197,7 @@ def _make_until_killed(folder: str, die_at: int) -> None:
     _make(Path(folder))
 
 
-def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    folder = write_folder(tmp_path / "text")
+def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(folder: Path, cache: Path) -> None:
     kills = 0
     for die_at in (1, 2, 3, 7, 12, 13, 14, 15, 16):
         process = FORKS.Process(target=_make_until_killed, args=(str(folder), die_at))
@@ -230,18 +206,19 @@ def test_killed_anywhere_the_next_makes_the_same_and_leaves_nothing(tmp_path: Pa
         kills += process.exitcode == -signal.SIGKILL
     assert kills >= 6
     killed = _make(folder)
-    assert [path.name for path in cache.iterdir() if path.name.endswith(".partial")] == []
+    assert list(cache.glob("*.partial")) == []
     whole = killed.train.tolist()
     for path in cache.glob("*/meta.json"):
         path.unlink()
-    assert _make(folder).train.tolist() == whole
+    anew = _make(folder)
+    assert (anew.train.tolist(), anew.meta) == (whole, killed.meta)
 
 
 def test_a_cache_that_another_process_made_meanwhile_is_taken(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other has this one's host and number, as in two containers."""
-    folder, finish = write_folder(tmp_path / "text"), tokens_module._Maker._finish
+    finish = tokens_module._Maker._finish
     theirs: list[int] = []
 
     def second(maker: Any, meta: dict[str, Any]) -> None:
@@ -251,15 +228,14 @@ def test_a_cache_that_another_process_made_meanwhile_is_taken(
         finish(maker, meta)
 
     monkeypatch.setattr(tokens_module._Maker, "_finish", second)
-    made = _make(folder)
-    assert len(made.train)
+    assert len(_make(folder).train)
     (file,) = cache.glob("*/train.bin")
     assert theirs == [file.stat().st_ino]
     assert [path.name for path in cache.iterdir()] == [file.parent.name]
 
 
 def test_a_cache_that_is_removed_as_soon_as_it_is_made_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = tokens_module._put
 
@@ -269,11 +245,10 @@ def test_a_cache_that_is_removed_as_soon_as_it_is_made_is_told(
 
     monkeypatch.setattr(tokens_module, "_put", put_and_removed)
     with pytest.raises(DataError, match=r"the cache of tokens was removed .* set ADAECHO_CACHE"):
-        _make(write_folder(tmp_path / "text"))
+        _make(folder)
 
 
-def test_what_another_host_is_making_is_left_alone(tmp_path: Path, cache: Path) -> None:
-    folder = write_folder(tmp_path / "text")
+def test_what_another_host_is_making_is_left_alone(folder: Path, cache: Path) -> None:
     _make(folder)
     (whole,) = cache.iterdir()
     theirs = cache / f".{whole.name}.another-host.{2**22 + 1}.partial"
@@ -284,12 +259,11 @@ def test_what_another_host_is_making_is_left_alone(tmp_path: Path, cache: Path) 
 
 
 def test_a_disk_that_fills_gets_one_message_and_leaves_nothing(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    folder = write_folder(tmp_path / "text")
     monkeypatch.setattr(tokens_module._Maker, "_add", full)
     with pytest.raises(DataError, match=r"can't be written \(No space left on device\).*set ADAECHO_CACHE"):
         _make(folder)
@@ -298,10 +272,9 @@ def test_a_disk_that_fills_gets_one_message_and_leaves_nothing(
 
 @pytest.mark.parametrize("kilobytes", [4, 8, 40])
 def test_a_cache_on_a_small_disk_is_made_once_that_is_larger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kilobytes: int
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kilobytes: int
 ) -> None:
-    folder, disk = write_folder(tmp_path / "text"), tmp_path / "disk"
-    whole = _make(folder).meta
+    disk, whole = tmp_path / "disk", _make(folder).meta
     monkeypatch.setenv("ADAECHO_CACHE", str(disk / "cache"))
     with small_disk(disk, f"size={kilobytes}k") as enlarge:
         with pytest.raises(DataError, match=r"can't be written \(No space left on device\)"):
@@ -312,9 +285,8 @@ def test_a_cache_on_a_small_disk_is_made_once_that_is_larger(
 
 
 def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_folder(tmp_path / "text")
     (folder / "latin.txt").write_bytes("größer".encode("latin-1"))
     with pytest.raises(DataError, match=r"latin\.txt, document 0: is no UTF-8 \(byte 2.*"):
         _make(folder)
@@ -322,50 +294,62 @@ def test_invalid_utf_8_is_counted_within_the_budget_and_named_beyond(
     assert "latin.txt" in capsys.readouterr().err
 
 
+def _column(name: str, values: list[object], kind: Any = None) -> Callable[[], object]:
+    return partial(write_parquet, Path("train.parquet"), values, name, kind)
+
+
+def _twice() -> None:
+    columns = [pyarrow.array(texts())] * 2
+    parquet.write_table(pyarrow.table(columns, names=["text"] * 2), "train.parquet")
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "other column": (_column("body", ["a"]), r"needs a column 'text' and has body; set task\.column"),
+    "numbers": (_column("text", [1, 2]), r"column 'text' holds int64, no text"),
+    "lists": (
+        _column("text", [["a"]], pyarrow.list_(pyarrow.string())), r"column 'text' holds list.*no text",
+    ),
+    "column twice": (_twice, r"train\.parquet: has 2 columns 'text'; keep one"),
+    "no parquet": (
+        lambda: Path("train.parquet").write_bytes(b"PAR1 and no more"),
+        r"train\.parquet: not readable as parquet",
+    ),
+    "nothing": (lambda: None, "holds no text"),
+    "absent": (lambda: Path("../data").rmdir(), "no such file or folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], message: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    write()
+    with pytest.raises(DataError, match=message):
+        _make(tmp_path / "data")
+
+
 @pytest.mark.parametrize(
-    ("column", "values", "kind", "message"),
+    ("packing", "error", "message"),
     [
-        ("body", ["a text"], None, r"needs a column 'text' and has body; set task\.column"),
-        ("text", [1, 2], None, r"column 'text' holds int64, no text"),
-        ("text", [["a"]], pyarrow.list_(pyarrow.string()), r"column 'text' holds list.*no text"),
+        (
+            Packing("packed", 16, 30_000),
+            ConfigError,
+            r"task\.vocabulary=30000: this text supports \d+ subwords .*or less",
+        ),
+        (
+            Packing("packed", 5000, 400),
+            DataError,
+            r"its validation text gives not one example of task\.block=5000",
+        ),
     ],
 )
-def test_a_column_that_is_no_text(
-    tmp_path: Path, column: str, values: list[object], kind: Any, message: str
+def test_a_vocabulary_or_a_block_beyond_the_data(
+    folder: Path, packing: Packing, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
-        _make(write_parquet(tmp_path / "train.parquet", values, column, kind))
-
-
-def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
-    columns = [pyarrow.array(texts())] * 2
-    (tmp_path / "text").mkdir()
-    parquet.write_table(pyarrow.table(columns, names=["text"] * 2), tmp_path / "text" / "train.parquet")
-    with pytest.raises(DataError, match=r"train\.parquet: has 2 columns 'text'; keep one"):
-        _make(tmp_path / "text")
-
-
-def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
-    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"train\.parquet: not readable as parquet"):
-        _make(tmp_path / "train.parquet")
-
-
-def test_a_vocabulary_beyond_the_data(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"task\.vocabulary=30000: this text supports \d+ subwords .*or less"
-    ):
-        _make(write_folder(tmp_path / "text"), Packing("packed", 16, 30_000))
-
-
-def test_too_little_text_and_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"its validation text gives not one example of task\.block=5000"):
-        _make(write_folder(tmp_path / "text"), Packing("packed", 5000, 400), held_out=1)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no text"):
-        find_documents(str(tmp_path / "empty"))
-    with pytest.raises(DataError, match="no such file or folder"):
-        find_documents(str(tmp_path / "absent"))
+    with pytest.raises(error, match=message):
+        _make(folder, packing, held_out=1)
 
 
 def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
@@ -385,39 +369,41 @@ def test_the_library_of_this_python_is_read_in_place() -> None:
     assert not {"test_abc.py", "topics.py"} & names
 
 
-def _stub_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, splits: list[str]) -> list[tuple[Any, ...]]:
-    """``datasets.load_dataset`` gives parquet files of this machine; what it was asked for."""
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Any]]:
+    """``hub("train")``: that ``load_dataset`` gives files of this machine; what it was asked for."""
     datasets = pytest.importorskip("datasets")
-    files = {name: str(write_parquet(tmp_path / f"{name}.parquet", list(texts()))) for name in splits}
     load, asked = datasets.load_dataset, []
-
-    def load_dataset(name: str, configuration: str | None, **options: Any) -> Any:
-        asked.append((name, configuration))
-        return load("parquet", data_files=files, cache_dir=str(tmp_path / "hub"), **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr("adaecho.datasets.hub.skip_retries_offline", lambda: None)
-    return asked
+
+    def stub(*splits: str) -> list[Any]:
+        files = {name: str(write_parquet(tmp_path / f"files/{name}.parquet", texts())) for name in splits}
+
+        def load_dataset(name: str, configuration: str | None, **options: Any) -> Any:
+            asked.append((name, configuration))
+            return load("parquet", data_files=files, cache_dir=str(tmp_path / "hub"), **options)
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        return asked
+
+    return stub
 
 
-def test_a_hub_id_is_read_like_its_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _stub_hub(monkeypatch, tmp_path / "files", ["train", "test", "unsupervised"])
+def test_a_hub_id_is_read_like_its_parquet_files(tmp_path: Path, hub: Callable[..., list[Any]]) -> None:
+    asked = hub("train", "test", "unsupervised")
     from_hub, local = find_documents("owner/name/config"), find_documents(str(tmp_path / "files"))
     assert asked == [("owner/name", "config")]
     assert set(from_hub.parts) == {"train", "test"}
     for part in ("train", "test"):
-        (hub_file,), (file,) = from_hub.parts[part], local.parts[part]
-        assert [text for _, text in from_hub.read(hub_file, 1)] == texts()[1:]
-        assert [text for _, text in local.read(file, 1)] == texts()[1:]
+        for files in (from_hub, local):
+            (file,) = files.parts[part]
+            assert [text for _, text in files.read(file, 1)] == texts()[1:]
     of_hub, of_files = (tokenized(files, PACKED, None, 0, 0) for files in (from_hub, local))
     assert of_hub.train.tolist() == of_files.train.tolist()
     assert of_hub.meta["tokenizer sha256"] == of_files.meta["tokenizer sha256"]
     with pytest.raises(DataError, match=r"needs a column 'body' and has text; set task\.column"):
         _make(Path("owner/name"), column="body")
-
-
-def test_a_hub_id_without_a_split_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _stub_hub(monkeypatch, tmp_path, ["test"])
+    hub("test")
     with pytest.raises(DataError, match=r"data\.path=owner/name: has no split train but test"):
         find_documents("owner/name")
 
@@ -426,16 +412,15 @@ def test_a_hub_id_without_a_split_train(tmp_path: Path, monkeypatch: pytest.Monk
     "error",
     [
         ConnectionError("Couldn't reach the hub"),
-        RuntimeError("Dataset scripts are no longer supported, but found lm1b.py"),
+        RuntimeError("Dataset scripts are no longer supported, but ..."),
     ],
+    ids=["unreachable", "script"],
 )
 def test_a_hub_id_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    datasets = pytest.importorskip("datasets")
-
     def load_dataset(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     message = rf"data\.path=owner/name: .*{error}.*local copy; a data set that is a script can't be loaded"
     with pytest.raises(DataError, match=message):
         find_documents("owner/name")

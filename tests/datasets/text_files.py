@@ -8,16 +8,8 @@ from pyarrow import parquet
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MODULES = (
-    "abc.py",
-    "bisect.py",
-    "calendar.py",
-    "cmd.py",
-    "copy.py",
-    "csv.py",
-    "heapq.py",
-    "queue.py",
-    "shlex.py",
-)
+    "abc.py", "bisect.py", "calendar.py", "cmd.py", "copy.py", "csv.py", "heapq.py", "queue.py", "shlex.py",
+)  # fmt: skip
 
 
 def texts() -> list[str]:

@@ -12,6 +12,7 @@ from adaecho.records.trials import read_rows
 from experiments.distance.distance import ARMS, SEEDS, effective, readings
 
 UNIQUE = 1000
+REPEATED = ("batch", "buffer_64", "buffer_256", "buffer_1024", "buffer_4096", "pass")
 RECORDS = sorted((Path(__file__).parents[2] / "results" / "distance").glob("*/worths.json"))
 
 
@@ -32,29 +33,19 @@ def test_a_loss_is_that_of_so_many_new_examples() -> None:
 
 
 def test_worth_slope_and_the_least_buffer_are_what_the_runs_were_made_with() -> None:
-    uses = {
-        "batch": 1.0,
-        "buffer_64": 1.3,
-        "buffer_256": 2.2,
-        "buffer_1024": 3.7,
-        "buffer_4096": 3.8,
-        "pass": 4.0,
-    }
+    uses = dict(zip(REPEATED, (1.0, 1.3, 2.2, 3.7, 3.8, 4.0), strict=True))
     found = readings(rows(uses), UNIQUE)
     worths = {row["arm"]: row["worth"] for row in found if "arm" in row}
     assert worths == pytest.approx({arm: (times - 1) / 3 for arm, times in uses.items()})
     assert [row["verdict"] for row in found if "verdict" in row] == ["holds"]
     assert [row["buffer"] for row in found if "buffer" in row] == [1024]
-    falling = dict(zip(uses, (1.0, 3.9, 3.0, 2.0, 1.5, 1.2), strict=True))
-    assert [row["verdict"] for row in readings(rows(falling), UNIQUE) if "verdict" in row] == [
-        "does not hold"
-    ]
+    falling = dict(zip(REPEATED, (1.0, 3.9, 3.0, 2.0, 1.5, 1.2), strict=True))
+    (verdict,) = (row["verdict"] for row in readings(rows(falling), UNIQUE) if "verdict" in row)
+    assert verdict == "does not hold"
 
 
 def test_nothing_is_decided_where_a_run_diverged() -> None:
-    broken = rows(
-        dict.fromkeys(("batch", "buffer_64", "buffer_256", "buffer_1024", "buffer_4096", "pass"), 2.0)
-    )
+    broken = rows(dict.fromkeys(REPEATED, 2.0))
     broken[0]["loss"] = math.inf
     assert readings(broken, UNIQUE) == [{"rule": "slope", "verdict": "not decided"}]
 
@@ -63,9 +54,8 @@ def test_nothing_is_decided_where_a_run_diverged() -> None:
 def test_an_outcome_is_what_its_runs_say(record: Path) -> None:
     """By another road: D where the curve of the new arms crosses a loss, and the slope by its formula."""
     rows, outcome = read_rows(record), read_json(record.with_name("outcome.json"))
-    losses = {
-        arm: np.array([row["loss"] for row in rows if row["arm"] == arm][-len(SEEDS) :]) for arm in ARMS
-    }
+    of_arm = {arm: [row["loss"] for row in rows if row["arm"] == arm] for arm in ARMS}
+    losses = {arm: np.array(found[-len(SEEDS) :]) for arm, found in of_arm.items()}
     curve = [losses[f"new_{times}"].mean() for times in range(1, 5)]
     logs = interpolate.interp1d(curve, np.log(range(1, 5)), fill_value="extrapolate")
     worths = {arm: (np.exp(logs(of_seeds)) - 1) / 3 for arm, of_seeds in losses.items() if "new" not in arm}

@@ -30,11 +30,12 @@ def test_the_cost_lies_on_the_line_between_two_evaluations() -> None:
 
 
 def test_ends_are_read_of_runs_that_have_ended(tmp_path: Path) -> None:
-    for arm, status, accuracy in (
-        ("baseline", "budget_spent", 0.9),
-        ("example_before_e2", "diverged", None),
-        ("other", "running", None),
-    ):  # fmt: skip
+    ended = {
+        "baseline": ("budget_spent", 0.9),
+        "example_before_e2": ("diverged", None),
+        "other": ("running", None),
+    }
+    for arm, (status, accuracy) in ended.items():
         folder = tmp_path / arm / "0" / "0"
         folder.mkdir(parents=True)
         summary = {"status": status, "seed": 3, "steps": 5, "fresh_examples": 640}

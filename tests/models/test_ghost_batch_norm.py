@@ -1,5 +1,8 @@
 """Ghost batch norm against nn.BatchNorm2d run on each slice by itself."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -35,33 +38,44 @@ def _norms(statistics: str) -> tuple[GhostBatchNorm2d, list[nn.BatchNorm2d]]:
     return ghost, plain
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("of_gradient", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [1, 4 * C, ghost_batch_norm.BLOCK])
 def test_output_and_gradients_are_those_of_batch_norm_on_each_slice(
-    layout: torch.memory_format, of_gradient: torch.memory_format, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    layout: torch.memory_format, of_gradient: torch.memory_format, block: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In bfloat16, as under autocast, with statistics in float32."""
     monkeypatch.setattr(ghost_batch_norm, "BLOCK", block)
     ghost, (plain, *_) = _norms("average")
-    x, weight = _batch(layout).requires_grad_(), _batch(of_gradient, seed=2)
+    x, weight = _batch(layout).to(dtype).requires_grad_(), _batch(of_gradient, seed=2).to(dtype)
     slow = x.detach().clone().requires_grad_()
     out = ghost(x)
-    (out * weight).sum().backward()
+    out.backward(weight)
     expected = torch.empty_like(out)
     for index in range(SLICES):
         rows = _rows(layout, index)
         expected[rows] = plain(slow[rows])
-    (expected * weight).sum().backward()
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(x.grad, slow.grad, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(ghost.weight.grad, plain.weight.grad, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(ghost.bias.grad, plain.bias.grad, rtol=1e-5, atol=1e-4)
+    expected.backward(weight)
+    assert (out.dtype, x.grad.dtype, ghost.running_mean.dtype) == (dtype, dtype, torch.float32)
     assert out.is_contiguous(memory_format=layout)
+    close = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(out, expected, **close)
+    torch.testing.assert_close(x.grad, slow.grad, **close)
+    if dtype == torch.float32:
+        torch.testing.assert_close(ghost.weight.grad, plain.weight.grad, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(ghost.bias.grad, plain.bias.grad, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("statistics", ["average", "sequential"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_averaged_statistics_are_the_mean_of_one_batch_norm_per_slice(layout: torch.memory_format) -> None:
-    ghost, plain = _norms("average")
+def test_statistics_are_the_mean_of_a_batch_norm_per_slice_or_those_of_one_fed_slice_by_slice(
+    layout: torch.memory_format, statistics: str
+) -> None:
+    ghost, plain = _norms(statistics)
+    if statistics == "sequential":
+        plain = plain[:1] * SLICES
     for step in range(4):
         x = _batch(layout, seed=step)
         ghost(x)
@@ -71,20 +85,6 @@ def test_averaged_statistics_are_the_mean_of_one_batch_norm_per_slice(layout: to
         mean = torch.stack([getattr(norm, name) for norm in plain]).mean(0)
         torch.testing.assert_close(getattr(ghost, name), mean, rtol=2e-6, atol=2e-6)
     assert ghost.num_batches_tracked.item() == 4
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sequential_statistics_are_those_of_one_batch_norm_fed_slice_by_slice(
-    layout: torch.memory_format,
-) -> None:
-    ghost, (plain, *_) = _norms("sequential")
-    for step in range(4):
-        x = _batch(layout, seed=step)
-        ghost(x)
-        for index in range(SLICES):
-            plain(x[_rows(layout, index)])
-    torch.testing.assert_close(ghost.running_mean, plain.running_mean, rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(ghost.running_var, plain.running_var, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -123,24 +123,6 @@ def test_compiled_it_is_what_it_is(layout: torch.memory_format, dtype: torch.dty
     assert ends[1][0].is_contiguous(memory_format=layout)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_runs_under_bfloat16_autocast_with_statistics_in_float32(layout: torch.memory_format) -> None:
-    ghost, (plain, *_) = _norms("average")
-    x, weight = _batch(layout).bfloat16().requires_grad_(), _batch(layout, seed=2).bfloat16()
-    slow = x.detach().clone().requires_grad_()
-    out = ghost(x)
-    out.backward(weight)
-    assert out.dtype == torch.bfloat16
-    assert ghost.running_mean.dtype == torch.float32
-    expected = torch.empty_like(out)
-    for index in range(SLICES):
-        expected[_rows(layout, index)] = plain(slow[_rows(layout, index)])
-    expected.backward(weight)
-    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
-    assert x.grad.dtype == torch.bfloat16
-    torch.testing.assert_close(x.grad, slow.grad, rtol=2e-2, atol=2e-2)
-
-
 def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_nothing() -> None:
     ghost, _ = _norms("average")
     with pytest.raises(ValueError, match="batch of 11 examples is not made of slices of 4"):
@@ -149,15 +131,30 @@ def test_a_batch_that_the_ghost_size_does_not_divide_is_refused_and_changes_noth
     assert ghost.running_mean.abs().sum().item() == 0
 
 
-@pytest.mark.parametrize(("size", "batch", "parts"), [(32, 100, 1), (32, 128, 8), (3, 10, 3), (0, 8, 1)])
-def test_sizes_that_do_not_divide_are_refused_from_the_config(size: int, batch: int, parts: int) -> None:
-    with pytest.raises(ConfigError, match=f"ghost_size={size}"):
-        check_ghost_size(size, batch, parts)
+def _refused(*modules: nn.Module) -> Callable[[], object]:
+    return lambda: use_ghost_batch_norm(nn.Sequential(*modules), 4)
 
 
-def test_of_several_ranks_the_whole_batch_is_named_and_each_one_s_share() -> None:
-    with pytest.raises(ConfigError, match="batch_size=96 on 2 ranks, 48 each, is not made of slices of 32"):
-        check_ghost_size(32, 48, 1, num_ranks=2)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    **{
+        f"{size} of {batch} in {parts}": (partial(check_ghost_size, size, batch, parts), f"ghost_size={size}")
+        for size, batch, parts in ((32, 100, 1), (32, 128, 8), (3, 10, 3), (0, 8, 1))
+    },
+    "ranks": (
+        partial(check_ghost_size, 32, 48, 1, num_ranks=2),
+        "batch_size=96 on 2 ranks, 48 each, is not made of slices of 32",
+    ),
+    "none in the model": (_refused(nn.Linear(2, 2)), "has no batch norm"),
+    "others in the model": (_refused(nn.BatchNorm1d(3)), "BatchNorm1d"),
+    "size of 0": (partial(GhostBatchNorm2d, C, 0), "ghost_size=0"),
+    "kind of statistics": (partial(GhostBatchNorm2d, C, 2, statistics="mean"), "statistics='mean'"),
+}
+
+
+@pytest.mark.parametrize(("act", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_is_refused(act: Callable[[], object], message: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        act()
 
 
 def test_sizes_that_divide_pass() -> None:
@@ -175,17 +172,3 @@ def test_a_model_keeps_its_weights_when_its_batch_norm_is_replaced() -> None:
     assert (model[1].eps, model[1].statistics) == (1e-3, "sequential")
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_models_without_plain_batch_norm_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has no batch norm"):
-        use_ghost_batch_norm(nn.Linear(2, 2), 4)
-    with pytest.raises(ConfigError, match="BatchNorm1d"):
-        use_ghost_batch_norm(nn.Sequential(nn.BatchNorm1d(3)), 4)
-
-
-def test_arguments_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="ghost_size=0"):
-        GhostBatchNorm2d(C, 0)
-    with pytest.raises(ValueError, match="statistics='mean'"):
-        GhostBatchNorm2d(C, 2, statistics="mean")

@@ -1,8 +1,10 @@
-"""The small nets: by hand, and what they are there for."""
+"""The small nets and what comes before any net, by hand."""
 
+import pytest
 import torch
 from torch.nn import functional
 
+from adaecho.models.normalise import Normalise
 from adaecho.models.small import small_conv, small_mlp
 
 
@@ -31,3 +33,14 @@ def test_the_gradient_of_a_batch_is_the_mean_of_its_parts_gradients() -> None:
     means = [torch.stack(tensors).mean(0) for tensors in zip(*parts, strict=True)]
     torch.testing.assert_close(list(gradients(slice(0, 12))), means)
     assert sum(parameter.numel() for parameter in parameters) == 64 * 64 + 64 + 64 * 10 + 10
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pixels_become_floats_by_channel_in_the_format_asked_for(channels_last: bool) -> None:
+    pixels = torch.tensor([[[[0, 100], [50, 200]]] * 2], dtype=torch.uint8)  # [1, 2, 2, 2]
+    normalise = Normalise([50.0, 100.0], [25.0, 10.0], channels_last=channels_last)
+    planes = normalise(pixels)
+    torch.testing.assert_close(planes, torch.tensor([[[[-2.0, 0.0]] * 2, [[0.0, 10.0]] * 2]]))
+    assert planes.is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert planes.is_contiguous() == (not channels_last)
+    assert not normalise.state_dict(), "a checkpoint holds no constants"

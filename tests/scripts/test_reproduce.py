@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from tests.scripts.load import SCRIPTS, load
 
 TINY = ["search.trials=1", "search.repeats=1", "search.workers=1", "max_fresh_examples=320", "tracking=none"]
+FIG3 = "python -m adaecho.run -m experiment=fig3 task=digits"
 
 
 @pytest.fixture
@@ -24,15 +25,13 @@ def test_a_budget_cuts_it_short_and_the_next_call_finishes(
     cells = (reproduce.Cell("fig3", "digits"),)
     places = (tmp_path / "runs", tmp_path / "results")
     reproduce.reproduce(cells, *places, 0.0, TINY)
-    assert capsys.readouterr().out == "left: python -m adaecho.run -m experiment=fig3 task=digits: all\n"
+    assert capsys.readouterr().out == f"left: {FIG3}: all\n"
     reproduce.reproduce(cells, *places, 400.0, TINY)
-    assert (
-        "done: python -m adaecho.run -m experiment=fig3 task=digits, collected in" in capsys.readouterr().out
-    )
+    assert f"done: {FIG3}, collected in" in capsys.readouterr().out
     assert (tmp_path / "results" / "fig3" / "digits" / "outcome.json").exists()
     assert reproduce.standing(tmp_path / "runs" / "fig3" / "digits") == (4, 0)
     reproduce.reproduce(cells, *places, 0.0, TINY)
-    assert capsys.readouterr().out == "done: python -m adaecho.run -m experiment=fig3 task=digits\n"
+    assert capsys.readouterr().out == f"done: {FIG3}\n"
 
 
 class Ended:
@@ -111,13 +110,7 @@ def test_a_program_gets_its_folders_and_no_overrides_of_sweeps(
     monkeypatch.setattr(reproduce.subprocess, "Popen", Begun)
     program = reproduce.PROGRAMS[0]
     reproduce.reproduce((program,), tmp_path / "runs", tmp_path / "results", 1.0, ["search.workers=1"])
-    into = ["--runs", str(tmp_path / "runs" / program.folder()), "--results"]
-    assert begun[1:] == [
-        "-m",
-        "experiments.repeat_value.measure",
-        *into,
-        str(tmp_path / "results" / program.folder()),
-    ]
-    assert capsys.readouterr().out.startswith(
-        "done: python -m experiments.repeat_value.measure, collected in "
-    )
+    folders = [str(tmp_path / kind / program.folder()) for kind in ("runs", "results")]
+    module = "experiments.repeat_value.measure"
+    assert begun[1:] == ["-m", module, "--runs", folders[0], "--results", folders[1]]
+    assert capsys.readouterr().out.startswith(f"done: python -m {module}, collected in ")

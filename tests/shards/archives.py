@@ -2,12 +2,14 @@
 
 import io
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adaecho import IndexedTarShards, Retries, TarShards
+from adaecho.shards.remote import Transfer
 
 NUM_EXAMPLES = 23
 QUICK = Retries(tries=3, delay_s=0.001, timeout_s=1)
@@ -33,15 +35,10 @@ def write_shard(
 def write_shards(folder: Path, shards: int, examples: int) -> list[str]:
     """Shards of different lengths that hold so many examples in all; their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    cuts = [
-        0,
-        *sorted(np.random.default_rng(0).choice(np.arange(1, examples), shards - 1, replace=False)),
-        examples,
-    ]
-    names = []
-    for shard in range(shards):
-        names.append(f"shard-{shard:03d}.tar")
-        write_shard(folder / names[-1], list(range(int(cuts[shard]), int(cuts[shard + 1]))))
+    cuts = np.random.default_rng(0).choice(np.arange(1, examples), shards - 1, replace=False)
+    names = [f"shard-{shard:03d}.tar" for shard in range(shards)]
+    for name, (begin, end) in zip(names, pairwise([0, *sorted(cuts.tolist()), examples]), strict=True):
+        write_shard(folder / name, list(range(begin, end)))
     return names
 
 
@@ -55,9 +52,25 @@ def number_of(example: dict[str, object]) -> int:
     return number
 
 
-def make(kind: str, place: str) -> TarShards | IndexedTarShards:
-    urls = f"{place}/shard-{{000..003}}.tar"
-    return TarShards(urls, seed=5, retries=QUICK) if kind == "tar" else IndexedTarShards(urls, retries=QUICK)
+def urls(place: str | Path) -> str:
+    return f"{str(place).rstrip('/')}/shard-{{000..003}}.tar"
+
+
+def make(
+    kind: str, place: str | Path, retries: Retries = QUICK, **options: Any
+) -> TarShards | IndexedTarShards:
+    """``options`` are those of TarShards alone."""
+    if kind == "indexed":
+        return IndexedTarShards(urls(place), retries=retries)
+    return TarShards(urls(place), **{"seed": 5, "retries": retries, **options})
+
+
+def read_all(url: str, retries: Retries = QUICK, start: int = 0, end: int | None = None) -> bytes:
+    transfer = Transfer(url, start, end, retries=retries)
+    try:
+        return transfer.read(1 << 22)
+    finally:
+        transfer.close()
 
 
 def label_alone(example: dict[str, Any]) -> dict[str, Any]:

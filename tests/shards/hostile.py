@@ -19,6 +19,10 @@ LIMIT_S = 10  # for one small archive, on a machine however busy; what spins tak
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 # Of a header: name, size, type, magic and version, prefix; both readers check its sum, and ours nothing else.
 FIELDS = (*range(100), *range(124, 136), 156, *range(257, 265), *range(345, 500))
+SIZES = (
+    b"-0000001000\0", b"00000000000\0", b"77777777777\0", b"        +12\0", b"0o000000100 ", bytes(12),
+    b"9" * 12,
+)  # fmt: skip
 KINDS = b"0\0\x3123456789DKLMNSVXgx "
 Blocks = list[tuple[bytes, bool]]
 """Of an archive, each with whether it is a header."""
@@ -65,9 +69,8 @@ def mutated(blocks: Blocks, choose: random.Random) -> bytes:
                 block[156] = choose.choice(KINDS)
             case "name":
                 start = choose.choice([0, 345])
-                name = choose.choice(
-                    [b"", b"/", b"x/", b"a\0b.jpg", b"../../a.jpg", b"\xff\n.jpg", b"x" * 100]
-                )
+                names = [b"", b"/", b"x/", b"a\0b.jpg", b"../../a.jpg", b"\xff\n.jpg", b"x" * 100]
+                name = choose.choice(names)
                 block[start : start + len(name)] = name
             case "text":
                 block = bytearray(reworded(bytes(block), choose))
@@ -97,17 +100,7 @@ def hostile_size(choose: random.Random) -> bytes:
     number = choose.choice([-1, -511, -512, -513, -1024, -(2**60), 0, 512, 2**33, 2**63, 2**80])
     if choose.random() < 0.7:
         return (number % 256**11).to_bytes(11, "big").rjust(12, b"\xff" if number < 0 else b"\x80")
-    return choose.choice(
-        [
-            b"-0000001000\0",
-            b"00000000000\0",
-            b"77777777777\0",
-            b"        +12\0",
-            b"0o000000100 ",
-            bytes(12),
-            b"9" * 12,
-        ]
-    )
+    return choose.choice(SIZES)
 
 
 def reworded(text: bytes, choose: random.Random) -> bytes:
@@ -147,9 +140,8 @@ def read_by_standard_library(content: bytes) -> tuple[Files, Exception | None]:
     """All that it reads, and how it ended."""
     found: Files = []
     try:
-        with tarfile.open(
-            fileobj=io.BytesIO(content), mode="r:", tarinfo=_NoNegativeBlocks, encoding="utf-8"
-        ) as opened:
+        options = {"mode": "r:", "tarinfo": _NoNegativeBlocks, "encoding": "utf-8"}
+        with tarfile.open(fileobj=io.BytesIO(content), **options) as opened:
             for member in opened:
                 folder, slash, name = member.name.rpartition("/")
                 key, dot, extension = name.partition(".")

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scripts.slow_store import find_nginx, start_nginx
@@ -102,9 +102,8 @@ class _Connection(socketserver.BaseRequestHandler):
         with socket.create_connection(self.server.upstream) as upstream:
             head = self._head()
             lines = head.decode().splitlines()
-            self.server.ranges += [line.partition(": ")[2] for line in lines if line.startswith("Range")] or [
-                ""
-            ]
+            ranges = [line.partition(": ")[2] for line in lines if line.startswith("Range")]
+            self.server.ranges += ranges or [""]
             upstream.sendall(head)
             # The fault counts bytes of content: the answer's own head goes through.
             limit += self._pass_head(upstream)
@@ -122,10 +121,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def _head(self) -> bytes:
         head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            piece = self.request.recv(4096)
-            if not piece:
-                break
+        while not head.endswith(b"\r\n\r\n") and (piece := self.request.recv(4096)):
             head += piece
         return head
 
@@ -135,23 +131,19 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def _pass(self, upstream: socket.socket, limit: int) -> None:
         piece = self._peeked
-        try:
+        with suppress(OSError):  # the client has gone
             while piece and limit > 0:
                 self.request.sendall(piece[:limit])
                 self._left = piece[limit:]
                 limit -= len(piece)
                 if limit > 0:
                     piece = upstream.recv(1 << 16)
-        except OSError:
-            pass  # the client has gone
 
     def _drip(self, upstream: socket.socket) -> None:
-        try:
+        with suppress(OSError):  # the client has gone
             while piece := self._left or upstream.recv(1 << 16):
                 self._left = b""
                 for byte in piece:
                     self.request.sendall(bytes([byte]))
                     self.server.dripped.set()
                     time.sleep(0.05)
-        except OSError:
-            pass  # the client has gone

@@ -16,27 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaecho import EchoLoader, IndexedTarShards, Retries, TarShards
+from adaecho import EchoLoader, IndexedTarShards, Retries
 from adaecho.shards import TransferError
 from adaecho.shards.remote import Transfer
 from adaecho.shards.tar import groups
 from tests.needs import first_form
-from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, number_of, write_shard
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, urls, write_shard
 from tests.shards.nginx import Proxy, needs_nginx
 
 KINDS = ["tar", "indexed"]
 PATIENT = Retries(tries=8, delay_s=0.001, timeout_s=1)
 
 
-def in_order(kind: str, place: str, retries: Retries = QUICK) -> TarShards | IndexedTarShards:
-    urls = f"{place.rstrip('/')}/shard-{{000..003}}.tar"
-    if kind == "tar":
-        return TarShards(urls, order="stored", retries=retries)
-    return IndexedTarShards(urls, retries=retries)
-
-
-def loader_of(kind: str, place: str, **options: Any) -> EchoLoader:
-    return EchoLoader(in_order(kind, place), 1, order="stored", decode=label_alone, **options)
+def loader_of(kind: str, place: str | Path, retries: Retries = QUICK, **options: Any) -> EchoLoader:
+    source = make(kind, place, retries, order="stored")
+    return EchoLoader(source, 1, order="stored", decode=label_alone, **options)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -69,26 +63,20 @@ def test_a_server_that_fails_at_random_loses_no_example(
     proxy: Proxy, folder: Path, kind: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    source = in_order(kind, proxy.url, PATIENT)
+    loader = loader_of(kind, proxy.url, PATIENT, epochs=1, num_workers=seed % 3)
     faults = rng.choice(["cut", "reset", "stall"], size=12, p=[0.5, 0.4, 0.1]).tolist()
     proxy.faults = [(fault, int(rng.integers(0, 8000))) for fault in faults]
     victim = folder / f"shard-{rng.integers(4):03d}.tar"
     content, cut = victim.read_bytes(), int(rng.choice(ends_of_examples(victim)))
-    changed = [
-        content,
-        b"",
-        content[:cut],
-        content[: cut - 700],
-        content[:cut] + bytes(512) + content[cut:],
+    changed = (
+        content, b"", content[:cut], content[: cut - 700], content[:cut] + bytes(512) + content[cut:],
         other_of_equal_length(victim),
-    ][seed % 6]
+    )[seed % 6]  # fmt: skip
     change_at = int(rng.integers(NUM_EXAMPLES))
     seen: list[int] = []
     message = ""
     try:
-        with EchoLoader(
-            source, 1, order="stored", decode=label_alone, epochs=1, num_workers=seed % 3
-        ) as loader:
+        with loader:
             for batch in loader:
                 seen += labels([batch])
                 if len(seen) == change_at and changed != content:
@@ -102,87 +90,61 @@ def test_a_server_that_fails_at_random_loses_no_example(
     assert seen == list(range(len(seen) if message else NUM_EXAMPLES))
 
 
-@needs_nginx
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_answer_is_no_empty_archive(proxy: Proxy, folder: Path, kind: str) -> None:
-    replace(folder / "shard-002.tar", b"")
-    with pytest.raises(ValueError, match=r"shard-002\.tar: the file is empty"):
-        list(islice(loader_of(kind, proxy.url), NUM_EXAMPLES))
+def change(path: Path, length: str) -> None:
+    content = path.read_bytes()
+    shorter, longer = content[:1024] + bytes(1024), content + bytes(10240)
+    replace(path, {"shorter": shorter, "longer": longer}.get(length) or other_of_equal_length(path))
 
 
-@needs_nginx
-@pytest.mark.parametrize("length", ["equal", "longer", "shorter"])
+HAS_CHANGED = r"shard-000\.tar: .*the file has changed: it was \d+ bytes"
+OVER_HTTP = [pytest.param(f"http {length}", marks=needs_nginx) for length in ("equal", "longer", "shorter")]
+
+
+@pytest.mark.parametrize("form", [*OVER_HTTP, "local equal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_that_changed_after_stop_is_refused(
-    proxy: Proxy, folder: Path, kind: str, length: str
+    request: pytest.FixtureRequest, folder: Path, kind: str, form: str
 ) -> None:
-    with loader_of(kind, proxy.url) as loader:
-        iterator = iter(loader)
-        assert labels(islice(iterator, 2)) == [0, 1]
+    place, length = form.split()
+    with loader_of(kind, request.getfixturevalue("proxy").url if place == "http" else folder) as loader:
+        assert labels(islice(loader, 2)) == [0, 1]
         loader.stop()
         change(folder / "shard-000.tar", length)
-        with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed: it was \d+ bytes"):
+        with pytest.raises(TransferError, match=HAS_CHANGED):
             list(islice(loader, NUM_EXAMPLES))
 
 
-def change(path: Path, length: str) -> None:
-    content = path.read_bytes()
-    if length == "equal":
-        replace(path, other_of_equal_length(path))
-    elif length == "longer":
-        replace(path, content + bytes(10240))
-    else:
-        replace(path, content[:1024] + bytes(1024))
-
-
-def refuse(loader: EchoLoader, state: dict[str, Any]) -> None:
-    def go_on() -> None:
-        loader.load_state_dict(state)
-        next(iter(loader))
-
-    with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed"):
-        go_on()
-
-
-@needs_nginx
-@pytest.mark.parametrize("length", ["equal", "longer", "shorter"])
-def test_a_shard_that_changed_before_a_resume_is_refused(proxy: Proxy, folder: Path, length: str) -> None:
-    with loader_of("tar", proxy.url) as first:
+@pytest.mark.parametrize("form", [*OVER_HTTP, "local longer"])
+def test_a_shard_that_changed_before_a_resume_is_refused(
+    request: pytest.FixtureRequest, folder: Path, form: str
+) -> None:
+    place, length = form.split()
+    at = request.getfixturevalue("proxy").url if place == "http" else folder
+    with loader_of("tar", at) as first:
         assert labels(islice(first, 2)) == [0, 1]
         state = first.state_dict()
-    with loader_of("tar", proxy.url) as unchanged:
+    with loader_of("tar", at) as unchanged:
         unchanged.load_state_dict(state)
         assert labels(islice(unchanged, 2)) == [2, 3]
     change(folder / "shard-000.tar", length)
-    with loader_of("tar", proxy.url) as restored:
-        refuse(restored, state)
+
+    def go_on(loader: EchoLoader) -> None:
+        loader.load_state_dict(state)
+        next(iter(loader))
+
+    with loader_of("tar", at) as restored, pytest.raises(TransferError, match=HAS_CHANGED):
+        go_on(restored)
     write_shard(folder / "shard-000.tar", [0, 1, 2])
-    with loader_of("tar", proxy.url) as anew:  # a new source takes the file as it is
+    with loader_of("tar", at) as anew:  # a new source takes the file as it is
         assert labels(islice(anew, 2)) == [0, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_local_shard_that_changed_is_refused(folder: Path, kind: str) -> None:
-    with loader_of(kind, str(folder)) as loader:
-        assert labels(islice(loader, 2)) == [0, 1]
-        state = loader.state_dict()
-        change(folder / "shard-000.tar", "equal")
-        loader.stop()
-        with pytest.raises(TransferError, match=r"shard-000\.tar: .*the file has changed"):
-            list(islice(loader, NUM_EXAMPLES))
-    if kind == "tar":
-        change(folder / "shard-000.tar", "longer")
-        with loader_of(kind, str(folder)) as restored:
-            refuse(restored, state)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_of_a_local_shard_is_the_same_shard(folder: Path, tmp_path: Path, kind: str) -> None:
-    index = {} if kind == "tar" else {"index": tmp_path / "index.npz"}
-
     def loader() -> EchoLoader:
-        urls = f"{folder}/shard-{{000..003}}.tar"
-        source = TarShards(urls, order="stored") if kind == "tar" else IndexedTarShards(urls, **index)
+        source = make("tar", folder, order="stored")
+        if kind == "indexed":
+            source = IndexedTarShards(urls(folder), index=tmp_path / "index.npz")
         return EchoLoader(source, 1, order="stored", decode=label_alone)
 
     with loader() as first:
@@ -209,8 +171,8 @@ except KeyboardInterrupt:
 @needs_nginx
 def test_ctrl_c_ends_the_making_of_an_index_from_a_server_that_drips(proxy: Proxy) -> None:
     proxy.faults = 100 * [("drip", 0)]
-    urls = f"{proxy.url}shard-{{000..003}}.tar"
-    process = subprocess.Popen([sys.executable, "-c", _INDEX, urls], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", _INDEX, urls(proxy.url)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert proxy.dripped.wait(240)
         process.send_signal(signal.SIGINT)
@@ -238,12 +200,18 @@ def test_ctrl_c_ends_the_reading_of_headers_where_no_example_is_among_them(
         IndexedTarShards(str(tmp_path / "shard.tar"))
 
 
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """Where one is kept."""
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept" / "index.npz"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("8192 requested and 0 written")])
 def test_an_index_that_can_not_be_written_leaves_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    folder: Path, index: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    kept, urls, save = tmp_path / "kept", f"{folder}/shard-{{000..003}}.tar", np.savez
-    kept.mkdir()
+    save = np.savez
 
     def fail(file: Any, **arrays: Any) -> None:
         save(file, **arrays)
@@ -252,74 +220,60 @@ def test_an_index_that_can_not_be_written_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", fail)
         with pytest.raises(type(error), match=r"index\.npz" if isinstance(error, OSError) else None):
-            IndexedTarShards(urls, index=kept / "index.npz")
-    assert not list(kept.iterdir())
-    assert len(IndexedTarShards(urls, index=kept / "index.npz")) == NUM_EXAMPLES
-
-
-Arrays = dict[str, Any]
-
-
-def _kept(path: Path, arrays: Arrays) -> None:
-    np.savez(path, **arrays)
-
-
-def _without(name: str) -> Callable[[Path, Arrays], None]:
-    return lambda path, arrays: _kept(path, {one: array for one, array in arrays.items() if one != name})
-
-
-def _zeroed(whole: bytes) -> bytes:
-    return whole[:60] + bytes(60) + whole[120:]
+            IndexedTarShards(urls(folder), index=index)
+    assert not list(index.parent.iterdir())
+    assert len(IndexedTarShards(urls(folder), index=index)) == NUM_EXAMPLES
 
 
 # Bytes that are no archive, and sound archives that are no index.
-DAMAGED_INDEX: dict[str, Callable[[Path, Arrays], object]] = {
-    "empty": lambda path, _: path.write_bytes(b""),
-    "cut": lambda path, _: path.write_bytes(path.read_bytes()[:700]),
-    "text": lambda path, _: path.write_bytes(b"not an index at all"),
-    "zeros within": lambda path, _: path.write_bytes(_zeroed(path.read_bytes())),
-    **{f"without {name}": _without(name) for name in ("urls", "shard_lengths", "spans", "versions")},
-    "lengths": lambda path, of: _kept(path, of | {"shard_lengths": of["shard_lengths"] + 1}),
-    "overlap": lambda path, of: _kept(path, of | {"spans": np.repeat(of["spans"][:1], len(of["spans"]), 0)}),
-    "form": lambda path, of: _kept(path, of | {"spans": of["spans"].astype(float)}),
-    "compressed": lambda path, of: np.savez_compressed(path, **of),
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: whole[:0],
+    "cut": lambda whole: whole[:700],
+    "text": lambda _: b"not an index at all",
+    "zeros within": lambda whole: whole[:60] + bytes(60) + whole[120:],
 }
+ARRAYS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "lengths": lambda of: {"shard_lengths": of["shard_lengths"] + 1},
+    "overlap": lambda of: {"spans": np.repeat(of["spans"][:1], len(of["spans"]), 0)},
+    "form": lambda of: {"spans": of["spans"].astype(float)},
+}
+PARTS = ("urls", "shard_lengths", "spans", "versions")
 
 
-@pytest.mark.parametrize("damage", DAMAGED_INDEX.values(), ids=DAMAGED_INDEX)
-def test_a_damaged_index_is_refused_with_the_remedy(
-    folder: Path, tmp_path: Path, damage: Callable[[Path, Arrays], object]
-) -> None:
-    index, urls = tmp_path / "index.npz", f"{folder}/shard-{{000..003}}.tar"
-    kept = IndexedTarShards(urls, index=index)
-    assert kept[3] == IndexedTarShards(urls, index=index)[3]
+@pytest.mark.parametrize("damage", [*BYTES, *ARRAYS, *PARTS, "compressed"])
+def test_a_damaged_index_is_refused_with_the_remedy(folder: Path, index: Path, damage: str) -> None:
+    kept = IndexedTarShards(urls(folder), index=index)
+    assert kept[3] == IndexedTarShards(urls(folder), index=index)[3]
     with np.load(index) as saved:
         arrays = dict(saved)
-    damage(index, arrays)
+    if damage in BYTES:
+        index.write_bytes(BYTES[damage](index.read_bytes()))
+    elif damage == "compressed":
+        np.savez_compressed(index, **arrays)
+    else:
+        arrays |= ARRAYS[damage](arrays) if damage in ARRAYS else {}
+        np.savez(index, **{name: array for name, array in arrays.items() if name != damage})
     with pytest.raises(ValueError, match=r"index\.npz.*: it is damaged, or no index of this version.*delete"):
-        IndexedTarShards(urls, index=index)
+        IndexedTarShards(urls(folder), index=index)
     index.unlink()
-    anew = IndexedTarShards(urls, index=index)
+    anew = IndexedTarShards(urls(folder), index=index)
     assert [number_of(example) for example in anew] == list(range(NUM_EXAMPLES))
 
 
-def test_a_bit_of_an_index_that_is_another_is_noticed_or_changes_nothing(
-    folder: Path, tmp_path: Path
-) -> None:
-    index, urls = tmp_path / "index.npz", f"{folder}/shard-{{000..003}}.tar"
-    kept = IndexedTarShards(urls, index=index)
-    whole = index.read_bytes()
-    refused = 0
+def test_a_bit_of_an_index_that_is_another_is_noticed_or_changes_nothing(folder: Path, index: Path) -> None:
+    def origins(shards: IndexedTarShards) -> list[str]:
+        return [shards.origin(row) for row in range(len(shards))]
+
+    kept = IndexedTarShards(urls(folder), index=index)
+    whole, refused = index.read_bytes(), 0
     for at in range(0, len(whole), 3):
         index.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         try:
-            found = IndexedTarShards(urls, index=index)
+            found = IndexedTarShards(urls(folder), index=index)
         except ValueError as error:
             assert "index.npz" in str(error)  # noqa: PT017 (others may be read as they were)
             refused += 1
             continue
-        assert [found.origin(row) for row in range(len(found))] == [
-            kept.origin(row) for row in range(len(kept))
-        ]
+        assert origins(found) == origins(kept)
         assert found[NUM_EXAMPLES - 1] == kept[NUM_EXAMPLES - 1]
     assert refused > len(whole) // 6

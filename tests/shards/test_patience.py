@@ -19,12 +19,12 @@ from adaecho import IndexedTarShards, Retries, TarShards
 from adaecho.shards import ArchiveError, TransferError, remote
 from adaecho.shards.remote import Transfer
 from tests.servers import running
-from tests.shards.archives import NUM_EXAMPLES, number_of
+from tests.shards.archives import NUM_EXAMPLES, number_of, read_all
 
 CONTENT = np.random.default_rng(0).bytes(5000)
 QUICK = Retries(tries=3, delay_s=0.001, timeout_s=0.5, tell_after_s=0.1)
 SECRET_USER, SECRET_QUERY = "bob:hunter22", "sig=5ecre7sig"
-Answer = Callable[["Connection", str], None]
+Answer = Callable[["Connection"], None]
 
 
 class Connection(socketserver.StreamRequestHandler):
@@ -33,19 +33,19 @@ class Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         server: Any = self.server
         line, *fields = iter(lambda: self.rfile.readline().decode().strip(), "")
-        path = line.split()[1]
-        server.asked.append((path, dict(field.split(": ", 1) for field in fields)))
+        self.path, self.fields = line.split()[1], dict(field.split(": ", 1) for field in fields)
+        server.asked.append((self.path, self.fields))
         with suppress(OSError):  # the client has gone
-            server.answer(self, path)
+            server.answer(self)
 
     def send(self, head: str, content: bytes = b"") -> None:
         self.wfile.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode() + content)
 
-    def send_content(self) -> None:
-        first = self.server.asked[-1][1].get("Range", "bytes=0-")[6:].split("-")[0]  # type: ignore[attr-defined]
-        content = CONTENT[int(first) :]
-        status = f"206 x\r\nContent-Range: bytes {first}-{len(CONTENT) - 1}/{len(CONTENT)}"
-        self.send(f"{status}\r\nContent-Length: {len(content)}", content)
+    def send_content(self, content: bytes = CONTENT) -> None:
+        first, _, last = self.fields.get("Range", "bytes=0-")[6:].partition("-")
+        part = content[int(first) : int(last) + 1 if last else None]
+        status = f"206 x\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}"
+        self.send(f"{status}\r\nContent-Length: {len(part)}", part)
 
     def drip(self, content: bytes, pause_s: float) -> None:
         for byte in content:
@@ -63,27 +63,14 @@ def served(answer: Answer) -> Iterator[tuple[str, list[tuple[str, dict[str, str]
         yield f"127.0.0.1:{server.server_address[1]}", server.asked  # type: ignore[attr-defined]
 
 
-@pytest.fixture(autouse=True)
-def _no_other_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-
-
-def read(url: str, retries: Retries = QUICK, start: int = 0) -> bytes:
-    transfer = Transfer(url, start, retries=retries)
-    try:
-        return transfer.read(1 << 20)
-    finally:
-        transfer.close()
-
-
-def silent(connection: Connection, path: str) -> None:  # noqa: ARG001
+def silent(connection: Connection) -> None:
     connection.rfile.read(1)
 
 
 def test_a_server_that_never_answers_is_told_in_each_try(caplog: pytest.LogCaptureFixture) -> None:
     retries = replace(QUICK, timeout_s=2.0)  # much longer than until it is told, on a machine however busy
     with served(silent) as (host, _), pytest.raises(TransferError, match="after 3 tries: TimeoutError"):
-        read(f"http://{SECRET_USER}@{host}/a.tar?{SECRET_QUERY}", retries)
+        read_all(f"http://{SECRET_USER}@{host}/a.tar?{SECRET_QUERY}", retries)
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     first, second, third = caplog.messages
     shown = re.escape(f"http://***@{host}/a.tar?***")
@@ -96,28 +83,28 @@ def test_a_wait_is_seen_on_stderr_by_default(capfd: pytest.CaptureFixture[str]) 
     handlers, logging.root.handlers = logging.root.handlers, []  # as in a script of its own
     try:
         with served(silent) as (host, _), pytest.raises(TransferError):
-            read(f"http://{host}/a.tar", replace(QUICK, timeout_s=2.0, tries=1))
+            read_all(f"http://{host}/a.tar", replace(QUICK, timeout_s=2.0, tries=1))
     finally:
         logging.root.handlers = handlers
     assert capfd.readouterr().err.count("no data for") == 1
 
 
 def test_a_server_that_falls_silent_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(connection: Connection, path: str) -> None:
+    def answer(connection: Connection) -> None:
         if len(asked) > 1:
             connection.send_content()
         else:
             connection.send(f"200 x\r\nContent-Length: {len(CONTENT)}", CONTENT[:100])
-            silent(connection, path)
+            silent(connection)
 
     with served(answer) as (host, asked):
-        assert read(f"http://{host}/a", replace(QUICK, timeout_s=2.0)) == CONTENT
+        assert read_all(f"http://{host}/a", replace(QUICK, timeout_s=2.0)) == CONTENT
         assert [fields.get("Range") for _, fields in asked] == [None, "bytes=100-"]
     assert caplog.messages[0].endswith(": it sends no more")
 
 
 def test_nobody_is_told_of_a_read_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    with served(lambda connection, _: connection.send_content()) as (host, _):
+    with served(Connection.send_content) as (host, _):
         transfer = Transfer(f"http://{host}/a", retries=QUICK)
         assert transfer.read(10) == CONTENT[:10]
         time.sleep(0.3)  # the reader's own time
@@ -127,7 +114,7 @@ def test_nobody_is_told_of_a_read_that_goes_on(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
         if len(asked) == 3:
             connection.send_content()
             return
@@ -138,54 +125,50 @@ def test_a_transfer_that_drips_ends_and_keeps_what_it_gained(caplog: pytest.LogC
         return [int(fields.get("Range", "bytes=0-")[6:-1]) for _, fields in asked]
 
     with served(answer) as (host, asked):
-        assert len(read(f"http://{host}/a")) == len(CONTENT)
+        assert len(read_all(f"http://{host}/a", QUICK)) == len(CONTENT)
         first, second, third = starts()
         assert first == 0 < second < third < 200
     slow = [message for message in caplog.messages if "slower than 1024 bytes a second" in message]
     assert [message.partition(" of 3")[0][-1] for message in slow] == ["1", "2"]
 
-    def drip(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def drip(connection: Connection) -> None:
         connection.send("200 x")
         connection.drip(CONTENT, 0.02)
 
     with served(drip) as (host, asked):
         with pytest.raises(TransferError, match="after 2 tries: slower than 1024 bytes a second for"):
-            read(f"http://{host}/a", Retries(tries=2, delay_s=0.001, timeout_s=0.3))
+            read_all(f"http://{host}/a", Retries(tries=2, delay_s=0.001, timeout_s=0.3))
         assert len(asked) == 2
 
 
+@pytest.mark.timeout(60)  # whole, it would take fifty minutes
 def test_a_header_that_drips_ends() -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
-        connection.drip(b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + 60_000 * b"x", 0.05)
-
-    with served(answer) as (host, asked):
-        begun = time.monotonic()
+    head = b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + 60_000 * b"x"
+    with served(lambda connection: connection.drip(head, 0.05)) as (host, asked):
         with pytest.raises(
             TransferError, match=r"after 3 tries: TimeoutError: no whole header within 0\.5 s"
         ):
-            read(f"http://{host}/a")
-        assert time.monotonic() - begun < 60
+            read_all(f"http://{host}/a", QUICK)
         assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "waits"),
-    [("7", 7), ("100000", 120), ("0", 0.5), ("soon", 0.5), ("date", 30), ("-3", 0.5)],
+    ("asked_for", "waits"), [("7", 7), ("100000", 120), ("0", 0.5), ("soon", 0.5), ("date", 30), ("-3", 0.5)]
 )
 def test_a_time_to_ask_again_is_kept_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked_for: str, waits: float
 ) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
+        text = formatdate(time.time() + 30, usegmt=True) if asked_for == "date" else asked_for
         if len(asked) > 1:
             connection.send_content()
-            return
-        text = formatdate(time.time() + 30, usegmt=True) if asked_for == "date" else asked_for
-        connection.send(f"503 Busy\r\nRetry-After: {text}")
+        else:
+            connection.send(f"503 Busy\r\nRetry-After: {text}")
 
     rested: list[float] = []
     monkeypatch.setattr(remote, "rest", rested.append)
     with served(answer) as (host, asked):
-        assert read(f"http://{host}/a", Retries()) == CONTENT
+        assert read_all(f"http://{host}/a", Retries()) == CONTENT
     assert rested == [pytest.approx(waits, abs=5 if asked_for == "date" else 0)]
     told = [message for message in caplog.messages if "503: Busy; it asks to wait" in message]
     assert len(told) == (waits > 1)
@@ -193,28 +176,28 @@ def test_a_time_to_ask_again_is_kept_to_a_limit(
 
 @pytest.mark.parametrize("target", ["ftp://{host}/a", "file:///etc/hostname", "http://u:hunter22@{host}/b"])
 def test_a_redirect_elsewhere_is_not_followed(target: str) -> None:
-    def answer(connection: Connection, path: str) -> None:  # noqa: ARG001
+    def answer(connection: Connection) -> None:
         connection.send(f"302 x\r\nLocation: {target.format(host=host)}")
 
     with served(answer) as (host, asked):
         with pytest.raises(TransferError, match="HTTP Error 302") as caught:
-            read(f"http://{host}/a")
+            read_all(f"http://{host}/a", QUICK)
         assert "hunter22" not in told(caught.value)
         assert len(asked) == 1
 
 
 def test_a_user_is_named_to_the_same_host_alone() -> None:
-    def answer(connection: Connection, path: str) -> None:
-        if path == "/b":
+    def answer(connection: Connection) -> None:
+        if connection.path == "/b":
             connection.send_content()
         else:
             body = "302 x\r\nContent-Length: 1000000"  # which nobody waits for
-            connection.send(f"{body}\r\nLocation: http://{other if path == '/away' else host}/b")
+            connection.send(f"{body}\r\nLocation: http://{other if connection.path == '/away' else host}/b")
 
-    with served(lambda connection, _: connection.send_content()) as (other, elsewhere):
+    with served(Connection.send_content) as (other, elsewhere):
         with served(answer) as (host, asked):
             for path in ("/here", "/away"):
-                assert read(f"http://{SECRET_USER}@{host}{path}") == CONTENT
+                assert read_all(f"http://{SECRET_USER}@{host}{path}", QUICK) == CONTENT
         assert ["Authorization" in fields for _, fields in asked] == [True, True, True]
         assert ["Authorization" in fields for _, fields in elsewhere] == [False]
 
@@ -249,22 +232,15 @@ def test_no_error_of_a_transfer_names_a_secret(url: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(remote, "_open_fsspec", name_it)
     with pytest.raises(TransferError, match="failed") as caught:
-        read(url, Retries(tries=1))
+        read_all(url, Retries(tries=1))
     text = told(caught.value)
     assert not re.search("er22|hunt|SECRET", text)
     assert "/a" in text or "***@***" in text
 
 
 def test_errors_of_archives_and_origins_name_no_secret(folder: Path) -> None:
-    def answer(connection: Connection, path: str) -> None:
-        first, _, last = connection.server.asked[-1][1].get("Range", "bytes=0-")[6:].partition("-")  # type: ignore[attr-defined]
-        content = (folder / path.partition("?")[0].strip("/")).read_bytes()
-        part = content[int(first) : int(last) + 1 if last else None]
-        connection.send(
-            f"206 x\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}\r\n"
-            f"Content-Length: {len(part)}",
-            part,
-        )
+    def answer(connection: Connection) -> None:
+        connection.send_content((folder / connection.path.partition("?")[0].strip("/")).read_bytes())
 
     with served(answer) as (host, _):
         url = f"http://{SECRET_USER}@{host}/shard-00{{0..3}}.tar?{SECRET_QUERY}"
@@ -292,14 +268,36 @@ def test_a_lack_of_memory_is_no_broken_transfer(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(remote, "open_stream", open_stream)
     with pytest.raises(MemoryError):
-        read("http://h/a")
+        read_all("http://h/a", QUICK)
     assert len(tries) == 1
+
+
+NO_URL = "InvalidURL: it is no url, or sends on to"
+NO_LENGTH = "its Content-Length is '.{0,40}', no number of bytes"
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        *(
+            (f"302 Found\r\nLocation: {url}\r\nContent-Length: 0", NO_URL)
+            for url in ("http://a..b/", f"http://{'a' * 70}.de/", "http://[::1/", "http://\u20ac/")
+        ),
+        *((f"200 OK\r\nContent-Length: {length}", NO_LENGTH) for length in ("12abc", "-5", "", "9" * 5000)),
+    ],
+)
+def test_heads_that_can_not_be_say_what_is_wrong(head: str, message: str) -> None:
+    with (
+        served(lambda connection: connection.send(head)) as (host, _),
+        pytest.raises(TransferError, match=message),
+    ):
+        read_all(f"http://{host}/", QUICK)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["first", "between", "trailer"])
 def test_a_chunked_answer_whose_lines_have_no_end_is_given_up(kind: str) -> None:
-    def answer(connection: Connection, _: str) -> None:
+    def answer(connection: Connection) -> None:
         connection.send("200 x\r\nTransfer-Encoding: chunked", b"" if kind == "first" else b"5\r\nhello\r\n")
         if kind == "trailer":
             connection.wfile.write(b"0\r\n")
@@ -308,4 +306,4 @@ def test_a_chunked_answer_whose_lines_have_no_end_is_given_up(kind: str) -> None
         connection.drip(b"0" * 1000, 0.05)
 
     with served(answer) as (host, _), pytest.raises(TransferError):
-        read(f"http://{host}/a", replace(QUICK, tries=2))
+        read_all(f"http://{host}/a", replace(QUICK, tries=2))

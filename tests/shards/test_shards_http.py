@@ -11,7 +11,7 @@ import pytest
 from adaecho import EchoLoader, IndexedTarShards, Retries
 from adaecho.shards import TransferError
 from tests.echo.threads.test_workers import assert_no_threads_soon
-from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, write_shard
+from tests.shards.archives import NUM_EXAMPLES, QUICK, label_alone, labels, make, number_of, urls, write_shard
 from tests.shards.nginx import Proxy, needs_nginx
 
 
@@ -22,9 +22,8 @@ def test_a_server_that_goes_away_is_never_a_bad_example(proxy: Proxy, kind: str)
     loader = EchoLoader(source, 4, decode=label_alone, max_bad_examples=100, order="shards")
     next(iter(loader))
     proxy.faults = 100 * [("cut", 0)]
-    with pytest.raises(
-        TransferError, match=r"shard-00\d\.tar: reading at byte \d+ failed after 3 tries"
-    ) as caught:
+    message = r"shard-00\d\.tar: reading at byte \d+ failed after 3 tries"
+    with pytest.raises(TransferError, match=message) as caught:
         list(islice(loader, 20))
     assert "while reading example" in caught.value.__notes__[0]
     assert loader.bad_examples == []
@@ -74,7 +73,7 @@ def test_restoring_an_index_asks_for_the_buffer_alone(proxy: Proxy) -> None:
     def loader() -> EchoLoader:
         return EchoLoader(source, 2, decode=label_alone, shuffle_buffer=6)
 
-    source = IndexedTarShards(f"{proxy.url}shard-{{000..003}}.tar", retries=QUICK)
+    source = make("indexed", proxy.url)
     first = loader()
     list(islice(first, 5))
     state, expected = first.state_dict(), labels(islice(first, 3))
@@ -90,7 +89,7 @@ def test_restoring_an_index_asks_for_the_buffer_alone(proxy: Proxy) -> None:
 
 @needs_nginx
 def test_neighbours_come_with_one_request(proxy: Proxy) -> None:
-    source = IndexedTarShards(f"{proxy.url}shard-{{000..003}}.tar", retries=QUICK)
+    source = make("indexed", proxy.url)
     proxy.ranges.clear()
     examples = source.__getitems__(list(range(NUM_EXAMPLES)))
     assert [number_of(example) for example in examples] == list(range(NUM_EXAMPLES))
@@ -103,15 +102,15 @@ def test_neighbours_come_with_one_request(proxy: Proxy) -> None:
 
 @needs_nginx
 def test_an_index_is_kept_and_notices_changes(proxy: Proxy, folder: Path, tmp_path: Path) -> None:
-    urls, index = f"{proxy.url}shard-{{000..003}}.tar", tmp_path / "index.npz"
-    made = IndexedTarShards(urls, index=index, retries=QUICK)
+    index = tmp_path / "index.npz"
+    made = IndexedTarShards(urls(proxy.url), index=index, retries=QUICK)
     proxy.ranges.clear()
-    kept = IndexedTarShards(urls, index=index, retries=QUICK)
+    kept = IndexedTarShards(urls(proxy.url), index=index, retries=QUICK)
     assert proxy.ranges == []
     assert len(kept) == len(made) == NUM_EXAMPLES
     assert kept[3] == made[3]
     with pytest.raises(ValueError, match="it is of other shards"):
-        IndexedTarShards(urls.replace("003", "002"), index=index)
+        IndexedTarShards(urls(proxy.url).replace("003", "002"), index=index)
     write_shard(folder / "shard-000.tar", [7, 8, 9, 10, 11, 12])
     with pytest.raises(TransferError, match="the file has changed"):
         kept[0]

@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torchvision import tv_tensors
-from torchvision.ops import box_iou
 from torchvision.transforms.v2 import functional as v2
 
 from adaecho import EchoLoader
-from adaecho.tasks.boxes import (
-    ResizeWithBoxes,
-    SSDAugment,
-    boxes_in,
-    collate_boxes,
-    flipped,
-    turn_hue,
-)
+from adaecho.tasks.boxes import ResizeWithBoxes, SSDAugment, boxes_in, collate_boxes, turn_hue
 from tests.transforms.pictures import picture
 
 COLOURS = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
@@ -36,12 +27,8 @@ def example(seed: int, number: int = 3) -> dict[str, Any]:
         width, height = rng.integers(14, 36), rng.integers(14, 55)
         image[top : top + height, left : left + width] = COLOURS[label]
         boxes.append([left, top, left + width, top + height])
-    return {
-        "image": image,
-        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-        "labels": np.arange(1, number + 1),
-        "name": seed,
-    }
+    drawn = np.array(boxes, np.float32).reshape(-1, 4)
+    return {"image": image, "boxes": drawn, "labels": np.arange(1, number + 1), "name": seed}
 
 
 def seen(image: NDArray[np.uint8], label: int) -> list[int] | None:
@@ -72,21 +59,16 @@ def test_boxes_whose_centre_is_cut_off_are_dropped_and_others_clipped() -> None:
     assert kept.tolist() == [[0, 0, 40, 40]]
 
 
-def test_crops_overlap_a_box_as_chosen_and_keep_at_least_one() -> None:
+def test_crops_overlap_a_box_as_chosen_and_keep_one_where_there_are_any() -> None:
     rng, dropped = np.random.default_rng(0), 0
     for seed in range(100):
-        one = example(seed)
-        result = PLAIN(one, rng)
-        assert len(result["labels"]) >= 1
-        dropped += len(result["labels"]) < 3
+        left = len(PLAIN(example(seed), rng)["labels"])
+        assert left >= 1
+        dropped += left < 3
     assert dropped > 20
-
-
-def test_an_image_without_boxes_is_cropped_too() -> None:
     for seed in range(20):
-        result = PLAIN(example(seed, number=0), np.random.default_rng(seed))
-        assert result["boxes"].shape == (0, 4)
-        assert result["image"].shape == (100, 100, 3)
+        result = PLAIN(example(seed, number=0), rng)
+        assert (result["boxes"].shape, result["image"].shape) == ((0, 4), (100, 100, 3))
 
 
 def test_half_are_expanded_and_half_flipped() -> None:
@@ -101,12 +83,6 @@ def test_half_are_expanded_and_half_flipped() -> None:
     assert 70 < flips < 130
 
 
-def test_flipped_boxes_are_torchvisions() -> None:
-    boxes = torch.tensor([[1.0, 2, 30, 40], [0, 0, 100, 100]])
-    expected = v2.horizontal_flip_bounding_boxes(boxes, tv_tensors.BoundingBoxFormat.XYXY, (100, 100))
-    np.testing.assert_array_equal(flipped(boxes.numpy(), 100), expected.numpy())
-
-
 @pytest.mark.parametrize("shift", [-0.05, 0.0, 0.03, 0.4])
 def test_hues_turn_as_torchvisions(shift: float) -> None:
     image = picture(1)
@@ -117,34 +93,22 @@ def test_hues_turn_as_torchvisions(shift: float) -> None:
 
 def test_colours_are_distorted_and_boxes_are_not() -> None:
     colours = SSDAugment(size=100, photometric=1, crop=False, expand=0, flip=0)
-    one = example(0)
+    one, untouched = example(0), example(0)
     result, plain = colours(one, np.random.default_rng(0)), ResizeWithBoxes(100)(one)
     np.testing.assert_array_equal(result["boxes"], plain["boxes"])
+    np.testing.assert_allclose(plain["boxes"], one["boxes"] * ([100 / 160, 100 / 120] * 2), rtol=1e-6)
     assert (result["image"] != plain["image"]).any()
-
-
-def test_the_same_generator_gives_the_same_and_leaves_the_example_alone() -> None:
-    one = example(3)
-    before = one["image"].copy(), one["boxes"].copy()
-    first, second = (SSDAugment(64)(one, np.random.default_rng(5)) for _ in range(2))
-    np.testing.assert_array_equal(first["image"], second["image"])
-    np.testing.assert_array_equal(first["boxes"], second["boxes"])
-    np.testing.assert_array_equal(one["image"], before[0])
-    np.testing.assert_array_equal(one["boxes"], before[1])
+    np.testing.assert_array_equal(one["image"], untouched["image"])
+    np.testing.assert_array_equal(one["boxes"], untouched["boxes"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_repeats_in_the_loader_are_augmented_anew_and_the_same_for_any_workers(workers: int) -> None:
     def images(num_workers: int) -> torch.Tensor:
         loader = EchoLoader(
-            [example(seed) for seed in range(8)],
-            4,
-            echo="example_before_augmentation",
-            factor=2.0,
-            augment=SSDAugment(64),
-            collate=collate_boxes,
-            num_workers=num_workers,
-        )
+            [example(seed) for seed in range(8)], 4, echo="example_before_augmentation", factor=2.0,
+            augment=SSDAugment(64), collate=collate_boxes, num_workers=num_workers,
+        )  # fmt: skip
         return torch.cat([batch["image"] for batch in islice(loader, 2)])
 
     drawn = images(workers)
@@ -153,20 +117,9 @@ def test_repeats_in_the_loader_are_augmented_anew_and_the_same_for_any_workers(w
 
 
 def test_batches_are_padded_with_label_zero() -> None:
-    batch = collate_boxes(
-        [ResizeWithBoxes(32)(example(seed, number)) for seed, number in ((0, 3), (1, 0), (2, 1))]
-    )
+    resized = [ResizeWithBoxes(32)(example(seed, number)) for seed, number in ((0, 3), (1, 0), (2, 1))]
+    batch = collate_boxes(resized)
     assert batch["image"].shape == (3, 32, 32, 3)
     assert batch["labels"].tolist() == [[1, 2, 3], [0, 0, 0], [1, 0, 0]]
     assert batch["boxes"].shape == (3, 3, 4)
     assert batch["boxes"][1].abs().sum() == 0
-
-
-def test_resized_boxes_keep_their_overlap() -> None:
-    one = example(4)
-    result = ResizeWithBoxes(64)(one)
-    scale = np.array([64 / 160, 64 / 120] * 2)
-    overlap = box_iou(
-        torch.from_numpy(result["boxes"]), torch.from_numpy((one["boxes"] * scale).astype(np.float32))
-    )
-    torch.testing.assert_close(overlap.diagonal(), torch.ones(3))

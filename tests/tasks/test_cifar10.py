@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from adaecho.config.identity import identity
-from adaecho.config.schema import to_plain
 from adaecho.datasets import cifar10
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import ConfigError
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Task
 from adaecho.tasks.cifar10 import decode
@@ -44,6 +41,11 @@ def _of_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, _: Path(path).exists())
 
 
+def _assert_holds(examples: Images, images: Any, labels: Any) -> None:
+    np.testing.assert_array_equal(examples["image"], images)
+    np.testing.assert_array_equal(examples["label"], labels)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inner", ["", "plain_text"])
 def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str, inner: str) -> None:
@@ -51,8 +53,7 @@ def test_every_form_gives_the_stored_pixels_and_labels(tmp_path: Path, form: str
     stored = cifar10.find(str(tmp_path))
     for part, images, labels in (("train", IMAGES, LABELS), ("test", TEST_IMAGES, TEST_LABELS)):
         examples = stored.read(part, decode, SkippedExamples(0))
-        np.testing.assert_array_equal(examples["image"], images)
-        np.testing.assert_array_equal(examples["label"], labels)
+        _assert_holds(examples, images, labels)
         assert examples["image"].dtype == np.uint8
         assert examples["image"].flags.c_contiguous
         assert examples["label"].dtype == np.int64
@@ -66,8 +67,7 @@ def _build(compose_config: Compose, folder: Path, *overrides: str) -> Task:
 def test_the_split_is_a_permutation_fixed_by_its_seed(compose_config: Compose, tmp_path: Path) -> None:
     task = _build(compose_config, _parquet(tmp_path), "data.split_seed=7")
     rows = np.random.default_rng(7).permutation(10)[:6]
-    np.testing.assert_array_equal(task.source["image"], IMAGES[rows])
-    np.testing.assert_array_equal(task.source["label"], np.array(LABELS)[rows])
+    _assert_holds(task.source, IMAGES[rows], np.array(LABELS)[rows])
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -138,35 +138,10 @@ def test_a_hub_dataset_is_read_like_its_parquet_files(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     examples = cifar10.find("owner/cifar10").read("test", decode, SkippedExamples(0))
     assert asked == ["owner/cifar10 test"]
-    np.testing.assert_array_equal(examples["image"], TEST_IMAGES)
-    np.testing.assert_array_equal(examples["label"], TEST_LABELS)
+    _assert_holds(examples, TEST_IMAGES, TEST_LABELS)
 
 
-@pytest.mark.parametrize(("depth", "layers"), [(8, 8), (32, 32)])
-def test_the_net_has_the_depth_of_its_option(
-    compose_config: Compose, tmp_path: Path, depth: int, layers: int
-) -> None:
-    path = f"data.path={_parquet(tmp_path)}"
-    task = build_task(
-        compose_config("task=cifar10", path, "data.validation_examples=4", f"task.depth={depth}")
-    )
-    modules = task.build_model().modules()
-    assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in modules) == layers
-
-
-def test_a_depth_that_there_is_not_is_refused(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match="depth=10: these nets have 6n"):
-        compose_config("task=cifar10", "task.depth=10")
-
-
-def test_the_papers_depth_leaves_folders_their_names(compose_config: Compose) -> None:
-    plain = to_plain(compose_config("task=cifar10"))
-    assert plain["task"] == {
-        "name": "cifar10",
-        "depth": 32,
-        "channels": 16,
-        "training_examples": None,
-        "validation_shards": None,
-        "label_smoothing": 0.0,
-    }
-    assert identity(plain)["task"] == {"name": "cifar10"}
+@pytest.mark.parametrize("depth", [8, 32])
+def test_the_net_has_the_depth_of_its_option(compose_config: Compose, tmp_path: Path, depth: int) -> None:
+    modules = _build(compose_config, _parquet(tmp_path), f"task.depth={depth}").build_model().modules()
+    assert sum(isinstance(module, torch.nn.Conv2d | torch.nn.Linear) for module in modules) == depth

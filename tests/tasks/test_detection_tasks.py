@@ -1,10 +1,8 @@
 """Tasks coco and scenes: they learn, resume and refuse, on tiny data."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -75,32 +73,26 @@ def test_coco_is_not_continued_with_other_boxes(compose_config: Compose, coco: P
         run_trial(longer, tmp_path / "run")
 
 
-def test_coco_has_ghosts_everywhere_and_ssd_boxes(compose_config: Compose, coco: Path) -> None:
-    task = build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
-    norms = [m for m in task.build_model().modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    assert norms
-    assert all(type(norm) is GhostBatchNorm2d and norm.ghost_size == 2 for norm in norms)
-    assert len(task.source) == 12
-
-
-def test_coco_batches_are_padded_on_the_loaders_real_path(compose_config: Compose, coco: Path) -> None:
+def test_coco_has_ghosts_everywhere_and_padded_batches(compose_config: Compose, coco: Path) -> None:
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.num_workers=2")
     task = build_task(config)
+    assert len(task.source) == 12
+    model = task.build_model()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert {(type(norm), norm.ghost_size) for norm in norms} == {(GhostBatchNorm2d, 2)}
     batch = next(iter(make_loader(config, task, torch.device("cpu"))))
-    assert batch["image"].shape == (4, 64, 64, 3)
-    assert batch["image"].dtype == torch.uint8
+    assert (batch["image"].shape, batch["image"].dtype) == ((4, 64, 64, 3), torch.uint8)
     assert batch["boxes"].shape[0::2] == (4, 4)
-    loss, weight = task.loss(task.build_model(), batch)
+    loss, weight = task.loss(model, batch)
     assert loss.requires_grad
     assert weight >= 1
 
 
 def test_a_turned_image_is_a_bad_example(compose_config: Compose, coco: Path, tmp_path: Path) -> None:
-    file = coco / "annotations" / "instances_train2017.json"
-    listed = json.loads(file.read_text())
-    for image in listed["images"][:1]:
-        image["height"], image["width"] = image["width"], image["height"]
-    file.write_text(json.dumps(listed))
+    listed = content(12)
+    first = listed["images"][0]
+    first["height"], first["width"] = first["width"], first["height"]
+    write(coco, "train", listed)
     config = compose_config(*TINY_COCO, f"data.path={coco}", "data.max_bad_examples=0")
     with pytest.raises(DataError, match="was it turned or resized after it was annotated") as raised:
         run_trial(config, tmp_path / "run")
@@ -115,50 +107,43 @@ def test_a_bad_validation_image_is_an_error_that_names_it(
         run_trial(compose_config(*TINY_COCO, f"data.path={coco}"), tmp_path / "run")
 
 
-def _changed(change: Callable[[dict[str, Any]], object], part: str = "val") -> Callable[[Path], None]:
-    def write_changed(top: Path) -> None:
-        listed = content(4, first=20 if part == "val" else 0)
-        change(listed)
-        write(top, part, listed)
-
-    return write_changed
+def _no_box(top: Path) -> None:
+    write(top, "val", {**content(4, first=20), "annotations": []})
 
 
-def _one_name(listed: dict[str, Any]) -> None:
-    listed["categories"][0]["name"] = "dog"
+def _named(name: str, *parts: str) -> Callable[[Path], None]:
+    """The first category of these parts is called so."""
+
+    def rename(top: Path) -> None:
+        for part in parts:
+            listed = content(4, first=20 if part == "val" else 0)
+            listed["categories"][0]["name"] = name
+            write(top, part, listed)
+
+    return rename
 
 
-def _of_one_name(top: Path) -> None:
-    for part in ("train", "val"):
-        _changed(_one_name, part)(top)
-
-
-def _horse(listed: dict[str, Any]) -> None:
-    listed["categories"][0]["name"] = "horse"
-
-
-def _as_it_is(_: Path) -> None:
+def _leave(_: Path) -> None:
     pass
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "validation without a box": (
-        _changed(lambda listed: listed["annotations"].clear()), "",
-        "none of its 4 validation images has a box",
-    ),
-    "other categories": (_changed(_horse), "", "only in training: cat; only in validation: horse"),
+    "validation without a box": (_no_box, "", "none of its 4 validation images has a box"),
+    "other categories": (_named("horse", "val"), "", "only in training: cat; only in validation: horse"),
     "categories of one name, each with its metrics": (
-        _of_one_name, "task.metrics_per_category=true", "two of its categories have one name"
+        _named("dog", "train", "val"), "task.metrics_per_category=true",
+        "two of its categories have one name",
     ),
-    "no path": (_as_it_is, "data.path=null", "needs a folder with annotations/"),
+    "no path": (_leave, "data.path=null", "needs a folder with annotations/"),
+    "path of scenes": (_leave, "task=scenes", "task scenes makes its images"),
     **{
-        override: (_as_it_is, f"task.ghost_size=4 {override}", "ghost_size=")
+        override: (_leave, f"task.ghost_size=4 {override}", "ghost_size=")
         for override in (
             "batch_size=6", "adascale=on adascale.num_gradients_to_accumulate=2", "task.ghost_size=0"
         )
     },
     **{
-        override: (_as_it_is, override, override.split("=")[0])
+        override: (_leave, override, override.split("=")[0])
         for override in ("task.image_size=32", "task.ghost_statistics=mean", "task.expand=1.5")
     },
 }  # fmt: skip
@@ -169,12 +154,13 @@ def test_what_can_not_be_is_refused(
     compose_config: Compose, coco: Path, spoil: Callable[[Path], None], overrides: str, message: str
 ) -> None:
     spoil(coco)
+    base = TINY_SCENES if "task=scenes" in overrides else TINY_COCO
     with pytest.raises((ConfigError, DataError), match=message):
-        build_task(compose_config(*TINY_COCO, f"data.path={coco}", *overrides.split()))
+        build_task(compose_config(*base, f"data.path={coco}", *overrides.split()))
 
 
 def test_categories_of_one_name_are_trained_on(compose_config: Compose, coco: Path) -> None:
-    _of_one_name(coco)
+    _named("dog", "train", "val")(coco)
     assert build_task(compose_config(*TINY_COCO, f"data.path={coco}"))
 
 
@@ -196,11 +182,6 @@ def test_scenes_are_judged_by_the_first_of_them_if_told_to(compose_config: Compo
     with torch.inference_mode():
         task.evaluate(model, "validation", device=torch.device("cpu"))
     assert seen == [3]
-
-
-def test_scenes_refuse_a_path(compose_config: Compose) -> None:
-    with pytest.raises(ConfigError, match="task scenes makes its images"):
-        build_task(compose_config(*TINY_SCENES, "data.path=somewhere"))
 
 
 def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:

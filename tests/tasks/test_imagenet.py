@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaecho.config.identity import run_id
-from adaecho.config.schema import to_plain
 from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
@@ -59,17 +57,13 @@ def test_what_is_left_to_train_on_is_read_shard_by_shard(compose_config: Compose
     assert next(iter(make_loader(config, task, torch.device("cpu"))))["image"].shape == (4, 32, 32, 3)
 
 
-def test_evaluation_can_take_a_part_of_the_split(compose_config: Compose, tmp_path: Path) -> None:
+def test_more_classes_than_the_data_names(compose_config: Compose, tmp_path: Path) -> None:
     make("folders", tmp_path)
-    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "evaluate.max_examples=2"))
-    assert task.facts["validation_images"] == 2
-
-
-def test_mistakes_may_be_of_classes_that_the_data_does_not_name(
-    compose_config: Compose, tmp_path: Path
-) -> None:
-    make("folders", tmp_path)
-    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "task.num_classes=9"))
+    more = ("task.num_classes=9", "evaluate.max_examples=2")
+    task = build_task(compose_config(*TINY, f"data.path={tmp_path}", *more))
+    assert task.facts["validation_images"] == 2, "a part of the split"
+    norms = [one for one in task.build_model().modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    assert [type(norm) for norm in norms] == [GhostBatchNorm2d] * 15
 
     class Eighth(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -78,18 +72,6 @@ def test_mistakes_may_be_of_classes_that_the_data_does_not_name(
     assert task.pictures is not None
     shown = task.pictures(Eighth(), 2, torch.device("cpu"))
     assert [picture.title.split(",")[0] for picture in shown] == ["8", "8"]
-
-
-def test_every_batch_norm_is_ghostly(compose_config: Compose, tmp_path: Path) -> None:
-    make("folders", tmp_path)
-    model = build_task(compose_config(*TINY, f"data.path={tmp_path}")).build_model()
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    assert len(norms) == 15
-    assert all(type(norm) is GhostBatchNorm2d for norm in norms)
-
-
-def _other_classes(top: Path) -> None:
-    folders(top, {"train": range(9), "val": range(2)})
 
 
 def _names_and_numbers(top: Path) -> None:
@@ -107,7 +89,10 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         partial(make, "folders"), "data.validation_examples=3", "has a validation split of its own"
     ),
     "tar shards of how many classes": (partial(make, "tar"), "", r"task\.num_classes=null"),
-    "splits of other classes": (_other_classes, "", r"name other classes: only in training: class2$"),
+    "splits of other classes": (
+        partial(folders, parts={"train": range(9), "val": range(2)}), "",
+        r"name other classes: only in training: class2$",
+    ),
     "names beside numbers": (
         _names_and_numbers, "task.num_classes=3 task.validation_path=data/named",
         "its validation split names its classes, its training split numbers",
@@ -186,21 +171,3 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
     save_file({name: value + 1 for name, value in other.items()}, weights)
     with pytest.raises(FolderError, match=r"trained with pretrained"):
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
-
-
-def test_a_run_without_pretrained_weights_keeps_its_identity(compose_config: Compose) -> None:
-    plain = to_plain(compose_config(*TINY))
-    before = {**plain, "task": {key: value for key, value in plain["task"].items() if key != "pretrained"}}
-    assert run_id(before) == run_id(plain)
-    assert run_id(to_plain(compose_config(*TINY, "task.pretrained=w.pt"))) != run_id(plain)
-
-
-def test_labels_are_smoothed_in_the_loss(compose_config: Compose, tmp_path: Path) -> None:
-    make("folders", tmp_path / "data")
-    losses = []
-    for smoothing in (0.0, 0.3):
-        config = compose_config(*TINY, f"data.path={tmp_path / 'data'}", f"task.label_smoothing={smoothing}")
-        logits = torch.tensor([[4.0, 0.0, 0.0]])
-        batch = {"image": logits, "label": torch.tensor([0])}
-        losses.append(build_task(config).loss(torch.nn.Identity(), batch)[0].item())
-    assert losses[1] - losses[0] == pytest.approx(4 * 0.3 * 2 / 3, rel=1e-5)

@@ -51,19 +51,11 @@ FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
-def _typed(monkeypatch: pytest.MonkeyPatch, module: str, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", [f"python -m {module}", *arguments])
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_command_tells_it_in_one_line_with_the_remedy(
-    compose_config: Compose,
-    tmp_path: Path,
-    served: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    fault: str,
-) -> None:
+    compose_config: Compose, tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], fault: str,
+) -> None:  # fmt: skip
     layout, spoil, reason = FAULTS[fault]
     data = tmp_path / "data"
     at = [f"data.path={data}"]
@@ -97,14 +89,11 @@ def test_every_command_tells_it_in_one_line_with_the_remedy(
     for module in (trial, evaluate, show, measure):
         monkeypatch.setattr(module, "build_task", then_spoiled)
     for name, command in commands.items():
-        if fault not in ("changed", "given up") and name not in (
-            "run",
-            "evaluate",
-        ):  # one owner, slow commands
-            continue
+        if fault not in ("changed", "given up") and name not in ("run", "evaluate"):
+            continue  # one owner, slow commands
         restore()
         where = ["hydra.run.dir=another", "tracking=none"] if name == "run" else ["step_s=0.1"]
-        _typed(monkeypatch, "adaecho.run", *overrides, *where)
+        monkeypatch.setattr(sys, "argv", ["python -m adaecho.run", *overrides, *where])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             command()

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from adaecho.transforms.photographs import (
-    DecodeImage,
-    RandomResizedCrop,
-)
+from adaecho.transforms.photographs import DecodeImage, RandomResizedCrop
 from tests.transforms.pictures import Jpegs, encoded
 
 
@@ -31,16 +28,21 @@ def assert_equal(ones: list[dict[str, torch.Tensor]], others: list[dict[str, tor
         assert torch.equal(one["label"], other["label"])
 
 
-@pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("place", ["decoded", "encoded"])
-def test_batches_are_the_same_for_any_workers_and_place(num_workers: int, place: str) -> None:
-    assert_equal(batches(), batches(num_workers=num_workers, place=place))
-
-
-@pytest.mark.parametrize("echo", ["none", "batch"])
-def test_place_changes_no_batch_of_other_variants(echo: str) -> None:
-    factor = 1 if echo == "none" else 2
-    assert_equal(batches(echo=echo, factor=factor), batches(echo=echo, factor=factor, place="encoded"))
+@pytest.mark.parametrize(
+    ("echo", "num_workers", "place"),
+    [
+        *(
+            ("example_before_augmentation", workers, place)
+            for workers in (1, 8)
+            for place in ("decoded", "encoded")
+        ),
+        ("none", 0, "encoded"),
+        ("batch", 0, "encoded"),
+    ],
+)
+def test_batches_are_the_same_for_any_workers_and_place(echo: str, num_workers: int, place: str) -> None:
+    kind: dict[str, Any] = {"echo": echo, "factor": 1 if echo == "none" else 2}
+    assert_equal(batches(**kind), batches(**kind, num_workers=num_workers, place=place))
 
 
 @pytest.mark.parametrize("place", ["decoded", "encoded"])
@@ -59,35 +61,33 @@ def test_decode_may_know_of_the_augment_that_alone_sees_its_images(place: str) -
 
 @pytest.mark.parametrize("places", [("decoded", "encoded"), ("encoded", "decoded"), ("encoded", "encoded")])
 def test_restores_from_either_place(places: tuple[str, str]) -> None:
-    def loader(place: str) -> EchoLoader:
-        return EchoLoader(
-            Jpegs(11), 4, decode=DecodeImage(), augment=RandomResizedCrop(16), place=place,
-            echo="example_before_augmentation", factor=2, shuffle_buffer=5,
-        )  # fmt: skip
-
-    with loader(places[0]) as one, loader(places[1]) as other:
+    echoed: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 5}
+    one, other = (loader_of(11, place=place, **echoed) for place in places)
+    with one, other:
         list(islice(one, 3))
         other.load_state_dict(one.state_dict())
         assert_equal(list(islice(one, 5)), list(islice(other, 5)))
+
+
+def loader_of(
+    number: int, batch_size: int = 4, damaged: tuple[int, ...] = (), **arguments: Any
+) -> EchoLoader:
+    settings = {"decode": DecodeImage(), "augment": RandomResizedCrop(16), **arguments}
+    return EchoLoader(Jpegs(number, damaged), batch_size, **settings)
 
 
 def test_repeats_are_augmented_anew_from_an_image_nobody_can_change() -> None:
     image = DecodeImage()({"image": encoded(0)})["image"]
     with pytest.raises(ValueError, match="read-only"):
         image[0] = 0
-    with EchoLoader(
-        Jpegs(1), 2, decode=DecodeImage(), augment=RandomResizedCrop(16), factor=2,
-        echo="example_before_augmentation",
-    ) as loader:  # fmt: skip
+    with loader_of(1, 2, factor=2, echo="example_before_augmentation") as loader:
         first, second = next(iter(loader))["image"]
     assert not torch.equal(first, second)
 
 
 def test_damaged_images_are_skipped_within_the_budget_and_named() -> None:
-    with EchoLoader(
-        Jpegs(12, damaged=(3, 7)), 5, decode=DecodeImage(), augment=RandomResizedCrop(16), order="stored",
-        max_bad_examples=2, epochs=1, num_workers=2,
-    ) as loader:  # fmt: skip
+    lenient: dict[str, Any] = {"order": "stored", "max_bad_examples": 2, "epochs": 1, "num_workers": 2}
+    with loader_of(12, 5, damaged=(3, 7), **lenient) as loader:
         labels = [label for batch in loader for label in batch["label"].tolist()]
         assert labels == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
         assert [bad["index"] for bad in loader.bad_examples] == [3, 7]
@@ -99,11 +99,9 @@ def test_damaged_images_are_skipped_within_the_budget_and_named() -> None:
 def test_a_damaged_image_after_the_buffer_stops_with_its_origin(source: str) -> None:
     jpegs = Jpegs(6, damaged=(4,))
     given: Any = jpegs if source == "map" else lambda: iter([jpegs[row] for row in range(6)])
-    augment = RandomResizedCrop(16)
+    settings = {"decode": DecodeImage(), "augment": RandomResizedCrop(16), "place": "encoded"}
     with (
-        EchoLoader(
-            given, 3, decode=DecodeImage(), augment=augment, place="encoded", order="stored"
-        ) as loader,
+        EchoLoader(given, 3, order="stored", **settings) as loader,
         pytest.raises(ValueError, match="truncated") as raised,
     ):
         list(islice(loader, 2))
@@ -139,12 +137,3 @@ def test_tuples_and_bare_images_keep_their_form() -> None:
     image, label = RandomResizedCrop(8, field=0)(DecodeImage(0)((content, 7)), rng)
     assert (image.shape, label) == ((8, 8, 3), 7)
     assert RandomResizedCrop(8, field=None)(DecodeImage(None)(content), rng).shape == (8, 8, 3)
-
-
-def test_large_examples_travel_one_by_one_and_are_checked_against_memory() -> None:
-    big = {"x": np.zeros(1 << 20, np.uint8)}
-    with (
-        EchoLoader(lambda: iter([big] * 4), 2, shuffle_buffer=10**9) as loader,
-        pytest.raises(ValueError, match="shuffle_buffer"),
-    ):
-        next(iter(loader))
