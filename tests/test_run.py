@@ -80,6 +80,8 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
         (("data.path=~/data",), ("data.path=~/data",)),
         (("max_fresh_examples=100",), ("max_fresh_examples=100", "echo.shuffle_buffer=256", "allow more")),
         (("task=cifar10", "data.path=/absent/folder"), ("/absent/folder",)),
+        (("task=small_text", "scale=text", "data.path=/absent/folder"), ("/absent/folder",)),
+        (("batch_size=???",), ("batch_size has no value",)),
         (("target.value=97",), ("target.value=97", "fraction", "0.97")),
         (("callbacks=my_module",), ("callbacks",)),
         (("callbacks=null",), ("callbacks",)),

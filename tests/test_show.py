@@ -11,6 +11,7 @@ from torch import nn
 
 from adaecho import show
 from adaecho.datasets.split import hold_out
+from adaecho.figures.pictures import grid
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
 from adaecho.training.trial import run_trial
@@ -75,6 +76,13 @@ def test_only_mistakes_of_a_classifier_are_shown(compose_config: Compose) -> Non
     right = int(labels[2])
     assert only.title == f"{(right + 1) % 10}, true {right}"
     assert only.image.dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", ["$5_{x", "$10_^", "cl\udcff\x1b[2Jass"])
+def test_names_of_classes_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
+    box = ((1.0, 1.0, 3.0, 3.0), name)
+    grid([(np.zeros((8, 8, 3), np.uint8), name, [box], [box])], tmp_path / "names.png")
+    assert (tmp_path / "names.png").stat().st_size
 
 
 def test_what_can_not_be_shown_or_written_is_refused_by_name(

@@ -1,5 +1,6 @@
 """Many examples of one document: against a slow version, resumed in the middle, disjoint over ranks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,13 @@ def test_ranks_share_it_without_overlap_or_loss(stream: TokenStream, world: int)
 
 
 def test_bad_documents_are_counted_within_the_budget(tmp_path: Path, tokenizer: Any) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "some words of text"}\n{"text": 3}\n' + "[" * 100_000)
+    half = json.dumps({"text": "half of a character: \ud800"})
+    lines = ['{"text": "some words of text"}', '{"text": 3}', half, "[" * 100_000]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
     files = find_documents(str(tmp_path))
     with pytest.raises(DataError, match=r"train\.jsonl, document 1: 'text' is a int"):
         _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16))
-    with pytest.raises(DataError, match=r"document 2: is no JSON object"):
-        _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=1))
-    assert len(_read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=2))) == 2
+    for allowed, told in ((1, "document 2: .*surrogates not allowed"), (2, "document 3: is no JSON object")):
+        with pytest.raises(DataError, match=told):
+            _read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=allowed))
+    assert len(_read(TokenStream(files, "train", tokenizer, BLOCK, np.uint16, max_bad_examples=3))) == 2

@@ -101,6 +101,34 @@ def test_its_options_are_checked(command: Command, override: str, message: str) 
     assert "Traceback" not in error
 
 
+MISTAKES = {
+    "a direction": ('"max"}', '"maximize"}', "metrics says 'maximize' of accuracy; say 'max'"),
+    "a column's name": (
+        "float(right.mean())}",
+        '1.0, "steps": 3.0}',
+        "returned steps, which are columns",
+    ),
+    "another metric": ('{"accuracy": float', '{"acc": float', "evaluate returned no accuracy"),
+    "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned no dict"),
+    "no number": ("float(right.mean())", "None", "evaluate returned accuracy that is no number"),
+    "a loss alone": ('"sum"), len(logits)', '"sum")', "loss returned a Tensor; it returns two"),
+    "no model": ("build_model=lambda: ", "build_model=lambda: None and ", "build_model returned a NoneType"),
+    "nothing to train": ("nn.Sequential(\n", "nn.Identity(\n", "build_model returned a Identity"),
+    "no task": ("return Task(", "Task(", "build returned a NoneType; it returns a Task"),
+    "no dataclass": ("@dataclass\n", "", "its Options are no dataclass"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_it_is_one_line(project: Path, command: Command, mistake: str) -> None:
+    right, wrong, told = MISTAKES[mistake]
+    task = (project / "tumours.py").read_text()
+    assert task.count(right) == 1
+    (project / "tumours.py").write_text(task.replace(right, wrong))
+    code, _, error = command("adaecho.run", "--config-dir", "conf", "task=tumours", *SMALL)
+    assert (code, told in error, "Traceback" in error) == (2, True, False), error
+
+
 @pytest.mark.usefixtures("project")
 def test_its_options_have_types_for_a_search(compose_config: Compose) -> None:
     import tumours  # type: ignore[import-not-found]
