@@ -120,10 +120,7 @@ def _summary(config: Config) -> dict[str, Any]:
             "shuffle_buffer": config.echo.shuffle_buffer,
         },
         "adascale": config.adascale.enabled,
-        "hyperparameters": {
-            "optimizer.learning_rate": rate,
-            "optimizer.momentum": config.optimizer.momentum,
-        },
+        "hyperparameters": {"optimizer.learning_rate": rate, "optimizer.momentum": config.optimizer.momentum},
         "seed": config.seed,
         "target": {"metric": config.target.metric, "value": config.target.value},
         "to_target": None if diverged else cost,

@@ -14,13 +14,7 @@ from adaecho.records.terminal import terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import (
-    edge_warnings,
-    remarks,
-    trial_rows,
-    unfinished,
-    write_outcome,
-)
+from adaecho.search.report import edge_warnings, remarks, trial_rows, unfinished, write_outcome
 from adaecho.search.state import SweepState
 from adaecho.search.sweeper import next_steps
 from tests.conftest import Refused

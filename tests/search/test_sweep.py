@@ -419,7 +419,7 @@ def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> N
     with pytest.raises(FolderError) as refusal:
         run_sweep("search.trials=1", "echo=none,batch", "batch_size=16")
     assert str(refusal.value).splitlines()[1:-1] == [
-        "  every arm's config.batch_size: 32 in the folder, 16 now",
+        "  every arm's config.batch_size: 32 in the folder, 16 now"
     ]
 
 

@@ -67,12 +67,7 @@ def test_it_stops_at_the_total_of_scale_invariant_steps(compose_config: Compose,
 
 
 def trainer(config: Config) -> Trainer:
-    return Trainer(
-        config,
-        build_task(config),
-        record=lambda _: None,
-        interrupted=lambda: False,
-    )
+    return Trainer(config, build_task(config), record=lambda _: None, interrupted=lambda: False)
 
 
 def test_repeats_of_a_batch_are_marked(

@@ -505,9 +505,7 @@ def _different_ratios(rank: int) -> None:
 
 @pytest.mark.other_forms
 @pytest.mark.parametrize(
-    "task",
-    [("task=digits_mlp",), SMALL_TEXT, ("task=scenes",)],
-    ids=lambda task: task[0],
+    "task", [("task=digits_mlp",), SMALL_TEXT, ("task=scenes",)], ids=lambda task: task[0]
 )
 def test_each_task_trains_on_two_ranks(compose_config: Compose, text: str, task: tuple[str, ...]) -> None:
     config = compose_config(
