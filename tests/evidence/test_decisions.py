@@ -75,10 +75,11 @@ def test_p_values_grow_with_the_number_of_claims() -> None:
     assert 0 < (alone or 0) < (among or 0)
 
 
-def test_splits_of_many_runs_are_sampled_and_repeat() -> None:
+def test_splits_of_many_runs_are_sampled_and_repeat_and_a_miss_has_the_worst_rank() -> None:
     rng = np.random.default_rng(1)
     ours, theirs = list(rng.normal(1.0, 0.3, 24)), list(rng.normal(1.4, 0.3, 24))
     assert cheaper_p(ours, theirs) == cheaper_p(ours, theirs) < 0.05
+    assert cheaper_p([1.0, None], [2.0, 2.0, None]) == pytest.approx(5 / 10)
 
 
 @pytest.mark.parametrize(
