@@ -1,6 +1,7 @@
 """Rows that were written as a table come back as they were."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,30 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [ROW],
-        [ROW, ROW | {"repeat": 1, "to_target_fresh_examples": None}],
-        [ROW | {"hyperparameters": {}}, ROW | {"hyperparameters": {}, "repeat": 1}],
-        [ROW | {"hyperparameters": {}}, ROW],
-        [ROW, ROW | {"hyperparameters": {}}],
-        [ROW, ROW | {"hyperparameters": {"schedule.decay_steps": 10}, "repeat": True}],
-    ],
-)
-def test_rows_come_back_as_they_were(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "trials.json").write_text(table_text(rows))
+OF_NO_POINT = ROW | {"hyperparameters": {}}
+TABLES = {
+    "one row": [ROW],
+    "of another cost": [ROW, ROW | {"repeat": 1, "to_target_fresh_examples": None}],
+    "no points": [OF_NO_POINT, OF_NO_POINT | {"repeat": 1}],
+    "a point in the second": [OF_NO_POINT, ROW],
+    "a point in the first": [ROW, OF_NO_POINT],
+    "another point": [ROW, ROW | {"hyperparameters": {"schedule.decay_steps": 10}, "repeat": True}],
+}
+
+
+@pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("text_of", [table_text, json.dumps], ids=["a table", "a sweep's own list"])
+def test_rows_come_back_as_they_were(
+    rows: list[dict[str, Any]], text_of: Callable[[Any], str], tmp_path: Path
+) -> None:
+    (tmp_path / "trials.json").write_text(text_of(rows))
     assert read_rows(tmp_path / "trials.json") == rows
 
 
-def test_what_a_row_lacks_is_null_unless_it_is_part_of_a_point(tmp_path: Path) -> None:
-    (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
-    assert read_rows(tmp_path / "trials.json")[1] == {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}
-
-
-def test_constant_columns_are_written_once_and_each_row_is_a_line(tmp_path: Path) -> None:
-    (tmp_path / "trials.json").write_text(table_text([ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}]))
-    text = (tmp_path / "trials.json").read_text()
+def test_constant_columns_are_written_once_and_what_a_row_lacks_is_null(tmp_path: Path) -> None:
+    text = table_text([ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}])
     assert text.count("fig3") == text.count("null") == 1
     assert text.splitlines()[-4:] == ["[0],", "[1],", "[2]", "]}"]
-
-
-def test_a_sweeps_own_list_of_rows_is_read_too(tmp_path: Path) -> None:
-    (tmp_path / "trials.json").write_text(json.dumps([ROW]))
-    assert read_rows(tmp_path / "trials.json") == [ROW]
+    (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
+    lacking = {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}  # part of a point is not null
+    assert read_rows(tmp_path / "trials.json")[1] == lacking

@@ -30,9 +30,9 @@ RUN = (
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("WANDB_MODE", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "no_proxy": "*"}.items():
+    values = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "no_proxy": "*"}
+    for name, value in {**values, "WANDB_API_KEY": "0123456789" * 4}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     monkeypatch.setattr(tracking, "FINISH_WAIT_S", 240)
 
 
@@ -103,11 +103,8 @@ def test_what_the_url_of_the_server_holds_is_not_kept_or_shown(
     kind: str,
 ) -> None:
     with serving("answers") as server:
-        url = {
-            "user": server.url.replace("://", f"://{USER}:{PASSWORD}@"),
-            "query": f"{server.url}/?token={PASSWORD}",
-        }[kind]
-        monkeypatch.setenv("WANDB_BASE_URL", url)
+        user = server.url.replace("://", f"://{USER}:{PASSWORD}@")
+        monkeypatch.setenv("WANDB_BASE_URL", user if kind == "user" else f"{server.url}/?token={PASSWORD}")
         assert _run_online(compose_config(*RUN, *ONLINE), tmp_path / "run")["status"] == "budget_spent"
     said = capfd.readouterr()
     holds_no_secret(tmp_path, said.out, said.err)
