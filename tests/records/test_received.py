@@ -222,10 +222,11 @@ def test_a_table_of_theirs_leads_to_no_other_folder(
 def test_a_design_of_theirs_is_one_or_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     record_design(Design((), 0, 1, 1, 0), tmp_path)
     plain = json.loads((tmp_path / "design.json").read_text())
-    plain["search"] |= changes.pop("search", {})
-    (tmp_path / "design.json").write_text(json.dumps({**plain, **changes}))
-    with pytest.raises(FolderError, match=r"design\.json: is no sweep's design"):
-        read_design(tmp_path)
+    search = plain["search"] | changes.pop("search", {})
+    for content in ({**plain, "search": search, **changes}, {}, []):
+        (tmp_path / "design.json").write_text(json.dumps(content))
+        with pytest.raises(FolderError, match=r"design\.json: is no sweep's design"):
+            read_design(tmp_path)
 
 
 def test_symbolic_links_in_a_run_lead_to_no_file_of_ours(a_run: Path, config: Config, tmp_path: Path) -> None:

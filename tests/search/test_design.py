@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaecho.search.design import Arm, Design, sobol, trial_seed, with_value
+from adaecho.search.design import Arm, Design, sobol, trial_seed
 
 
 def _points(design: Design, arm: Arm, repeat: int, count: int) -> list[dict[str, float | int]]:
@@ -28,12 +28,8 @@ def test_points_do_not_depend_on_names_seeds_or_where_trials_run(design: Design)
 def test_points_differ_between_arms_repeats_and_study_seeds(design: Design) -> None:
     first, second = design.arms
     other_seed = replace(design, seed=1, _cache={})
-    points = [
-        design.point(first, 0, 0),
-        design.point(second, 0, 0),
-        design.point(first, 1, 0),
-        other_seed.point(first, 0, 0),
-    ]
+    points = [design.point(first, 0, 0), design.point(second, 0, 0), design.point(first, 1, 0)]
+    points.append(other_seed.point(first, 0, 0))
     assert all(one != other for one, other in itertools.combinations(points, 2))
 
 
@@ -55,44 +51,28 @@ def test_the_first_point_is_one_of_the_design_and_not_random() -> None:
 
 def test_golden_points_and_seeds() -> None:
     """Recorded 2026-11; a change here would move the points of every sweep that is under way."""
-    assert sobol(12345, 2, 2) == pytest.approx(
-        np.array([[0.590448884293437, 0.31457058154046535], [0.2533683720976114, 0.6800232576206326]])
-    )
-    assert [trial_seed(0, 0, 0), trial_seed(0, 0, 1), trial_seed(0, 1, 0)] == [
-        444108590,
-        1554243637,
-        2047321418,
-    ]
+    points = [[0.590448884293437, 0.31457058154046535], [0.2533683720976114, 0.6800232576206326]]
+    assert sobol(12345, 2, 2) == pytest.approx(np.array(points))
+    seeds = [trial_seed(0, 0, 0), trial_seed(0, 0, 1), trial_seed(0, 1, 0)]
+    assert seeds == [444108590, 1554243637, 2047321418]
 
 
-def test_seeds_are_the_same_for_all_arms_and_differ_otherwise(design: Design) -> None:
-    first, second = design.arms
-    seeds = [
-        [design.trial_config(arm, repeat, index)["seed"] for repeat in range(2) for index in range(4)]
-        for arm in (first, second)
-    ]
+def test_a_trial_is_the_arm_with_its_point_and_a_seed_that_is_the_same_for_all_arms(design: Design) -> None:
+    trials = [(repeat, index) for repeat in range(2) for index in range(4)]
+    seeds = []
+    for arm in design.arms:
+        configs = [design.trial_config(arm, *trial) for trial in trials]
+        seeds.append([config["seed"] for config in configs])
+        for config, trial in zip(configs, trials, strict=True):
+            given = {f"optimizer.{key}": config["optimizer"][key] for key in ("learning_rate", "momentum")}
+            assert given == design.point(arm, *trial)
+            assert config["echo"] == arm.config["echo"]
+        assert arm.config["seed"] == 0
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 8
-
-
-def test_a_trial_is_the_arm_with_its_point_and_seed(design: Design) -> None:
-    arm = design.arms[1]
-    config, point = design.trial_config(arm, 1, 2), design.point(arm, 1, 2)
-    assert config["optimizer"]["learning_rate"] == point["optimizer.learning_rate"]
-    assert config["optimizer"]["momentum"] == point["optimizer.momentum"]
-    assert config["echo"] == arm.config["echo"]
-    assert arm.config["seed"] == 0
 
 
 def test_without_axes_a_point_is_empty(design: Design) -> None:
     fixed = replace(design.arms[0], axes=())
     assert design.point(fixed, 0, 0) == {}
     assert replace(design, arms=(fixed,)).to_dict()["arms"][fixed.name]["points"] == []
-
-
-def test_with_value_copies_only_what_it_changes() -> None:
-    config = {"a": {"b": 1, "c": 2}, "d": {"e": 3}}
-    changed = with_value(config, "a.b", 5)
-    assert changed == {"a": {"b": 5, "c": 2}, "d": {"e": 3}}
-    assert config["a"]["b"] == 1
-    assert changed["d"] is config["d"]

@@ -16,16 +16,12 @@ NAME = "example_before_augmentation_e4"
 
 def _state(design: Design, folder: Path) -> SweepState:
     first, second = design.arms
-    state = SweepState(
-        replace(design, arms=(replace(first, name="baseline"), replace(second, name=NAME))), folder
-    )
+    arms = (replace(first, name="baseline"), replace(second, name=NAME))
+    state = SweepState(replace(design, arms=arms), folder)
     reached = {"status": "reached", "to_target": {"fresh_examples": 12_480}}
     state.searches["baseline", 0].summaries = {0: reached, 1: {"status": "diverged"}}
-    missed = {
-        "status": "budget_spent",
-        "target": {"value": 0.97},
-        "best": {"metric": "accuracy", "value": 0.93},
-    }
+    best = {"metric": "accuracy", "value": 0.93}
+    missed = {"status": "budget_spent", "target": {"value": 0.97}, "best": best}
     state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed", "error": "boom"}}
     return state
 
@@ -73,12 +69,11 @@ def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_pat
 
 def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
     console = _console(terminal=False)
+    ends = (("baseline", 0, 0, 2.0), ("baseline", 0, 1, 2.0), (NAME, 1, 0, 800.0), (NAME, 1, 1, 2.0))
     with SweepProgress(_state(design, tmp_path), console=console) as progress:
         progress.show([TrialId("baseline", 0, 0), TrialId("baseline", 0, 1)])
-        progress.ended(TrialId("baseline", 0, 0), duration_s=2.0)
-        progress.ended(TrialId("baseline", 0, 1), duration_s=2.0)
-        progress.ended(TrialId(NAME, 1, 0), duration_s=800.0)
-        progress.ended(TrialId(NAME, 1, 1), duration_s=2.0)
+        for *trial, duration_s in ends:
+            progress.ended(TrialId(*trial), duration_s=duration_s)
     assert [line.partition("; about")[0] for line in _shown(console)] == [
         "3/13  baseline/0/0: reached after 12,480 fresh examples",
         "3/13  baseline/0/1: diverged",

@@ -23,15 +23,8 @@ from tests.search.conftest import Command
 
 def _summary(status: str, fresh_examples: int | None = None) -> dict[str, Any]:
     cost = {"fresh_examples": fresh_examples, "steps": 10, "train_time_s": 1.25}
-    return {
-        "status": status,
-        "seed": 1,
-        "to_target": cost if fresh_examples else None,
-        "best": None,
-        "fresh_examples": 40_000,
-        "steps": 100,
-        "train_time_s": 9.0,
-    }
+    end = {"fresh_examples": 40_000, "steps": 100, "train_time_s": 9.0}
+    return {"status": status, "seed": 1, "to_target": cost if fresh_examples else None, "best": None, **end}
 
 
 @pytest.fixture
@@ -46,11 +39,8 @@ def state(design: Design, tmp_path: Path) -> SweepState:
         3: _summary("reached", 6_000),
         4: _summary("reached", 100),  # beyond the budget: recorded, not counted
     }
-    state.searches[second.name, 0].summaries = {
-        0: _summary("reached", 3_000),
-        1: _summary("failed"),
-        2: _summary("budget_spent"),
-    }
+    failed_and_missed = {1: _summary("failed"), 2: _summary("budget_spent")}
+    state.searches[second.name, 0].summaries = {0: _summary("reached", 3_000), **failed_and_missed}
     return state
 
 
@@ -85,25 +75,22 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
 
 
 def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
-    rows = trial_rows(state)
-    assert [(row["index"], row["counted"]) for row in rows if row["arm"] == "echo-none"] == [
-        (0, True),
-        (1, False),
-        (2, True),
-        (3, True),
-        (4, False),
-    ]
-    assert rows[2]["to_target_fresh_examples"] == 4_000
-    assert rows[1]["to_target_fresh_examples"] is None
-    design = state.design
+    rows, design = trial_rows(state), state.design
+    assert [row["index"] for row in rows if row["arm"] == "echo-none"] == [0, 1, 2, 3, 4]
+    assert [row["index"] for row in rows if row["arm"] == "echo-none" and row["counted"]] == [0, 2, 3]
+    assert [row["to_target_fresh_examples"] for row in rows[1:3]] == [None, 4_000]
     assert rows[3]["hyperparameters"] == design.point(design.arms[0], 0, 3)
     assert rows[3]["seed"] == trial_seed(design.seed, 0, 3)
 
 
-def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
+def test_the_table_of_an_outcome_fits_80_columns_and_a_narrow_one_keeps_the_main_figures(
+    state: SweepState,
+) -> None:
     lines = printed(trial_rows(state))
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
+    for width in (40, 60):
+        assert printed(trial_rows(state), width)[2] == ["echo-none", "4,000", "1.00", "-"]
 
 
 def test_many_metrics_leave_the_arms_their_names() -> None:
@@ -123,11 +110,6 @@ def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
     assert second.split() == ["arm", "interval"]
 
 
-@pytest.mark.parametrize("width", [40, 60])
-def test_a_narrow_table_keeps_the_arms_and_their_main_figures(state: SweepState, width: int) -> None:
-    assert printed(trial_rows(state), width)[2] == ["echo-none", "4,000", "1.00", "-"]
-
-
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
     (line,) = remarks(state)
     assert line.startswith("search echo-batch/0 is incomplete: 1 of its trials failed; ")
@@ -136,29 +118,18 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     traceback.write_text("")
     (line,) = remarks(state)
     assert line.endswith(f"see {traceback}")
-
-
-def test_a_run_without_axes_that_diverged_is_an_outcome(state: SweepState) -> None:
+    assert unfinished(state) == []
     search = state.searches["echo-none", 0]
+    search.summaries = {}
+    says = "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
+    assert unfinished(state) == [says]
+    search.summaries = {index: _summary("diverged") for index in range(9)}
+    says = "9 trials diverged, and search.max_diverged=6 were replaced"
+    assert any(says in line for line in remarks(state))
+    # Without axes one run that diverged is an outcome.
     search.arm = replace(search.arm, axes=())
     search.trials, search.max_diverged, search.summaries = 1, 0, {0: _summary("diverged")}
     assert not any("echo-none" in line for line in remarks(state))
-
-
-def test_trials_that_have_not_ended_are_named(state: SweepState) -> None:
-    assert unfinished(state) == []
-    state.searches["echo-none", 0].summaries.clear()
-    assert unfinished(state) == [
-        "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
-    ]
-
-
-def test_too_many_diverged_trials_say_so(state: SweepState) -> None:
-    search = state.searches["echo-none", 0]
-    search.summaries = {index: _summary("diverged") for index in range(9)}
-    assert any(
-        "9 trials diverged, and search.max_diverged=6 were replaced" in line for line in remarks(state)
-    )
 
 
 def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:
@@ -176,17 +147,17 @@ def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) ->
 def test_status_and_collect_read_folders_alone(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    overrides = ("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    folder = run_sweep(*overrides)
     outcome_before = (folder / "outcome.json").read_text()
     (folder / "outcome.json").unlink()
     (folder / "none/0/1/summary.json").unlink()
     capsys.readouterr()
     main(["status", str(folder)])
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert shown[1][:3] == ["none", "1/2", "-"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["none", "1/2", "-"]
     main(["collect", str(folder)])
     assert json.loads((folder / "outcome.json").read_text())[0]["trials"] == 1
-    run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    run_sweep(*overrides)
     assert (folder / "outcome.json").read_text() == outcome_before
 
 
@@ -203,20 +174,11 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
 
 
 def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
-    config = OmegaConf.create(
-        {
-            "tracking": {"kind": "none", "mode": "offline"},
-            "hydra": {
-                "overrides": {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]},
-                "runtime": {
-                    "config_sources": [
-                        {"path": "/somewhere/conf", "schema": "file", "provider": "main"},
-                        {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"},
-                    ]
-                },
-            },
-        }
-    )
+    theirs = {"path": "/somewhere/conf", "schema": "file", "provider": "main"}
+    mine = {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"}
+    typed = {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]}
+    hydra = {"overrides": typed, "runtime": {"config_sources": [theirs, mine]}}
+    config = OmegaConf.create({"tracking": {"kind": "none", "mode": "offline"}, "hydra": hydra})
     (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
     assert line.endswith(
         "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine "
