@@ -84,16 +84,10 @@ def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
 
 
 def test_each_line_of_one_look_carries_its_own_number(design: Design, tmp_path: Path) -> None:
-    console = _console(terminal=False)
-    state = SweepState(design, tmp_path)
-    arm = design.arms[0].name
+    console, state, arm = _console(terminal=False), SweepState(design, tmp_path), design.arms[0].name
     with SweepProgress(state, console=console) as progress:
         for index, status in enumerate(("diverged", "failed", "diverged")):
-            summary = {"status": status, "error": "boom"}
-            state.searches[arm, 0].summaries[index] = summary
+            state.searches[arm, 0].summaries[index] = {"status": status, "error": "boom"}
         progress.update(at_once=True)
-    assert [line.partition(":")[0] for line in _shown(console)] == [
-        f"1/14  {arm}/0/0",
-        f"1/14  {arm}/0/1",
-        f"2/14  {arm}/0/2",
-    ]
+    numbers = [line.partition(":")[0] for line in _shown(console)]
+    assert numbers == [f"1/14  {arm}/0/0", f"1/14  {arm}/0/1", f"2/14  {arm}/0/2"]

@@ -73,35 +73,18 @@ def test_every_zeroed_sector_and_every_cut_is_found(run: RunFolder) -> None:
                 checkpoint.load(run, path)
 
 
-@pytest.mark.parametrize("garbage", [b"no checkpoint", b"PK\3\4" + bytes(100), b"\x80\2}q\0.", bytes(4096)])
-def test_garbage_is_named_and_not_run(run: RunFolder, garbage: bytes) -> None:
-    path = run.checkpoint_dir / LAST
-    path.write_bytes(garbage)
-    with pytest.raises(FolderError, match=r"last\.pt: damaged"):
-        checkpoint.load(run, path)
-
-
-def test_a_checkpoint_of_another_run_is_refused(run: RunFolder, compose_config: Compose) -> None:
+def test_garbage_and_a_checkpoint_of_another_run_are_named(run: RunFolder, compose_config: Compose) -> None:
     _save(run, 1)
     other = RunFolder(run.path.with_name("other"))
     with other.lock():
         other.start(to_plain(compose_config("seed=1")))
-        path = other.checkpoint_dir / LAST
-        path.write_bytes((run.checkpoint_dir / LAST).read_bytes())
-        with pytest.raises(FolderError, match=r"last\.pt: of another run"):
+    theirs = (run.checkpoint_dir / LAST).read_bytes()
+    path = other.checkpoint_dir / LAST
+    for garbage in (b"no checkpoint", b"PK\3\4" + bytes(100), b"\x80\2}q\0.", bytes(4096), theirs):
+        path.write_bytes(garbage)
+        says = "of another run" if garbage == theirs else "damaged"
+        with pytest.raises(FolderError, match=rf"last\.pt: {says}"):
             checkpoint.load(other, path)
-
-
-class _Payload:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("executed",)
-
-
-def test_pickled_code_is_never_executed(run: RunFolder) -> None:
-    checkpoint.save(run, {"progress": _Payload()})
-    with pytest.raises(FolderError, match="UnpicklingError"):
-        checkpoint.load(run, run.checkpoint_dir / LAST)
-    assert not Path("executed").exists()
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,27 +98,3 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(run: RunFolder, monkeypatch: 
         checkpoint.save(run, {"progress": 1})
     assert [state["progress"] for state in _states(run)] == [0]
     assert [path.name for path in run.checkpoint_dir.iterdir()] == [LAST]
-
-
-def test_what_a_checkpoint_relies_on_reaches_the_disk_before_it(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.append_metrics({"fresh_examples": 160})
-    synced: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def record(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
-        fsync(descriptor)
-
-    def rename(self: Path, target: Path) -> Path:
-        synced.append(f"rename {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", record)
-    monkeypatch.setattr(Path, "replace", rename)
-    _save(run, 1)
-    metrics, archive = synced.index("metrics.jsonl"), synced.index(f"rename {LAST}")
-    assert metrics < archive
-    assert synced[archive - 1].startswith(f".{LAST}.")
-    assert synced[archive + 1] == "checkpoint", "the rename itself is made durable"

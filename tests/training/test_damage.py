@@ -51,9 +51,8 @@ def _flip(path: Path) -> None:
 
 
 def _zero(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[1024:1536] = bytes(512)
-    path.write_bytes(data)
+    data = path.read_bytes()
+    path.write_bytes(data[:1024] + bytes(512) + data[1536:])
 
 
 def _first_lines(number: int) -> None:
@@ -127,14 +126,12 @@ def test_what_can_not_be_continued_is_told_and_nothing_is_begun_or_lost(
     go_on: Callable[[], str], fault: Callable[[], object], says: str
 ) -> None:
     fault()
-    kept = [path for path in FOLDER.rglob("*") if path.is_file() and path not in (SUMMARY, ENVIRONMENT)]
-    before = {path: path.read_bytes() for path in kept if path.name != "traceback.txt"}
+    told = {SUMMARY, ENVIRONMENT, CONFIG, FOLDER / "traceback.txt"}
+    before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file() and path not in told}
     for _ in range(2):
         with pytest.raises(FolderError, match=says):
             go_on()
-    assert {path: path.read_bytes() for path in before if path != CONFIG} == {
-        path: content for path, content in before.items() if path != CONFIG
-    }
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_an_empty_config_alone_is_a_new_run(compose_config: Compose) -> None:
@@ -163,27 +160,29 @@ def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file that is renamed into place was synced before, config.yaml ahead of all others."""
-    synced: set[str] = set()
-    renamed: list[str] = []
+    events: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
     def record(descriptor: int) -> None:
-        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        events.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
         fsync(descriptor)
 
     def rename(self: Path, target: Path) -> Path:
         if self.name.endswith(".tmp"):
-            assert self.name in synced, f"{target.name} got its name before its bytes were on disk"
-            synced.discard(self.name)
-            renamed.append(target.name)
+            assert self.name in events, f"{target.name} got its name before its bytes were on disk"
+            events.append(f"rename {target.name}")
         return replace(self, target)
 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(Path, "replace", rename)
     run_trial(compose_config(*RUN, "max_steps=5"), FOLDER)
-    assert renamed[0] == "config.yaml"
-    assert {"environment.json", "last.pt", "summary.json"} <= set(renamed)
-    assert "metrics.jsonl" in synced
+    renamed = [event for event in events if event.startswith("rename ")]
+    assert renamed[0] == "rename config.yaml"
+    assert {"rename environment.json", "rename last.pt", "rename summary.json"} <= set(renamed)
+    *_, before, at = (place for place, event in enumerate(events) if event == "rename last.pt")
+    assert "metrics.jsonl" in events[before:at], "what a checkpoint relies on is there before it"
+    assert events[at - 1].startswith(".last.pt.")
+    assert events[at + 1] == "checkpoint", "the rename itself is made durable"
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

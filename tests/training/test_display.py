@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from adaecho.config.schema import Config
 from adaecho.training import display as display_module
 from adaecho.training.display import Display
 from adaecho.training.trial import run_trial
@@ -25,11 +27,31 @@ RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
 
 
 def _shown(compose_config: Compose, *overrides: str, terminal: bool = False) -> list[str]:
-    config = compose_config(*RUN, *overrides)
-    file = io.StringIO()
+    config, file = compose_config(*RUN, *overrides), io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=80, color_system=None, soft_wrap=True)
     run_trial(config, Path("run"), display=Display(config, console))
     return file.getvalue().splitlines()
+
+
+def _trainer(loader: Any) -> Any:
+    """What a display reads, before the first step."""
+    return SimpleNamespace(
+        progress=SimpleNamespace(steps=0), fresh_examples=0, clocks=SimpleNamespace(train_time_s=0.0),
+        loader=loader,
+    )  # fmt: skip
+
+
+class _Listening(Display):
+    """Its lines are kept, and ``told`` is set at each."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.lines: list[str] = []
+        self.told = threading.Event()
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.told.set()
 
 
 def test_a_short_run_prints_no_lines_of_its_own(
@@ -55,44 +77,29 @@ def test_the_filling_of_a_large_buffer_is_told_until_the_first_step(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    file, told = io.StringIO(), threading.Event()
     read = iter([7, *[12_007] * 10**6])
 
     class Loader:
         settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
         examples_read = property(lambda _: next(read))
 
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(steps=0),
-        clocks=SimpleNamespace(train_time_s=0.0),
-        loader=Loader(),
-        fresh_examples=0,
-    )
-    display = Display(compose_config(*RUN), Console(file=file, width=80, soft_wrap=True))
-    monkeypatch.setattr(display, "say", lambda text: (file.write(text + "\n"), told.set()))
-    with display.showing(trainer):  # type: ignore[arg-type]
-        assert told.wait(30)
-    assert set(file.getvalue().splitlines()) == {
-        "reading before the first step: 12,000 of about 20,000 fresh examples"
-    }
+    display = _Listening(compose_config(*RUN))
+    with display.showing(_trainer(Loader())):
+        assert display.told.wait(30)
+    assert set(display.lines) == {"reading before the first step: 12,000 of about 20,000 fresh examples"}
 
 
 def test_a_long_measurement_at_the_end_is_told(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    display, told = Display(compose_config(*RUN)), threading.Event()
-    lines: list[str] = []
-    monkeypatch.setattr(display, "say", lambda text: (lines.append(text), told.set()))
+    display = _Listening(compose_config(*RUN))
     with display.evaluating("test", 61.0):
-        assert told.wait(30)
-    assert lines[0] == (
-        "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
-    )
-    told.clear()
-    shown = len(lines)
-    assert not told.wait(0.05), "nothing is told after the end"
-    assert len(lines) == shown
+        assert display.told.wait(30)
+    says = "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
+    assert display.lines[0] == says
+    display.told.clear()
+    assert not display.told.wait(0.05), "nothing is told after the end"
 
 
 def test_the_end_of_a_run_is_measured_beside_the_display(
@@ -110,28 +117,22 @@ def test_the_end_of_a_run_is_measured_beside_the_display(
     assert asked == [("validation", True)]
 
 
-def test_the_time_left_is_of_the_steps_without_what_came_before_them(compose_config: Compose) -> None:
+def test_the_time_left_is_of_the_steps_without_what_came_before_them(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     display = Display(compose_config("task=digits_mlp", "max_steps=100", "max_fresh_examples=null"))
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(steps=0), fresh_examples=0, clocks=SimpleNamespace(train_time_s=0.0),
-        loader=SimpleNamespace(settings=SimpleNamespace(to_fill={}), examples_read=0),
-    )  # fmt: skip
-    at = iter([100.0, 101.0, 111.0])  # 100 s of compiling, then a step a second
+    trainer = _trainer(SimpleNamespace(settings=SimpleNamespace(to_fill={}), examples_read=0))
 
-    def state(steps: int) -> str:
+    def state(steps: int, now: float) -> str:
         trainer.progress.steps = steps
-        now = next(at)
-        display_module.time = SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
-        display.step(trainer)  # type: ignore[arg-type]
-        return display._state(trainer, now)  # type: ignore[arg-type]
+        monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: now))
+        display.step(trainer)
+        return display._state(trainer, now)
 
-    original = display_module.time
-    try:
-        assert "left" not in state(0)
-        assert "left" not in state(1)
-        assert state(11).endswith("1:51, <= 1:29 left")
-    finally:
-        display_module.time = original
+    # 100 s of compiling, then a step a second.
+    assert "left" not in state(0, 100.0)
+    assert "left" not in state(1, 101.0)
+    assert state(11, 111.0).endswith("1:51, <= 1:29 left")
 
 
 def test_a_display_changes_no_record(compose_config: Compose) -> None:

@@ -1,9 +1,16 @@
+"""When a run ends: targets, what is better, budgets, and the clock that counts training alone."""
+
 from typing import Any
 
 import pytest
+import torch
 
 from adaecho.config.schema import Config
+from adaecho.training.device import Clocks
 from adaecho.training.progress import budget_spent, is_better, meets
+from tests.conftest import HandClock
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -23,9 +30,8 @@ def test_a_target_is_met_at_its_value(direction: Any, value: float, target: floa
 
 
 def test_better_is_strict_and_has_a_direction() -> None:
-    assert is_better("max", 0.5, 0.4)
-    assert not is_better("max", 0.4, 0.4)
-    assert is_better("min", 0.4, 0.5)
+    better = [is_better("max", 0.5, 0.4), is_better("max", 0.4, 0.4), is_better("min", 0.4, 0.5)]
+    assert better == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,20 @@ def test_a_budget_is_spent_when_one_more_batch_would_exceed_it(
 ) -> None:
     config = Config(**budget)
     assert budget_spent(config, steps=steps, fresh_examples_ahead=ahead, train_time_s=seconds) is expected
+
+
+def test_evaluation_and_checkpoints_are_not_training_and_a_new_piece_goes_on(clock: HandClock) -> None:
+    clocks = Clocks(train_time_s=5.0, eval_time_s=3.0)
+    clock.now += 50  # before the start
+    clocks.start()
+    clock.now += 1
+    assert clocks.peek() == 6.0
+    with clocks.evaluating(CPU):
+        clock.now += 10
+    clock.now += 2
+    with clocks.uncounted(CPU):
+        clock.now += 100
+    clock.now += 4
+    clocks.stop(CPU)
+    clock.now += 1000
+    assert (clocks.train_time_s, clocks.eval_time_s) == (5 + 7, 3 + 10)

@@ -28,11 +28,10 @@ def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
     run_trial(from_plain(plain), Path(folder))
 
 
-def _piece(config: Config, folder: Path, die_at: int) -> int:
+def _piece(config: Config, folder: Path, die_at: int) -> int | None:
     process = FORKS.Process(target=_run_until_killed, args=(to_plain(config), str(folder), die_at))
     process.start()
     process.join()
-    assert process.exitcode is not None
     return process.exitcode
 
 
@@ -48,15 +47,11 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
 def test_killed_anywhere_it_continues_to_the_same_metrics(
     compose_config: Compose, echo: tuple[str, ...]
 ) -> None:
-    config = compose_config(*RUN, *echo)
-    undisturbed = Path("undisturbed")
+    config, undisturbed, folder = compose_config(*RUN, *echo), Path("undisturbed"), Path("killed")
     run_trial(config, undisturbed)
-
-    folder, kills = Path("killed"), 0
     # Ever later deaths, so that each piece gets past the last one's end and each kind of place has its turn.
-    for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9):
-        kills += _piece(config, folder, die_at) == -signal.SIGKILL
-    assert kills >= 5
+    ends = [_piece(config, folder, die_at) for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9)]
+    assert ends.count(-signal.SIGKILL) >= 5
     assert summary(folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
     assert len(metrics(folder)) > 3
@@ -66,15 +61,10 @@ def test_killed_anywhere_it_continues_to_the_same_metrics(
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    config = compose_config(*RUN[:-1])
-    undisturbed, folder = Path("undisturbed"), Path("signalled")
-    run_trial(config, undisturbed)
-    with monkeypatch.context() as patched:
-        signal_at(patched, 20, number)
-        ended = run_trial(config, folder)
-    assert (ended["status"], ended["steps"]) == ("preempted", 20)
-    assert run_trial(config, folder)["status"] == "budget_spent"
-    assert metrics(folder) == metrics(undisturbed)
+    signal_at(monkeypatch, 20, number)
+    ended = run_trial(compose_config(*RUN[:-1]), Path("signalled"))
+    assert (ended["status"], ended["steps"], ended["signal"]) == ("preempted", 20, number.name)
+    assert Path("signalled/checkpoint/last.pt").exists()
 
 
 _SOON_HARM = ("task=digits_mlp", "evaluate.every_fresh_examples=160", "optimizer.learning_rate=1")

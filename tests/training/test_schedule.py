@@ -1,6 +1,6 @@
 """Learning rates against their closed forms, position by position."""
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,41 +21,16 @@ def test_constant_never_changes() -> None:
     assert {schedule.rate(step) for step in (0, 1, 10**9)} == {0.3}
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"), [(0, 1.0), (25, 0.7525), (50, 0.505), (100, 0.01), (101, 0.01), (10**6, 0.01)]
-)
-def test_linear_decay_by_100_over_100_steps_then_flat(step: int, expected: float) -> None:
-    schedule = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100)
-    assert Schedule(schedule, 1.0).rate(step) == pytest.approx(expected, rel=1e-12)
+DECAY = {"shape": "linear_decay", "decay_steps": 100, "decay_factor": 100}
 
 
-def test_warmup_rises_linearly_to_the_shape() -> None:
-    schedule = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100, warmup_steps=4)
-    plain = ScheduleConfig(shape="linear_decay", decay_steps=100, decay_factor=100)
-    pairs = zip(_rates(schedule, range(6)), _rates(plain, range(6)), strict=True)
-    assert [one / other for one, other in pairs] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
-
-
-def test_cosine_with_warmup_is_the_product_of_torchs_own() -> None:
-    def of_torch(
-        make: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler],
-    ) -> list[float]:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        scheduler, rates = make(optimizer), []
-        for _ in range(40):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
-        return rates
-
-    cosine = of_torch(lambda optimizer: CosineAnnealingLR(optimizer, T_max=40, eta_min=0.05))
-    warmup = of_torch(lambda optimizer: LinearLR(optimizer, start_factor=1 / 8, total_iters=7))
-    config = ScheduleConfig(shape="cosine", decay_steps=40, decay_factor=20, warmup_steps=8)
-    expected = [one * other for one, other in zip(cosine, warmup, strict=True)]
-    assert _rates(config, range(40)) == pytest.approx(expected, rel=1e-9)
-    assert _rates(config, range(40, 43)) == pytest.approx([0.05] * 3)
-    with pytest.raises(ConfigError, match=r"schedule\.shape=cosine needs a positive number of steps"):
-        check_schedule(ScheduleConfig(shape="cosine"))
+def test_linear_decay_by_100_over_100_steps_then_flat_and_a_warmup_rises_to_it() -> None:
+    schedule = Schedule(ScheduleConfig(**DECAY), 1.0)
+    rates = [schedule.rate(step) for step in (0, 25, 50, 100, 101, 10**6)]
+    assert rates == pytest.approx([1.0, 0.7525, 0.505, 0.01, 0.01, 0.01], rel=1e-12)
+    warm = _rates(ScheduleConfig(**DECAY, warmup_steps=4), range(6))
+    ratios = [one / other for one, other in zip(warm, _rates(ScheduleConfig(**DECAY), range(6)), strict=True)]
+    assert ratios == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
 def test_drops_by_10_at_the_first_and_a_gap_later() -> None:
@@ -65,23 +40,36 @@ def test_drops_by_10_at_the_first_and_a_gap_later() -> None:
     assert _rates(once, range(7)) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.5, 0.5])
 
 
-def test_epochs_are_steps_per_epoch_times_as_long() -> None:
-    in_epochs = ScheduleConfig(
-        shape="drops", warmup_epochs=0.5, first_drop_epochs=2, drop_gap_epochs=1.5, drop_factor=10
-    )
-    in_steps = ScheduleConfig(shape="drops", warmup_steps=2, first_drop_steps=8, drop_gap_steps=6)
+def test_cosine_with_warmup_is_the_product_of_torchs_own() -> None:
+    def of_torch(make: Any, **settings: float) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        scheduler, rates = make(optimizer, **settings), []
+        for _ in range(40):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return rates
+
+    cosine = of_torch(CosineAnnealingLR, T_max=40, eta_min=0.05)
+    warmup = of_torch(LinearLR, start_factor=1 / 8, total_iters=7)
+    config = ScheduleConfig(shape="cosine", decay_steps=40, decay_factor=20, warmup_steps=8)
+    expected = [one * other for one, other in zip(cosine, warmup, strict=True)]
+    assert _rates(config, range(40)) == pytest.approx(expected, rel=1e-9)
+    assert _rates(config, range(40, 43)) == pytest.approx([0.05] * 3)
+    with pytest.raises(ConfigError, match=r"schedule\.shape=cosine needs a positive number of steps"):
+        check_schedule(ScheduleConfig(shape="cosine"))
+
+
+def test_epochs_are_steps_per_epoch_times_as_long_and_those_of_a_stream_are_refused() -> None:
+    drops = {"shape": "drops", "drop_factor": 10}
+    in_epochs = ScheduleConfig(**drops, warmup_epochs=0.5, first_drop_epochs=2, drop_gap_epochs=1.5)
+    in_steps = ScheduleConfig(**drops, warmup_steps=2, first_drop_steps=8, drop_gap_steps=6)
     assert _rates(in_epochs, range(20), steps_per_epoch=4) == _rates(in_steps, range(20))
     decay = ScheduleConfig(shape="linear_decay", decay_epochs=2.5)
-    assert _rates(decay, range(30), 10) == _rates(
-        ScheduleConfig(shape="linear_decay", decay_steps=25), range(30)
-    )
-
-
-def test_a_warmup_that_is_no_whole_number_of_steps_never_exceeds_the_peak() -> None:
+    in_steps = ScheduleConfig(shape="linear_decay", decay_steps=25)
+    assert _rates(decay, range(30), 10) == _rates(in_steps, range(30))
+    # A warmup that is no whole number of steps never exceeds the peak.
     rates = _rates(ScheduleConfig(warmup_epochs=1), range(4), steps_per_epoch=2.5)
     assert rates == pytest.approx([0.4, 0.8, 1.0, 1.0])
-
-
-def test_epochs_of_a_stream_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs=3: .* give schedule\.warmup_steps"):
         Schedule(ScheduleConfig(warmup_epochs=3), 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaecho.config.schema import Config, to_plain
+from adaecho.config.schema import to_plain
 from adaecho.echo import EchoLoader
 from adaecho.errors import FolderError
 from adaecho.ranks import Ranks
@@ -19,8 +19,7 @@ from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint, trial
-from adaecho.training import trainer as trainer_module
-from adaecho.training.trainer import Trainer
+from adaecho.training.trainer import LOSS_CHECK_STEPS, Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
@@ -36,6 +35,7 @@ def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: 
     assert summary["to_target"]["fresh_examples"] == lines[-1]["fresh_examples"] == summary["fresh_examples"]
     assert summary["to_target"]["steps"] == lines[-1]["steps"]
     assert summary["best"]["value"] == max(line["accuracy"] for line in lines)
+    assert "final" not in summary
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
 
 
@@ -69,33 +69,35 @@ def test_a_row_of_evaluations_goes_on_after_an_interruption(
     "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
 )
 def test_evaluations_fall_on_the_same_grid_for_every_arm(compose_config: Compose, echo: str) -> None:
-    every = 160
     run_trial(compose_config(f"echo={echo}", "max_fresh_examples=1600", "target.value=null"), FOLDER)
-    lines = metrics(FOLDER, clocks=True)
-    cells = [math.ceil(line["fresh_examples"] / every) for line in lines]
+    read = [line["fresh_examples"] for line in metrics(FOLDER, clocks=True)]
+    cells = [math.ceil(fresh_examples / 160) for fresh_examples in read]
     assert cells == sorted(set(cells)), "one evaluation for each multiple"
-    assert cells[-1] == 1600 // every
+    assert cells[-1] == 1600 // 160
     # Batches of 32 divide 160: an arm that reads whole batches is measured on the multiple itself.
     if echo in ("none", "batch"):
-        assert all(line["fresh_examples"] % every == 0 for line in lines)
-    assert all(line["fresh_examples"] <= 1600 for line in lines)
+        assert all(fresh_examples % 160 == 0 for fresh_examples in read)
+    assert max(read) <= 1600
 
 
 def test_batch_echoing_takes_every_repeat_before_an_evaluation(compose_config: Compose) -> None:
-    config = compose_config(
-        "echo=batch", "echo.factor=3", "echo.shuffle_buffer=1", "max_fresh_examples=1600", "target.value=null"
-    )
-    summary = run_trial(config, FOLDER)
+    echo = ("echo=batch", "echo.factor=3", "echo.shuffle_buffer=1")
+    summary = run_trial(compose_config(*echo, "max_fresh_examples=1600", "target.value=null"), FOLDER)
+    lines = metrics(FOLDER, clocks=True)
     # A buffer of one holds one example more than was trained on.
-    assert all(
-        line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in metrics(FOLDER, clocks=True)
-    )
+    assert all(line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in lines)
     assert summary["steps"] == 3 * ((1600 - 1) // 32)
 
 
-def test_a_step_budget_ends_the_run(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_steps=7"), FOLDER)
-    assert (summary["status"], summary["steps"], summary["to_target"]) == ("budget_spent", 7, None)
+def test_a_budget_ends_the_run_and_is_never_exceeded(compose_config: Compose) -> None:
+    steps, fresh, time = (
+        run_trial(compose_config(f"max_{budget}", "target.value=null"), Path(budget))
+        for budget in ("steps=7", "fresh_examples=1000", "train_time_s=0.05")
+    )
+    assert [one["status"] for one in (steps, fresh, time)] == ["budget_spent"] * 3
+    assert (steps["steps"], steps["to_target"]) == (7, None)
+    assert 1000 - 32 < fresh["fresh_examples"] <= 1000
+    assert time["train_time_s"] >= 0.05
 
 
 def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -> None:
@@ -105,42 +107,29 @@ def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -
     (line,) = metrics(FOLDER)
     assert summary["best"]["value"] == line["accuracy"], "though no evaluation was due yet"
     assert summary["final"] == {name: line[name] for name in ("accuracy", "cross_entropy")}
-    state = torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)
-    config = compose_config("task=digits_mlp")
-    task = build_task(config)
+    task = build_task(compose_config("task=digits_mlp"))
     model = task.build_model()
-    model.load_state_dict(state["model"])
+    model.load_state_dict(torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)["model"])
     with torch.inference_mode():
         at_the_end = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
     assert summary["final"] == pytest.approx(at_the_end)
-    assert "final" not in run_trial(compose_config("target.value=0.2"), Path("another"))
-
-
-def test_a_fresh_budget_is_never_exceeded(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_fresh_examples=1000", "target.value=null"), FOLDER)
-    assert summary["status"] == "budget_spent"
-    assert 1000 - 32 < summary["fresh_examples"] <= 1000
-
-
-def test_a_time_budget_ends_the_run(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_train_time_s=0.05", "target.value=null"), FOLDER)
-    assert summary["status"] == "budget_spent"
-    assert summary["train_time_s"] >= 0.05
 
 
 def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_trial(compose_config("max_steps=5"), FOLDER)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
-    monkeypatch.setattr(trainer_module.Trainer, "train", lambda _: pytest.fail("trained again"))
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
+
+    first, before = run_trial(compose_config("max_steps=5"), FOLDER), files()
+    monkeypatch.setattr(Trainer, "train", lambda _: pytest.fail("trained again"))
     assert run_trial(compose_config("max_steps=5"), FOLDER) == first
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")} == before
+    assert files() == before != {}
 
 
 @pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)])
 def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str, ...]) -> None:
     summary = run_trial(compose_config(*overrides), FOLDER)
     assert summary["status"] == "diverged"
-    assert summary["steps"] <= 2 * trainer_module.LOSS_CHECK_STEPS
+    assert summary["steps"] <= 2 * LOSS_CHECK_STEPS
     assert not (FOLDER / "metrics.jsonl").exists(), "no evaluation of a broken model is recorded"
     assert run_trial(compose_config(*overrides), FOLDER) == summary
 
@@ -152,7 +141,25 @@ def test_no_better_than_chance_after_a_share_of_the_budget_has_diverged(compose_
     assert run_trial(compose_config("max_steps=60", *rule), Path("learns"))["status"] != "diverged"
 
 
-def _change_checkpoint(config: Config, change: Any) -> None:
+def _of_another_loader(state: Any) -> Any:
+    first = state["ranks"][0]
+    return {**state, "ranks": [{**first, "loader": {**first["loader"], "version": -1}}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda _: {"step": 1}, "fresh=true"),
+        (lambda state: {**state, "model": {}}, "fresh=true"),
+        (_of_another_loader, "fresh=true"),
+        (lambda state: [state], "fresh=true"),
+        (lambda state: {**state, "precision": "elsewhere"}, "precision=elsewhere"),
+    ],
+    ids=["no training state", "another model", "another loader", "no dict", "another number format"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, change: Any, says: str) -> None:
+    config = compose_config("max_steps=5", "precision=auto", "device=cpu")
+    run_trial(config, FOLDER)
     run = RunFolder(FOLDER)
     with run.lock():
         run.start(to_plain(config))
@@ -160,48 +167,16 @@ def _change_checkpoint(config: Config, change: Any) -> None:
         torch.save(change(checkpoint.load(run, run.checkpoint_dir / "last.pt")), state)
         run.save_checkpoint(state.getbuffer())
         (run.checkpoint_dir / "previous.pt").unlink()
-
-
-def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> None:
-    config = compose_config("max_steps=5", "precision=auto", "device=cpu")
-    run_trial(config, FOLDER)
-    _change_checkpoint(config, lambda state: {**state, "precision": "elsewhere"})
-    with pytest.raises(FolderError, match="precision=elsewhere"):
-        run_trial(compose_config("max_steps=9", "precision=auto", "device=cpu"), FOLDER)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda _: {"step": 1},
-        lambda state: {**state, "model": {}},
-        lambda state: {
-            **state,
-            "ranks": [{**state["ranks"][0], "loader": {**state["ranks"][0]["loader"], "version": -1}}],
-        },
-        lambda state: [state],
-    ],
-    ids=["no training state", "another model", "another loader", "no dict"],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, change: Any) -> None:
-    config = compose_config("max_steps=5")
-    run_trial(config, FOLDER)
-    _change_checkpoint(config, change)
     for _ in range(2):  # the refusal changes nothing
-        with pytest.raises(FolderError, match="fresh=true"):
-            run_trial(compose_config("max_steps=9"), FOLDER)
+        with pytest.raises(FolderError, match=says):
+            run_trial(compose_config("max_steps=9", "precision=auto", "device=cpu"), FOLDER)
 
 
 def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
-    def weights(config: Config, folder: str) -> torch.Tensor:
-        run_trial(config, Path(folder))
-        state = torch.load(Path(folder) / "checkpoint" / "last.pt", weights_only=True)
-        return torch.cat([tensor.flatten().double() for tensor in state["model"].values()])
-
-    a, b = (weights(compose_config("max_steps=5", "seed=1"), name) for name in "ab")
-    c = weights(compose_config("max_steps=5", "seed=2"), "c")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run_trial(compose_config("max_steps=5", f"seed={seed}"), Path(folder))
+    a, b, c = (Path(folder, "model/final.safetensors").read_bytes() for folder in "abc")
+    assert a == b != c
 
 
 def test_an_outcome_that_is_told_stays_whatever_fails_after_it(
@@ -224,14 +199,14 @@ def test_a_signal_in_the_last_evaluation_is_told_to_the_caller_alone(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is over, but a worker has to hear that it may not begin another."""
-    config, measure = compose_config("task=digits_mlp", "max_steps=1"), trainer_module.Trainer.measure
+    config, measure = compose_config("task=digits_mlp", "max_steps=1"), Trainer.measure
 
     def signalled(*arguments: Any) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
         return measure(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module.Trainer, "measure", signalled)
+        patched.setattr(Trainer, "measure", signalled)
         summary = run_trial(config, FOLDER)
     assert (summary.pop("signal"), summary["status"]) == ("SIGTERM", "budget_spent")
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
@@ -265,7 +240,9 @@ def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
 _ENDS = ("task=digits_mlp", "target.value=null", "evaluate.every_fresh_examples=320", "echo.shuffle_buffer=1")
 
 
-def test_the_end_of_a_budget_is_an_evaluation_like_the_others(compose_config: Compose) -> None:
+def test_the_end_of_a_budget_is_an_evaluation_like_the_others_and_none_is_made_twice(
+    compose_config: Compose,
+) -> None:
     summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=800"), FOLDER)
     lines = metrics(FOLDER)
     assert [line["fresh_examples"] for line in lines] == [289, 609, 769]
@@ -275,13 +252,9 @@ def test_the_end_of_a_budget_is_an_evaluation_like_the_others(compose_config: Co
     reached = run_trial(compose_config(*_ENDS[:1], *_ENDS[2:], *goal), Path("met"))
     assert reached["status"] == "reached"
     assert (reached["to_target"]["fresh_examples"], reached["best"]["value"]) == (769, met)
-
-
-def test_an_end_that_was_just_evaluated_is_not_evaluated_again(compose_config: Compose) -> None:
-    summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=640"), FOLDER)
-    lines = metrics(FOLDER)
-    assert [line["fresh_examples"] for line in lines] == [289, 609]
-    assert summary["final"]["accuracy"] == lines[-1]["accuracy"]
+    just_evaluated = run_trial(compose_config(*_ENDS, "max_fresh_examples=640"), Path("just evaluated"))
+    assert [line["fresh_examples"] for line in metrics(Path("just evaluated"))] == [289, 609]
+    assert just_evaluated["final"]["accuracy"] == lines[1]["accuracy"]
 
 
 def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_config: Compose) -> None:
