@@ -1,6 +1,7 @@
-"""How a run ends, and what it leaves behind."""
+"""How a run ends, and what it leaves behind: its record, its weights, the factors that it chose."""
 
 import io
+import itertools
 import json
 import math
 import os
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from adaecho.config.schema import to_plain
+from adaecho.config.schema import Config, to_plain
 from adaecho.echo import EchoLoader
+from adaecho.echo.threads.timers import Timers
 from adaecho.errors import FolderError
 from adaecho.ranks import Ranks
 from adaecho.records.folder import RunFolder
@@ -22,7 +26,7 @@ from adaecho.training import checkpoint, trial
 from adaecho.training.trainer import LOSS_CHECK_STEPS, Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.helpers import metrics
+from tests.helpers import metrics, signal_at
 
 FOLDER = Path("run")
 
@@ -264,3 +268,93 @@ def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_c
     run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), Path("at once"))
     assert metrics(FOLDER) == metrics(Path("at once"))
     assert [line["fresh_examples"] for line in metrics(FOLDER)] == [289, 609, 929, 993]
+
+
+FOLDER = Path("run")
+WEIGHTS = ("task=digits_mlp", "precision=float32", "evaluate.every_fresh_examples=160")
+
+
+def _accuracy(config: Config, path: Path) -> float:
+    task = build_task(config)
+    model = task.build_model()
+    model.load_state_dict(load_file(path))
+    with torch.inference_mode():
+        return task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]
+
+
+def test_a_run_that_reaches_its_target_keeps_the_weights_that_reached_it(compose_config: Compose) -> None:
+    config = compose_config(*WEIGHTS, "target.value=0.7")
+    summary = run_trial(config, FOLDER)
+    assert summary["status"] == "reached"
+    assert summary["model"] == {"final": "model/final.safetensors", "best": "model/best.safetensors"}
+    for path in summary["model"].values():
+        assert _accuracy(config, FOLDER / path) == pytest.approx(summary["best"]["value"])
+    with safe_open(FOLDER / summary["model"]["best"], "pt") as file:
+        assert file.metadata() == {"steps": str(summary["to_target"]["steps"])}
+
+
+def test_a_spent_budget_keeps_both_ends(compose_config: Compose) -> None:
+    # A rate that soon does harm: the best evaluation is not the last.
+    config = compose_config(*WEIGHTS, "optimizer.learning_rate=0.5", "max_steps=60", "target.value=null")
+    summary = run_trial(config, FOLDER)
+    best, final = summary["best"], summary["final"]["accuracy"]
+    assert best["steps"] < summary["steps"]
+    assert _accuracy(config, FOLDER / "model/best.safetensors") == pytest.approx(best["value"])
+    assert _accuracy(config, FOLDER / "model/final.safetensors") == pytest.approx(final)
+
+
+def test_killed_between_the_weights_and_the_summary_it_ends_the_same(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_config(*WEIGHTS, "target.value=0.7")
+    whole = run_trial(config, Path("whole"))
+    write = RunFolder.write_summary
+
+    def killed(self: RunFolder, summary: dict[str, Any]) -> None:
+        if summary["status"] == "reached":
+            raise FolderError("killed here")
+        write(self, summary)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_summary", killed)
+        with pytest.raises(FolderError, match="killed here"):
+            run_trial(config, FOLDER)
+    assert (FOLDER / "model/final.safetensors").exists()
+    assert run_trial(config, FOLDER)["to_target"]["steps"] == whole["to_target"]["steps"]
+    for path in whole["model"].values():
+        assert (FOLDER / path).read_bytes() == (Path("whole") / path).read_bytes()
+
+
+def test_every_change_is_in_the_metrics_once(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = itertools.cycle([1.5, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(Timers, "ratio", property(lambda _: next(measured)))
+    config = compose_config(
+        "task=digits", "echo=batch", "echo.factor=auto", "max_steps=400", "target.value=null",
+        "evaluate.every_fresh_examples=800", "checkpoint_every_s=1000000",
+    )  # fmt: skip
+    folder = Path("run")
+    with monkeypatch.context() as patched:
+        signal_at(patched, 230)  # between two evaluations
+        assert run_trial(config, folder)["status"] == "preempted"
+    before = metrics(folder)
+    summary = run_trial(config, folder)
+    assert summary["status"] == "budget_spent"
+
+    after = metrics(folder)
+    assert after[: len(before)] == before
+    recorded = [change for line in after for change in line["echo_factor_changes"]]
+    assert len(recorded) > 10
+    assert any(len(line["echo_factor_changes"]) > 1 for line in after)
+    # The last changes may come after the last evaluation.
+    assert summary["echo_factor_changes"][: len(recorded)] == recorded
+    assert len(recorded) >= len(summary["echo_factor_changes"]) - 4
+    numbers = [number for number, _ in recorded]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_fixed_factor_has_no_changes_to_record(compose_config: Compose) -> None:
+    config = compose_config("task=digits", "echo=batch", "echo.factor=2", "max_steps=20", "target.value=null")
+    summary = run_trial(config, Path("run"))
+    assert not any("echo_factor_changes" in record for record in (summary, *metrics(Path("run"))))
