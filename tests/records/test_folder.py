@@ -53,16 +53,12 @@ def test_a_new_folder_holds_config_overrides_and_environment(folder):
     assert folder.read_metrics() == []
 
 
-def test_the_same_run_continues_and_keeps_earlier_environments(folder):
+def test_the_same_run_continues_also_elsewhere_and_with_larger_budgets(folder):
     folder.start(CONFIG, (), {"host": "a"})
     for host in "bbc":
         assert folder.start(CONFIG, (), {"host": host}) is True
     environment = json.loads((folder.path / "environment.json").read_text())
     assert environment == {"host": "c", "earlier": [{"host": "a"}, {"host": "b"}]}
-
-
-def test_what_cannot_change_the_trajectory_and_larger_budgets_may_differ(folder):
-    folder.start(CONFIG)
     wider = changed(tracking={"kind": "wandb"}, data__num_workers=4, max_fresh_examples=80000)
     assert folder.start(wider) is True
     assert folder.read_config()["max_fresh_examples"] == 80000

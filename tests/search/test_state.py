@@ -79,17 +79,6 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     assert len(missing) == len(set(missing)) == 12
 
 
-def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> None:
-    trial = TrialId(design.arms[1].name, 1, 2)
-    folder = SweepState(design, tmp_path).trial_folder(trial)
-    folder.mkdir(parents=True)
-    (folder.parent / "notes.old-1").mkdir()
-    write_json(folder / "summary.json", {"status": "reached", "to_target": {"fresh_examples": 320}})
-    state = SweepState(design, tmp_path)
-    assert trial not in state.missing()
-    assert state.search(trial).best() == 320
-
-
 @pytest.mark.parametrize("depth", range(4))
 def test_nothing_in_a_sweep_is_reached_through_a_link(design: Design, tmp_path: Path, depth: int) -> None:
     """One that was received may have them lead to any folder of one's own."""

@@ -117,9 +117,9 @@ def test_an_error_ends_the_run_with_its_name_and_the_same_command_continues(
     def fails(*_: Any) -> None:
         raise KeyError("no such key")
 
-    whole, config = Path("whole"), compose_config(*RUN, "callbacks=[wrong]")
-    run_trial(compose_config(*RUN), whole)
+    run_trial(compose_config(*RUN), Path("whole"))
     install(monkeypatch, "wrong", lambda *_: type("W", (), {hook: fails})())
+    config = compose_config(*RUN, "callbacks=[wrong]")
     with pytest.raises(UserError, match=rf"callbacks: {hook} of wrong raised KeyError: 'no such key'\. Its"):
         run_trial(config, FOLDER)
     assert (RunFolder(FOLDER).read_summary() or {})["status"] == "failed"
@@ -127,7 +127,7 @@ def test_an_error_ends_the_run_with_its_name_and_the_same_command_continues(
     heard: Told = []
     install(monkeypatch, "wrong", lambda *_: Seen(heard))
     assert run_trial(config, FOLDER)["status"] == "budget_spent"
-    assert metrics(FOLDER) == metrics(whole)
+    assert metrics(FOLDER) == metrics("whole")
     assert len(heard[-1]) == 1, "the end is told after all"
 
 

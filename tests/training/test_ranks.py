@@ -115,9 +115,6 @@ def _evaluate(task: Any, replicas: list[Any]) -> dict[str, float]:
         return task.evaluate(replicas[0].eval(), "validation", device=DIGITS)
 
 
-SMALL_TEXT = ("task=small_text", "task.vocabulary=300", "data.validation_examples=2")  # of the files ``text``
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     """Little text, whose tokens are soon made."""
@@ -126,7 +123,8 @@ def text(tmp_path: Path) -> str:
 
 TASKS = {
     "text": (
-        *SMALL_TEXT, "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
+        "task=small_text", "task.vocabulary=300", "data.validation_examples=2",  # of the files ``text``
+        "task.layers=1", "task.width=32", "task.feed_forward=64", "task.block=32",
         "echo=example_before_augmentation", "echo.factor=1.5", "evaluate.max_examples=32",
     ),
     "boxes": (
@@ -289,15 +287,30 @@ def test_a_rank_killed_ends_all_and_the_same_command_goes_on_as_if_nothing_had_b
     assert killed == whole
 
 
-@pytest.mark.parametrize("victim", first_form(1, also=[0]))
-def test_an_error_of_one_rank_is_told_by_all(config: Config, victim: int) -> None:
-    error = ValueError("shard 7 is torn")
+def _noted(error: Exception) -> Exception:
     error.add_note("while reading example 3")
+    return error
+
+
+@pytest.mark.parametrize(
+    "form",
+    first_form(
+        (1, 1, _noted(ValueError("shard 7 is torn"))),
+        (1, 2, DataError("disk of this host: full")),
+        also=[(0, 1, _noted(ValueError("shard 7 is torn")))],
+    ),
+    ids=["a crash", "the user's", "a crash of rank 0"],
+)
+def test_an_error_of_one_rank_is_told_by_all_and_shown_by_it(
+    config: Config, form: tuple[int, int, Exception]
+) -> None:
+    victim, code, error = form
     ends = run_on(2, config, "run", functools.partial(_fails_patiently, victim, error))
-    assert ends[victim] == (1, "ValueError: shard 7 is torn")
+    assert ends[victim] == (code, f"{type(error).__name__}: {error}")
     assert ends[1 - victim][0] == 2
     assert "another rank failed" in ends[1 - victim][1]
     assert summary("run")["status"] == "failed"
+    assert code == 1 or shown_by("run") == [0, 1]
     assert run_on(2, config, "run") == ENDED
 
 
@@ -433,13 +446,6 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused(compose_config: Compose)
     assert shown_by("run") == [0]
 
 
-def test_a_rank_shows_an_error_that_is_its_own(config: Config) -> None:
-    error = DataError("disk of this host: full")
-    ends = run_on(2, config, "run", functools.partial(_fails_patiently, 1, error))
-    assert ends[1] == (2, "DataError: disk of this host: full")
-    assert shown_by("run") == [0, 1]
-
-
 def test_started_again_by_torchrun_a_fresh_run_goes_on(compose_config: Compose) -> None:
     config = compose_config(*RUN, "echo=none", "fresh=true", "checkpoint_every_s=0")
     run_on(2, config, "run", on(1, _dies, 9))
@@ -457,19 +463,3 @@ def _different_ratios(rank: int) -> None:
     from adaecho.echo.threads.timers import Timers
 
     Timers.ratio = property(lambda _: 2.0 + 2 * rank)  # type: ignore[method-assign, assignment]
-
-
-@pytest.mark.other_forms
-@pytest.mark.parametrize(
-    "task",
-    [("task=digits_mlp",), SMALL_TEXT, ("task=scenes",)],
-    ids=lambda task: task[0],
-)
-def test_each_task_trains_on_two_ranks(compose_config: Compose, text: str, task: tuple[str, ...]) -> None:
-    config = compose_config(
-        *task, *([text] if task is SMALL_TEXT else []), "precision=float32", "batch_size=8",
-        "echo.shuffle_buffer=16", "max_steps=4", "evaluate.every_fresh_examples=16", "target.value=null",
-        "evaluate.max_examples=20",
-    )  # fmt: skip
-    assert run_on(2, config, "run") == ENDED
-    assert summary("run")["final"].keys() == build_task(config).metrics.keys()

@@ -282,25 +282,28 @@ def _accuracy(config: Config, path: Path) -> float:
         return task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]
 
 
-def test_a_run_that_reaches_its_target_keeps_the_weights_that_reached_it(compose_config: Compose) -> None:
-    config = compose_config(*WEIGHTS, "target.value=0.7")
+@pytest.mark.parametrize(
+    ("overrides", "status"),
+    [
+        (("target.value=0.7",), "reached"),
+        # A rate that soon does harm: the best evaluation is not the last.
+        (("target.value=null", "optimizer.learning_rate=0.5", "max_steps=60"), "budget_spent"),
+    ],
+)
+def test_a_run_keeps_the_weights_of_its_best_evaluation_and_of_its_end(
+    compose_config: Compose, overrides: tuple[str, ...], status: str
+) -> None:
+    config = compose_config(*WEIGHTS, *overrides)
     summary = run_trial(config, FOLDER)
-    assert summary["status"] == "reached"
-    assert summary["model"] == {"final": "model/final.safetensors", "best": "model/best.safetensors"}
-    for path in summary["model"].values():
-        assert _accuracy(config, FOLDER / path) == pytest.approx(summary["best"]["value"])
-    with safe_open(FOLDER / summary["model"]["best"], "pt") as file:
-        assert file.metadata() == {"steps": str(summary["to_target"]["steps"])}
-
-
-def test_a_spent_budget_keeps_both_ends(compose_config: Compose) -> None:
-    # A rate that soon does harm: the best evaluation is not the last.
-    config = compose_config(*WEIGHTS, "optimizer.learning_rate=0.5", "max_steps=60", "target.value=null")
-    summary = run_trial(config, FOLDER)
-    best, final = summary["best"], summary["final"]["accuracy"]
-    assert best["steps"] < summary["steps"]
-    assert _accuracy(config, FOLDER / "model/best.safetensors") == pytest.approx(best["value"])
-    assert _accuracy(config, FOLDER / "model/final.safetensors") == pytest.approx(final)
+    kept, best = summary["model"], summary["best"]
+    assert summary["status"] == status
+    assert (best["steps"] == summary["steps"]) == (status == "reached")
+    assert kept == {"final": "model/final.safetensors", "best": "model/best.safetensors"}
+    final = best["value"] if status == "reached" else summary["final"]["accuracy"]
+    accuracies = [_accuracy(config, FOLDER / kept[name]) for name in ("best", "final")]
+    assert accuracies == pytest.approx([best["value"], final])
+    with safe_open(FOLDER / kept["best"], "pt") as file:
+        assert file.metadata() == {"steps": str(best["steps"])}
 
 
 def test_killed_between_the_weights_and_the_summary_it_ends_the_same(
@@ -352,9 +355,7 @@ def test_every_change_is_in_the_metrics_once(
     assert len(recorded) >= len(summary["echo_factor_changes"]) - 4
     numbers = [number for number, _ in recorded]
     assert numbers == sorted(set(numbers))
-
-
-def test_a_fixed_factor_has_no_changes_to_record(compose_config: Compose) -> None:
-    config = compose_config("task=digits", "echo=batch", "echo.factor=2", "max_steps=20", "target.value=null")
-    summary = run_trial(config, Path("run"))
-    assert not any("echo_factor_changes" in record for record in (summary, *metrics(Path("run"))))
+    fixed = run_trial(
+        compose_config("echo=batch", "echo.factor=2", "max_steps=20", "target.value=null"), Path("fixed")
+    )
+    assert not any("echo_factor_changes" in record for record in (fixed, *metrics(Path("fixed"))))
