@@ -160,10 +160,9 @@ def test_an_empty_config_without_a_fitting_checkpoint_moves_the_folder_aside(
     assert metrics(FOLDER) == undisturbed
 
 
-def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each file that is renamed into place was synced before, config.yaml ahead of all others."""
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced, and what is renamed into place, which was synced before."""
     events: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -179,14 +178,17 @@ def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(Path, "replace", rename)
+    return events
+
+
+def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
+    compose_config: Compose, on_disk: list[str]
+) -> None:
     run_trial(compose_config(*RUN, "max_steps=5"), FOLDER)
-    renamed = [event for event in events if event.startswith("rename ")]
+    renamed = [event for event in on_disk if event.startswith("rename ")]
     assert renamed[0] == "rename config.yaml"
     assert {"rename environment.json", "rename last.pt", "rename summary.json"} <= set(renamed)
-    *_, before, at = (place for place, event in enumerate(events) if event == "rename last.pt")
-    assert "metrics.jsonl" in events[before:at], "what a checkpoint relies on is there before it"
-    assert events[at - 1].startswith(".last.pt.")
-    assert events[at + 1] == "checkpoint", "the rename itself is made durable"
+    assert "metrics.jsonl" in on_disk
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -308,3 +310,12 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(run: RunFolder, monkeypatch: 
         checkpoint.save(run, {"progress": 1})
     assert [state["progress"] for state in _states(run)] == [0]
     assert [path.name for path in run.checkpoint_dir.iterdir()] == [LAST.name]
+
+
+def test_what_a_checkpoint_relies_on_reaches_the_disk_before_it(run: RunFolder, on_disk: list[str]) -> None:
+    run.append_metrics({"fresh_examples": 160})
+    _save(run, 1)
+    at = on_disk.index("rename last.pt")
+    assert on_disk.index("metrics.jsonl") < at
+    assert on_disk[at - 1].startswith(".last.pt.")
+    assert on_disk[at + 1] == "checkpoint", "the rename itself is made durable"
