@@ -21,10 +21,7 @@ def _fill() -> None:
 
 # What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
 # What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
-FAULTS: dict[str, Callable[[], None]] = {
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "full": _fill,
-}
+FAULTS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "full": _fill}
 
 
 def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) -> None:

@@ -133,10 +133,7 @@ def test_an_error_ends_the_run_with_its_name_and_the_same_command_continues(
 
 NO_CALLBACK = {
     "no build": (None, r"callbacks=\[odd\]: odd.py has no function build\(config, folder\)"),
-    "no method": (
-        lambda *_: [],
-        r"callbacks=\[odd\]: its build returned list, which has neither",
-    ),
+    "no method": (lambda *_: [], r"callbacks=\[odd\]: its build returned list, which has neither"),
     "no arguments": (lambda: 1, r"callbacks: build of odd raised TypeError: .* takes 0 positional"),
 }
 
