@@ -26,8 +26,13 @@ from tests.helpers import metrics
 RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
 
 
-def _shown(compose_config: Compose, *overrides: str, terminal: bool = False) -> list[str]:
-    config, file = compose_config(*RUN, *overrides), io.StringIO()
+@pytest.fixture
+def config(compose_config: Compose) -> Config:
+    return compose_config(*RUN)
+
+
+def _shown(config: Config, *, terminal: bool = False) -> list[str]:
+    file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=80, color_system=None, soft_wrap=True)
     run_trial(config, Path("run"), display=Display(config, console))
     return file.getvalue().splitlines()
@@ -54,56 +59,52 @@ class _Listening(Display):
         self.told.set()
 
 
-def test_a_short_run_prints_no_lines_of_its_own(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Short by this clock, on a machine however slow.
-    monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    assert _shown(compose_config) == []
-    # Its budget grown, it says from where it goes on; with fresh=true, where the old run is.
-    assert _shown(compose_config, "max_steps=50") == ["continuing at step 40"]
-    assert _shown(compose_config, "fresh=true") == ["old run kept in run.old-1"]
+def test_a_short_run_prints_no_lines_of_its_own(compose_config: Compose, config: Config) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # short by this clock, on a machine however slow
+        patch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        assert _shown(config) == []
+        # Its budget grown, it says from where it goes on; with fresh=true, where the old run is.
+        assert _shown(compose_config(*RUN, "max_steps=50")) == ["continuing at step 40"]
+        assert _shown(compose_config(*RUN, "fresh=true")) == ["old run kept in run.old-1"]
 
 
 def test_lines_come_ever_more_rarely(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.05)
-    lines = _shown(compose_config, "checkpoint_every_s=1000000", "max_steps=null", "max_train_time_s=2")
+    lines = _shown(compose_config(*RUN, "checkpoint_every_s=1000000", "max_steps=null", "max_train_time_s=2"))
     assert 3 <= len(lines) <= 6  # after 0.05, 0.15, 0.35, 0.75 and 1.55 seconds, and evaluations besides
     assert all("left" in line and "fresh" in line for line in lines[1:])
     assert "accuracy" in lines[-1]
 
 
-def test_the_filling_of_a_large_buffer_is_told_until_the_first_step(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+class _Filling:
+    """A loader that has read a part."""
+
+    settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
+
+    def __init__(self) -> None:
+        self.read = iter([7, *[12_007] * 10**6])
+
+    examples_read = property(lambda self: next(self.read))
+
+
+def test_what_takes_long_before_the_first_step_and_at_the_end_is_told(
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    read = iter([7, *[12_007] * 10**6])
-
-    class Loader:
-        settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
-        examples_read = property(lambda _: next(read))
-
-    display = _Listening(compose_config(*RUN))
-    with display.showing(_trainer(Loader())):
-        assert display.told.wait(30)
-    assert set(display.lines) == {"reading before the first step: 12,000 of about 20,000 fresh examples"}
-
-
-def test_a_long_measurement_at_the_end_is_told(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    display = _Listening(compose_config(*RUN))
-    with display.evaluating("test", 61.0):
-        assert display.told.wait(30)
+    filling, measuring = _Listening(config), _Listening(config)
+    with filling.showing(_trainer(_Filling())):
+        assert filling.told.wait(30)
+    assert set(filling.lines) == {"reading before the first step: 12,000 of about 20,000 fresh examples"}
+    with measuring.evaluating("test", 61.0):
+        assert measuring.told.wait(30)
     says = "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
-    assert display.lines[0] == says
-    display.told.clear()
-    assert not display.told.wait(0.05), "nothing is told after the end"
+    assert measuring.lines[0] == says
+    measuring.told.clear()
+    assert not measuring.told.wait(0.05), "nothing is told after the end"
 
 
 def test_the_end_of_a_run_is_measured_beside_the_display(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, bool]] = []
 
@@ -113,7 +114,7 @@ def test_the_end_of_a_run_is_measured_beside_the_display(
         yield
 
     monkeypatch.setattr(Display, "evaluating", evaluating)
-    _shown(compose_config)
+    _shown(config)
     assert asked == [("validation", True)]
 
 
@@ -135,9 +136,9 @@ def test_the_time_left_is_of_the_steps_without_what_came_before_them(
     assert state(11, 111.0).endswith("1:51, <= 1:29 left")
 
 
-def test_a_display_changes_no_record(compose_config: Compose) -> None:
-    _shown(compose_config, terminal=True)
-    run_trial(compose_config(*RUN), Path("silent"))
+def test_a_display_changes_no_record(config: Config) -> None:
+    _shown(config, terminal=True)
+    run_trial(config, Path("silent"))
     assert metrics("run") == metrics("silent")
 
 
