@@ -97,6 +97,7 @@ def test_splits_of_many_runs_are_sampled_and_repeat_and_a_miss_has_the_worst_ran
 @pytest.mark.parametrize(
     ("best", "verdict"),
     [([0.975, 0.974, 0.976], HOLDS), ([0.95, 0.949, 0.951], FAILS), ([0.99, 0.94, 0.965], OPEN)],
+    ids=["as good", "worse", "unclear"],
 )
 def test_no_harm_is_non_inferiority_within_the_margin(best: list[float], verdict: str) -> None:
     nothing: list[float | None] = [None] * 3
@@ -202,6 +203,7 @@ def timed(arm: str, fresh: list[float], seconds: list[float]) -> list[dict[str, 
         ([0.0900, 0.1030, 0.1180], HOLDS, OPEN),
         ([0.3000, 0.3001, 0.3002], FAILS, FAILS),
     ],
+    ids=["as before", "a tenth more", "unclear", "three times"],
 )
 def test_wall_time_is_judged_by_itself_and_against_fresh_examples(
     s_per_fresh_example: list[float], saves: str, follows: str
@@ -256,7 +258,9 @@ def test_without_a_grid_equal_costs_have_their_ranks() -> None:
     assert (found.verdict, found.p, found.permutation_p) == (OPEN, pytest.approx(0.05), pytest.approx(0.05))
 
 
-@pytest.mark.parametrize("base", [[None, 2700.0, 2800.0, 2900.0, 2950.0], [None, 2999.0, None, None, None]])
+@pytest.mark.parametrize(
+    "base", [[None, 2700.0, 2800.0, 2900.0, 2950.0], [None, 2999.0, None, None, None]], ids=["once", "often"]
+)
 def test_a_baseline_that_missed_costs_at_least_its_budget(base: list[float | None]) -> None:
     found = decided("fig3", rows("baseline", base), rows("batch_e2", HALF_COSTS))["batch_saves"]
     assert (found.verdict, found.reached) == (HOLDS, (5, 5, 5 - base.count(None), 5))

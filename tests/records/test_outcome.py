@@ -90,6 +90,7 @@ def test_without_an_arm_and_a_baseline_that_reached_there_is_no_ratio():
         ((320, None), (320, None), None, None, None),
         ((320, 640), (320, 640), 1.0, None, "1.00"),
     ],
+    ids=["the baseline", "the arm", "both", "none"],
 )
 def test_a_search_that_missed_costs_at_least_what_it_read(ours, theirs, ratio, bound, words):
     """640 of two searches against 320 and a miss after 5,000: at most the geometric means' ratio."""

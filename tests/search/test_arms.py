@@ -132,6 +132,7 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
          "arm a is of an experiment that compares"),
         (["search.max_diverged=-5"], "search.max_diverged=-5"),
     ],
+    ids=str,
 )  # fmt: skip
 def test_arms_that_cannot_be_are_refused(arms_of: BuildArms, overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):

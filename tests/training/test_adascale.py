@@ -113,6 +113,7 @@ ONE_GRADIENT = "adascale.num_gradients_to_accumulate=1"
         ((ON, "optimizer.name=adam"), r"optimizer\.name=adam: .*choose adascale\.rule=sqrt_gain"),
         ((ON, "optimizer.name=adamw"), r"optimizer\.name=adamw: .*choose adascale\.rule=sqrt_gain"),
     ],
+    ids=str,
 )  # fmt: skip
 def test_configs_that_can_not_be(compose_config: Compose, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -114,6 +114,7 @@ def test_better_is_strict_and_has_a_direction() -> None:
         ({"max_train_time_s": 2.0}, 1, 1, 1.9, False),
         ({"max_train_time_s": 2.0}, 1, 1, 2.0, True),
     ],
+    ids=str,
 )
 def test_a_budget_is_spent_when_one_more_batch_would_exceed_it(
     budget: dict[str, Any], steps: int, ahead: int, seconds: float, expected: bool

@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: p
     assert files() == before != {}
 
 
-@pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)])
+@pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)], ids=str)
 def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str, ...]) -> None:
     summary = run_trial(compose_config(*overrides), FOLDER)
     assert summary["status"] == "diverged"
@@ -289,6 +289,7 @@ def _accuracy(config: Config, path: Path) -> float:
         # A rate that soon does harm: the best evaluation is not the last.
         (("target.value=null", "optimizer.learning_rate=0.5", "max_steps=60"), "budget_spent"),
     ],
+    ids=["best at the end", "best before the end"],
 )
 def test_a_run_keeps_the_weights_of_its_best_evaluation_and_of_its_end(
     compose_config: Compose, overrides: tuple[str, ...], status: str
