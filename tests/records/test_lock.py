@@ -34,8 +34,10 @@ def another_process(folder):
     """One that holds the folder."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=PIPE, stdout=PIPE) as process:
         assert process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def write_lock(folder, age_s=0.0, **changes):
