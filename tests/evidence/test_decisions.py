@@ -185,7 +185,6 @@ def test_winners_on_new_seeds_count_once_a_search_and_a_missed_seed_with_what_it
     found = the_one_decided(
         Records({"fig3": BASELINE + rows("batch_e2", HALF_COSTS), "fig3_winners": reruns})
     )
-    assert found.rerun is not None
     # Geometric means of the seeds: 600 and 500 against 400 and 800.
     assert found.rerun.value == pytest.approx((400 * 800 / 600 / 500) ** 0.5)
     assert (found.rerun.low or 2) < 1 < (found.rerun.high or 0)
@@ -214,7 +213,6 @@ def test_wall_time_is_judged_by_itself_and_against_fresh_examples(
     found = decided("fig4", base, timed("e5", fresh, seconds))
     assert (found["time_saves"].verdict, found["time_follows_fresh"].verdict) == (saves, follows)
     ratio = found["time_follows_fresh"].effect
-    assert ratio is not None
     assert ratio.value == pytest.approx(np.prod(s_per_fresh_example) ** (1 / 3) / 0.1)
 
 
@@ -248,7 +246,6 @@ def test_equal_costs_are_known_as_well_as_their_grid(last: float) -> None:
     found = the_one_decided(with_curves(theirs + ours))
     # Worked out by hand: a uniform error within 160, of three costs on either side.
     error = math.sqrt((160**2 / 12 / 480**2 + 160**2 / 12 / 960**2) / 3)
-    assert found.effect is not None
     assert math.log(found.effect.value / (found.effect.low or 0)) > 2 * error
     assert 1e-4 < (found.p or 0) < 0.05
 
@@ -265,7 +262,6 @@ def test_a_baseline_that_missed_costs_at_least_its_budget(base: list[float | Non
     found = decided("fig3", rows("baseline", base), rows("batch_e2", HALF_COSTS))["batch_saves"]
     assert (found.verdict, found.reached) == (HOLDS, (5, 5, 5 - base.count(None), 5))
     at_least = np.prod([cost or BUDGET for cost in base])
-    assert found.effect is not None
     assert found.effect.value == pytest.approx((np.prod(HALF_COSTS) / at_least) ** 0.2)
 
 
@@ -328,7 +324,6 @@ def test_costs_are_in_the_order_of_seeds_and_a_missed_one_counts_with_what_it_re
 def test_the_cheapest_trial_of_all_searches_chooses_one_winner_of_equals_the_first() -> None:
     table = cheapest("baseline", 700.0, 300.0) + cheapest("batch_e2", 250.0, 250.0)
     found = ratio_of_cheapest(ROWS, table, "batch_e2", "baseline")
-    assert found is not None
     assert found.value == pytest.approx(400 / 500)
 
 

@@ -65,7 +65,6 @@ def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], 
     loaders = [make_loader(share_of(config, world_size), task, DIGITS, ranks) for ranks in shares]
     batches = [iter(loader) for loader in loaders]
     lines, due, fresh = [], config.evaluate.every_fresh_examples, 0
-    assert config.max_steps is not None
     for step in range(config.max_steps + 1):
         ahead = sum(loader.next_fresh_examples() for loader in loaders)
         if ahead > due and step:
