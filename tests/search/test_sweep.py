@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,11 +230,22 @@ def test_workers_beyond_trials_cores_or_memory_are_capped_with_a_message(
     assert [path.name for path in Path("another/workers").iterdir()] == ["worker-0.log"]
 
 
-def _launch(*overrides: str) -> subprocess.Popen[str]:
-    """The sweep in a process of its own, in the current folder."""
+@pytest.fixture
+def launch() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``launch(*overrides)``: the sweep in a process of its own, in the current folder; killed at the end."""
     code = "import sys\nfrom tests.search.conftest import launch\nlaunch(sys.argv[1:])\n"
-    command, out = [sys.executable, "-c", code, *overrides], subprocess.PIPE
-    return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    launched = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *overrides]
+        launched.append(subprocess.Popen(command, **pipes, start_new_session=True))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        one.kill()
+        one.communicate()
 
 
 def _wait(until: Callable[[], Any]) -> Any:
@@ -258,10 +269,10 @@ def _wait_for_trials(number: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
-    run_sweep: Command, number: signal.Signals
+    run_sweep: Command, launch: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     control = _misbehaving(hangs_s={"none/0/2": 600, "none/0/3": 600})
-    launcher = _launch(*ONE_ARM)
+    launcher = launch(*ONE_ARM)
     workers = _wait_for_trials(4)
     os.kill(launcher.pid, number)
     launcher.communicate(timeout=240)
@@ -273,13 +284,13 @@ def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
 
 
 def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and_computes_the_same(
-    run_sweep: Command, finished: Path
+    run_sweep: Command, finished: Path, launch: Callable[..., subprocess.Popen[str]]
 ) -> None:
     expected = _summaries(finished)
     finished.rename("alone")
     control, folder = _misbehaving(hangs_s={"none/0/0": 600}), Path("sweep")
     one_worker = ("search.trials=4", "search.workers=1")
-    launcher = _launch(*one_worker)
+    launcher = launch(*one_worker)
     (worker,) = _wait_for_trials(1)
     control.unlink()
     with pytest.raises(FolderError, match=f"process {launcher.pid}"):
