@@ -67,7 +67,7 @@ def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], 
     lines, due, fresh = [], config.evaluate.every_fresh_examples, 0
     for step in range(config.max_steps + 1):
         ahead = sum(loader.next_fresh_examples() for loader in loaders)
-        if ahead > due and step:
+        if step and (ahead > due or step == config.max_steps):  # the end is evaluated, too
             lines.append({"fresh_examples": fresh, "steps": step, **_evaluate(task, replicas)})
         if ahead > due:
             every = config.evaluate.every_fresh_examples
@@ -84,7 +84,6 @@ def reference(config: Config, world_size: int) -> tuple[list[dict[str, float]], 
             (loss / weight).backward()
         gradients = zip(*([p.grad for p in replica.parameters()] for replica in replicas), strict=True)
         _sgd(config, replicas, [sum(parts[1:], parts[0]) for parts in gradients], momenta)
-    _evaluate(task, replicas)
     for loader in loaders:
         loader.close()
     return lines, replicas[0].state_dict()
