@@ -34,16 +34,12 @@ def rows_of(worth: Worth, gain: float = 0.5, seed: int = 0) -> list[dict[str, An
     for run in range(RUNS):
         for at in CHECKPOINTS:
             between, within, square = rng.uniform(1, 2), rng.uniform(1, 2), rng.uniform(0.01, 0.1)
-            known = {
-                "seed": run, "fresh_examples": at, "loss_before": 2.0, "between": between, "within": within,
-                "square": square,
-            }  # fmt: skip
+            known = {"seed": run, "fresh_examples": at, "loss_before": 2.0}
+            known |= {"between": between, "within": within, "square": square}
             for variant, factor in (BASELINE, *BRANCHES):
                 repeats = worth(variant, square / between, square / within) * (factor - 1)
-                loss = 2.0 - gain * (1 + repeats)
-                rows.append({
-                    **known, "echo_variant": variant, "echo_factor": factor, "loss_after": loss
-                })  # fmt: skip
+                branch = {"echo_variant": variant, "echo_factor": factor}
+                rows.append({**known, **branch, "loss_after": 2.0 - gain * (1 + repeats)})
     return rows
 
 
@@ -92,20 +88,16 @@ def test_worth_against_the_noise_is_the_reverse_and_one_without_it_is_not_predic
 def test_correlations_are_spearmans() -> None:
     rng = np.random.default_rng(0)
     predictor, value = rng.normal(size=(2, 3, 5, 4)).round(1)  # [branches, runs, checkpoints], with ties
-    expected = [
-        np.mean(
-            [stats.spearmanr(predictor[branch, run], value[branch, run]).statistic for branch in range(3)]
-        )
-        for run in range(5)
-    ]
+
+    def mean_of(*places: Any) -> float:
+        return float(np.mean([stats.spearmanr(predictor[at], value[at]).statistic for at in places]))
+
+    expected = [mean_of(*((branch, run) for branch in range(3))) for run in range(5)]
     assert along_runs(predictor, value) == pytest.approx(expected)
-    over_runs = [
-        stats.spearmanr(predictor[branch, :, at], value[branch, :, at]).statistic
-        for branch in range(3)
-        for at in range(4)
-    ]
     found, p = beyond_position(predictor, value)
-    assert found == pytest.approx(np.mean(over_runs))
+    assert found == pytest.approx(
+        mean_of(*((branch, slice(None), at) for branch in range(3) for at in range(4)))
+    )
     assert 0 < p <= 1
 
 

@@ -4,9 +4,9 @@ import itertools
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,67 +18,44 @@ from adaecho.training.optimizer import make_optimizer
 from experiments.repeat_value import measure
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    return measure
-
-
 def slow_noise(gradients: list[list[list[float]]]) -> tuple[float, float, float]:
     """From pairs: unbiased without a mean that was estimated. gradients[example][copy][parameter]."""
 
-    def dot(a: list[float], b: list[float]) -> float:
-        return sum(x * y for x, y in zip(a, b, strict=True))
+    def mean_dot(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
+        dots = [sum(x * y for x, y in zip(a, b, strict=True)) for a, b in pairs]
+        return sum(dots) / len(dots)
 
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    square = mean([
-        dot(one, other)
-        for first, second in itertools.permutations(gradients, 2)
-        for one in first
-        for other in second
-    ])  # fmt: skip
-    of_an_example = mean([
-        dot(one, other) for copies in gradients for one, other in itertools.permutations(copies, 2)
-    ])  # fmt: skip
-    in_all = mean([dot(copy, copy) for copies in gradients for copy in copies])
+    of_two_examples = (
+        pair for two in itertools.permutations(gradients, 2) for pair in itertools.product(*two)
+    )
+    square = mean_dot(of_two_examples)
+    of_an_example = mean_dot(pair for copies in gradients for pair in itertools.permutations(copies, 2))
+    in_all = mean_dot((copy, copy) for copies in gradients for copy in copies)
     return of_an_example - square, in_all - of_an_example, square
 
 
-def test_the_split_is_that_of_a_slow_version_from_pairs(script: ModuleType) -> None:
+def test_the_split_is_that_of_a_slow_version_from_pairs() -> None:
     gradients = torch.from_numpy(np.random.default_rng(0).normal(1.0, 2.0, size=(7, 3, 5)))
-    found = script.split_noise([gradients[:4].float(), gradients[4:6].float(), gradients[6:].float()])
+    found = measure.split_noise([gradients[:4].float(), gradients[4:6].float(), gradients[6:].float()])
     assert found == pytest.approx(slow_noise(gradients.tolist()), rel=1e-5)
 
 
-def test_the_split_of_gradients_worked_out_by_hand(script: ModuleType) -> None:
+def test_the_split_of_gradients_worked_out_by_hand() -> None:
     # Means 2 and 6, both with copies 1 beside them: within 2, v = 8 = between + 2 / 2, mu^2 = 16 - 8 / 2.
-    found = script.split_noise([torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])])
+    found = measure.split_noise([torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])])
     assert found == (7.0, 2.0, 12.0)
 
 
-def test_the_split_is_right_on_average_where_the_variances_are_known(script: ModuleType) -> None:
-    rng = np.random.default_rng(1)
-    found = []
-    for _ in range(400):
-        of_examples = rng.normal(0.5, 2.0, size=(6, 1, 3))  # mu^2 = 0.75, between = 12
-        copies = of_examples + rng.normal(0.0, 1.0, size=(6, 2, 3))  # within = 3
-        found.append(script.split_noise([torch.from_numpy(copies)]))
-    errors = np.std(found, 0) / 20
-    assert np.all(np.abs(np.mean(found, 0) - [12.0, 3.0, 0.75]) < 4 * errors)
-    assert np.all(errors < [0.5, 0.1, 0.2])
+@pytest.fixture(scope="module")
+def work() -> Any:
+    return measure.workload()
 
 
-@pytest.fixture
-def work(script: ModuleType) -> Any:
-    return script.workload()
-
-
-def test_gradients_of_examples_are_those_of_each_alone(script: ModuleType, work: Any) -> None:
+def test_gradients_of_examples_are_those_of_each_alone(work: Any) -> None:
     torch.manual_seed(0)
     model = work.task.build_model()
     batch = {name: torch.from_numpy(column[:3]) for name, column in work.task.source.items()}
-    found = script.example_gradients(model, work.task.loss, batch)
+    found = measure.example_gradients(model, work.task.loss, batch)
     assert found.shape == (3, sum(parameter.numel() for parameter in model.parameters()))
     for number in range(3):
         alone = {name: part[number : number + 1] for name, part in batch.items()}
@@ -87,11 +64,11 @@ def test_gradients_of_examples_are_those_of_each_alone(script: ModuleType, work:
         torch.testing.assert_close(found[number], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_what_comes_is_the_rest_of_the_pass_and_then_another(script: ModuleType) -> None:
-    rows = script.upcoming(np.array([7, 3, 5]), 8, 10, np.random.default_rng(0))
+def test_what_comes_is_the_rest_of_the_pass_and_then_another() -> None:
+    rows = measure.upcoming(np.array([7, 3, 5]), 8, 10, np.random.default_rng(0))
     assert sorted(rows[:3]) == [3, 5, 7]
     assert len(set(rows[3:])) == 5
-    assert sorted(script.upcoming(np.arange(10), 10, 10, np.random.default_rng(0))) == list(range(10))
+    assert sorted(measure.upcoming(np.arange(10), 10, 10, np.random.default_rng(0))) == list(range(10))
 
 
 def a_start(work: Any) -> tuple[Any, Any]:
@@ -103,27 +80,25 @@ def a_start(work: Any) -> tuple[Any, Any]:
 
 
 def test_a_branch_that_repeats_nothing_is_the_one_without_echoing(
-    script: ModuleType, work: Any, monkeypatch: pytest.MonkeyPatch
+    work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "FRESH", 96)
-    monkeypatch.setattr(script, "CONTINUATIONS", 2)
-    once = [(variant, 1) for variant, _ in script.BRANCHES[:3]]
-    monkeypatch.setattr(script, "BRANCHES", [*once, ("batch", 2)])
+    monkeypatch.setattr(measure, "FRESH", 96)
+    monkeypatch.setattr(measure, "CONTINUATIONS", 2)
+    once = [(variant, 1) for variant, _ in measure.BRANCHES[:3]]
+    monkeypatch.setattr(measure, "BRANCHES", [*once, ("batch", 2)])
     model, optimizer = a_start(work)
     before = [parameter.clone() for parameter in model.parameters()]
     momentum = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
-    losses = script.Workload.branches(work, model, optimizer, np.arange(64, 1437), (0, 64))
-    assert all(losses[branch] == losses[script.BASELINE] for branch in once)
-    assert all(a != b for a, b in zip(losses["batch", 2], losses[script.BASELINE], strict=True))
-    assert losses[script.BASELINE][0] != losses[script.BASELINE][1]
+    losses = work.branches(model, optimizer, np.arange(64, 1437), (0, 64))
+    assert all(losses[branch] == losses[measure.BASELINE] for branch in once)
+    assert all(a != b for a, b in zip(losses["batch", 2], losses[measure.BASELINE], strict=True))
+    assert losses[measure.BASELINE][0] != losses[measure.BASELINE][1]
     assert all(map(torch.equal, before, model.parameters()))
     assert all(map(torch.equal, momentum, (state["momentum_buffer"] for state in optimizer.state.values())))
 
 
 @pytest.mark.parametrize("echo", ["batch", "example_after_augmentation", "example_before_augmentation"])
-def test_branches_take_each_fresh_example_as_often_and_no_other(
-    script: ModuleType, work: Any, echo: str
-) -> None:
+def test_branches_take_each_fresh_example_as_often_and_no_other(work: Any, echo: str) -> None:
     def taken(echo: str, factor: int) -> list[tuple[list[bytes], list[int]]]:
         batches = []
 
@@ -131,7 +106,7 @@ def test_branches_take_each_fresh_example_as_often_and_no_other(
             batches.append(([image.tobytes() for image in batch["image"].numpy()], batch["label"].tolist()))
             return work.task.loss(model, batch)
 
-        watched = script.Workload(work.config, replace(work.task, loss=loss))
+        watched = measure.Workload(work.config, replace(work.task, loss=loss))
         watched.train(*a_start(work), rows, echo=echo, factor=factor, shuffle_buffer=128, seed=5)
         return batches
 
@@ -152,22 +127,19 @@ def test_branches_take_each_fresh_example_as_often_and_no_other(
 
 
 def test_it_goes_on_where_it_stopped_and_writes_the_same_tables(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small = {"SEEDS": range(2), "CHECKPOINTS": (64, 1472), "FRESH": 64, "CONTINUATIONS": 1, "EXAMPLES": 200}
     for name, value in small.items():
-        monkeypatch.setattr(script, name, value)
+        monkeypatch.setattr(measure, name, value)
     for name, runs in (("one", "runs"), ("two", "runs"), ("three", "others")):
         if name == "two":
             (tmp_path / "runs" / "1.json").unlink()
-        monkeypatch.setattr(
-            sys, "argv", ["it", "--runs", str(tmp_path / runs), "--results", str(tmp_path / name)]
-        )
-        script.main()
-    tables = [
-        [(tmp_path / name / table).read_bytes() for table in ("branches.json", "outcome.json", "origin.json")]
-        for name in ("one", "two", "three")
-    ]
-    assert tables[0] == tables[1] == tables[2]
+        arguments = ["it", "--runs", str(tmp_path / runs), "--results", str(tmp_path / name)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        measure.main()
+    one, *others = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in
+                    ("one", "two", "three"))  # fmt: skip
+    assert others == [one, one]
     assert len(read_rows(tmp_path / "one" / "branches.json")) == 2 * 2 * 7
-    assert json.loads(tables[0][2])["commands"] == ["python -m experiments.repeat_value.measure"]
+    assert json.loads(one["origin.json"])["commands"] == ["python -m experiments.repeat_value.measure"]

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -58,6 +58,8 @@ RUN = (
 DAMAGED = ("checkpoint/last.pt", "checkpoint/last.pt", "metrics.jsonl", "config.yaml", "environment.json")
 
 Outcome = Counter[str]
+ONE: Outcome = Counter(stories=1, faults=1)
+Launch = Callable[[Path], "subprocess.Popen[bytes]"]
 
 
 @cache
@@ -89,9 +91,9 @@ class Campaign:
         self._told: Counter[str] = Counter()
         self._undisturbed = cache(self._run_undisturbed)
 
-    def _run_undisturbed(self, arm: str) -> str:
-        folder = self.root / f"undisturbed-{arm}"
-        assert piece.finish(self._plain(arm), folder) == piece.DONE
+    def _run_undisturbed(self, run: str) -> str:
+        folder = self.root / f"undisturbed-{run}"
+        assert piece.finish(self._plain(run), folder) == piece.DONE
         return fingerprint(folder)
 
     def _plain(self, run: str) -> dict[str, Any]:
@@ -111,28 +113,27 @@ class Campaign:
             for path in self.root.glob(f"{folder.name}*"):
                 shutil.rmtree(path)
 
-    def _judge(self, arm: str, folder: Path, code: int) -> str:
+    def _end(self, run: str, folder: Path, code: int | None = None) -> Outcome:
+        """Of a run that is brought to its end, or that ended so."""
+        code = piece.finish(self._plain(run), folder) if code is None else code
         if code in (piece.REFUSED, piece.CRASHED) or code < 0:
-            return "refused" if code == piece.REFUSED else "crashed"
-        return "same" if fingerprint(folder) == self._undisturbed(arm) else "different"
+            return Counter({"refused" if code == piece.REFUSED else "crashed": 1})
+        return Counter({"same" if fingerprint(folder) == self._undisturbed(run) else "different": 1})
+
+    def _killed_until_it_ends(self, run: str, folder: Path, places: Callable[[], int]) -> Outcome:
+        faults = 0
+        while (code := piece.finish(self._plain(run), folder, "kill", places())) < 0:
+            faults += 1
+        return Counter(stories=1, faults=faults) + self._end(run, folder, code)
 
     def killed(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """Killed again and again, at any touch of the disk or step, until it comes to its end."""
-        outcome = Counter(stories=1)
-        while (code := piece.finish(plain(arm), folder, "kill", choose.randrange(1, PLACES))) < 0:
-            outcome["faults"] += 1
-        outcome[self._judge(arm, folder, code)] += 1
-        return outcome
+        return self._killed_until_it_ends(arm, folder, lambda: choose.randrange(1, PLACES))
 
     def filled(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """The disk is full from some write on; with room again, the same command."""
         full = piece.finish(plain(arm), folder, "full", choose.randrange(1, PLACES // 2))
-        outcome = Counter(stories=1, faults=1)
-        if full == piece.CRASHED:
-            outcome["crashed"] += 1
-        else:
-            outcome[self._judge(arm, folder, piece.finish(plain(arm), folder))] += 1
-        return outcome
+        return ONE + self._end(arm, folder, full if full == piece.CRASHED else None)
 
     def damaged(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """A flipped bit, a zeroed sector or a cut in a record of a run that was killed half-way."""
@@ -151,36 +152,25 @@ class Campaign:
             case "cut":
                 del data[place:]
         path.write_bytes(data)
-        code = piece.finish(plain(arm), folder)
-        return Counter({"stories": 1, "faults": 1, self._judge(arm, folder, code): 1})
+        return ONE + self._end(arm, folder)
 
     def cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """The device is copied in mid-run, the copy mounted, and the run continued there."""
-        image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
-        _make_device(image, 24 << 20)
-        try:
+        with _device_and_copy(folder, 24 << 20) as (image, copy):
             with _mounted(image, folder):
                 process = piece.start(plain(arm), folder / "run", "stop", choose.randrange(1, PLACES))
-                while process.is_alive() and _state(process.pid) != "T":
-                    time.sleep(0.005)
+                _wait(lambda: not process.is_alive() or _state(process.pid) == "T")
                 shutil.copyfile(image, copy)
                 process.kill()
                 process.join()
             with _mounted(copy, folder):
-                code = piece.finish(plain(arm), folder / "run")
-                return Counter({"stories": 1, "faults": 1, self._judge(arm, folder / "run", code): 1})
-        finally:
-            image.unlink()
-            copy.unlink(missing_ok=True)
+                return ONE + self._end(arm, folder / "run")
 
     def workload(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """Parquet, pickles, tar shards, photographs, boxes or text: killed until it comes to its end."""
         name = choose.choice(list(WORKLOADS))
-        outcome = Counter({"stories": 1, name: 1})
-        while (code := piece.finish(self._plain(name), folder, "kill", choose.randrange(1, TOUCHES))) < 0:
-            outcome["faults"] += 1
-        outcome[self._judge(name, folder, code)] += 1
-        return outcome
+        ended = self._killed_until_it_ends(name, folder, lambda: choose.randrange(1, TOUCHES))
+        return Counter({name: 1}) + ended
 
     def changed(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A bit of the data flips while a run is stopped: refused; with the data put back, the same."""
@@ -195,19 +185,15 @@ class Campaign:
         shutil.copytree(kept, data)
         outcome = Counter({"stories": 1, "faults": 1, name: 1})
         if code != piece.REFUSED:
-            outcome["different" if code == piece.DONE else "crashed"] += 1
-            return outcome
-        outcome["refused_before"] += 1
-        outcome[self._judge(name, folder, piece.finish(self._plain(name), folder))] += 1
-        return outcome
+            return outcome + Counter({"different" if code == piece.DONE else "crashed": 1})
+        return outcome + Counter(refused_before=1) + self._end(name, folder)
 
     def cached(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A bit of the cache of tokens flips while a run is stopped: it is made anew."""
         if not self._stopped("lm1b", choose, folder):
             return Counter()
         change(choose, self.root / piece.CACHE)
-        code = piece.finish(self._plain("lm1b"), folder)
-        return Counter({"stories": 1, "faults": 1, self._judge("lm1b", folder, code): 1})
+        return ONE + self._end("lm1b", folder)
 
     def _stopped(self, name: str, choose: random.Random, folder: Path) -> bool:
         """Kill a run of a workload somewhere; whether that left a checkpoint."""
@@ -252,22 +238,14 @@ class Campaign:
             _wait_for(launcher, folder, "*/*/*/metrics.jsonl")
             time.sleep(choose.uniform(0, 2))
             whom = choose.choice(("worker", "launcher", "group"))
-            killed = _kill_some(launcher, whom)
-            outcome["faults"] += killed
-            outcome[f"{whom}_killed"] += killed
+            workers = _children(launcher.pid) if launcher.poll() is None else None
+            if workers is not None:
+                victims = {"worker": workers[:1], "group": [launcher.pid, *workers]}.get(whom, [launcher.pid])
+                _kill(victims)
+                killed = int(bool(victims))
+                outcome += Counter({"faults": killed, f"{whom}_killed": killed})
             launcher.wait()
-        outcome[self._judge_sweep(folder)] += 1
-        return outcome
-
-    def _judge_sweep(self, folder: Path) -> str:
-        """Let a sweep come to its end; how it compares with the undisturbed one."""
-        reference = self.root / "undisturbed-sweep"
-        if not reference.exists():
-            assert _launch(reference).wait() == 0
-        code = _launch(folder).wait()
-        trials = [path.parent.relative_to(reference) for path in sorted(reference.glob("*/*/*/summary.json"))]
-        same = code == 0 and all(fingerprint(reference / x) == fingerprint(folder / x) for x in trials)
-        return "same" if same and trials else "different" if code == 0 else "crashed"
+        return outcome + self._end_of(folder, "sweep", _launch, "*/*/*/summary.json")
 
     def ranks(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """Two ranks under torchrun: one, both or the launcher is killed, until they come to an end."""
@@ -278,43 +256,67 @@ class Campaign:
             time.sleep(choose.uniform(0, 8))
             ranks = _children(launcher.pid) if launcher.poll() is None else []
             whom = choose.choice(("one_rank", "all_ranks", "launcher"))
-            victims = {"one_rank": [choose.choice(ranks or [0])], "all_ranks": ranks}.get(
-                whom, [launcher.pid]
-            )
+            one = choose.choice(ranks or [0])
             if ranks:
-                for pid in victims:
-                    _signal(pid)
-                outcome["faults"] += 1
-                outcome[f"{whom}_killed"] += 1
+                _kill({"one_rank": [one], "all_ranks": ranks}.get(whom, [launcher.pid]))
+                outcome += Counter({"faults": 1, f"{whom}_killed": 1})
             launcher.wait()
-            while any(_state(pid) not in "XZ" for pid in ranks):
-                time.sleep(0.1)
-        outcome[self._judge_ranks(arm, folder)] += 1
-        return outcome
+            _wait(lambda ranks=ranks: all(_state(pid) in "XZ" for pid in ranks))
+        return outcome + self._end_of(folder, f"ranks-{arm}", partial(_launch_ranks, arm), "summary.json")
 
-    def _judge_ranks(self, arm: str, folder: Path) -> str:
-        reference = self.root / f"undisturbed-ranks-{arm}"
+    def _end_of(self, folder: Path, name: str, launch: Launch, summaries: str) -> Outcome:
+        """Let several processes come to their end; how it compares with what nothing has disturbed."""
+        reference = self.root / f"undisturbed-{name}"
         if not reference.exists():
-            assert _launch_ranks(arm, reference).wait() == 0
-        code = _launch_ranks(arm, folder).wait()
-        same = code == 0 and fingerprint(reference) == fingerprint(folder)
-        return "same" if same else "different" if code == 0 else "crashed"
+            assert launch(reference).wait() == 0
+        if launch(folder).wait() != 0:
+            return Counter(crashed=1)
+        runs = [path.parent.relative_to(reference) for path in sorted(reference.glob(summaries))]
+        same = runs and all(fingerprint(reference / run) == fingerprint(folder / run) for run in runs)
+        return Counter({"same" if same else "different": 1})
 
     def sweep_cut(self, choose: random.Random, _arm: str, folder: Path) -> Outcome:
         """A power cut while a sweep's launcher and workers are at it, and the sweep continued."""
         with _cut_off(folder, _launch, "*/*/*/metrics.jsonl", choose.uniform(0, 2)) as run:
-            return Counter({"stories": 1, "faults": 1, self._judge_sweep(run): 1})
+            return ONE + self._end_of(run, "sweep", _launch, "*/*/*/summary.json")
 
     def ranks_cut(self, choose: random.Random, arm: str, folder: Path) -> Outcome:
         """The same of two ranks under torchrun."""
-        begin = partial(_launch_ranks, arm)
-        with _cut_off(folder, begin, "checkpoint/last.pt", choose.uniform(0, 8)) as run:
-            return Counter({"stories": 1, "faults": 1, self._judge_ranks(arm, run): 1})
+        launch = partial(_launch_ranks, arm)
+        with _cut_off(folder, launch, "checkpoint/last.pt", choose.uniform(0, 8)) as run:
+            return ONE + self._end_of(run, f"ranks-{arm}", launch, "summary.json")
+
+
+def _started(*command: str) -> "subprocess.Popen[bytes]":
+    null = subprocess.DEVNULL
+    command = (sys.executable, "-m", *command)
+    return subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
 
 
 def _draw(results: Path, into: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "adaecho.figures", "--results", str(results), "--into", str(into)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    return _started("adaecho.figures", "--results", str(results), "--into", str(into))
+
+
+def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
+    start = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "adaecho.run")
+    longer = ("max_steps=1500", "checkpoint_every_s=0.1", f"hydra.run.dir={folder}")
+    return _started(*start, *RUN, *ARMS[arm], *longer)
+
+
+def _launch(folder: Path) -> "subprocess.Popen[bytes]":
+    searches = ("echo=none,batch", "search.trials=2", "search.repeats=1", "search.workers=2")
+    return _started("adaecho.run", "-m", *RUN, *searches, f"hydra.sweep.dir={folder}")
+
+
+def _kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    while not until():
+        time.sleep(0.005)
 
 
 def _wait_for(launcher: "subprocess.Popen[bytes]", folder: Path, pattern: str) -> None:
@@ -325,87 +327,44 @@ def _wait_for(launcher: "subprocess.Popen[bytes]", folder: Path, pattern: str) -
 
 
 @contextmanager
-def _cut_off(
-    folder: Path, begin: Callable[[Path], "subprocess.Popen[bytes]"], pattern: str, after_s: float
-) -> Iterator[Path]:
-    """What a power cut leaves of what ``begin`` starts, some time after the first such file, while mounted.
+def _cut_off(folder: Path, launch: Launch, pattern: str, after_s: float) -> Iterator[Path]:
+    """What a power cut leaves of what is launched, some time after the first such file, while mounted.
 
     The processes stand still while their device is copied, as all do at once in a power cut.
     """
-    image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
-    _make_device(image, 64 << 20)
-    try:
+    with _device_and_copy(folder, 64 << 20) as (image, copy):
         with _mounted(image, folder):
-            launcher = begin(folder / "run")
+            launcher = launch(folder / "run")
             _wait_for(launcher, folder / "run", pattern)
             time.sleep(after_s)
             stopped: list[int] = []
             while new := [pid for pid in _tree(launcher.pid) if pid not in stopped]:
-                for pid in new:
-                    _signal(pid, signal.SIGSTOP)
+                _kill(new, signal.SIGSTOP)
                 stopped += new
-            while any(_state(pid) not in "TXZ" for pid in stopped):
-                time.sleep(0.005)
+            _wait(lambda: all(_state(pid) in "TXZ" for pid in stopped))
             shutil.copyfile(image, copy)
-            for pid in stopped:
-                _signal(pid)
+            _kill(stopped)
             launcher.wait()
-            while any(_state(pid) not in "XZ" for pid in stopped):
-                time.sleep(0.05)
+            _wait(lambda: all(_state(pid) in "XZ" for pid in stopped))
         with _mounted(copy, folder):
             yield folder / "run"
+
+
+@contextmanager
+def _device_and_copy(folder: Path, size: int) -> Iterator[tuple[Path, Path]]:
+    image, copy = folder.with_suffix(".image"), folder.with_suffix(".copy")
+    with image.open("wb") as file:
+        file.truncate(size)
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+        yield image, copy
     finally:
         image.unlink()
         copy.unlink(missing_ok=True)
 
 
-def _make_device(image: Path, size: int) -> None:
-    with image.open("wb") as file:
-        file.truncate(size)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-
-
-def _launch_ranks(arm: str, folder: Path) -> "subprocess.Popen[bytes]":
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    overrides = [*RUN, *ARMS[arm], "max_steps=1500", "checkpoint_every_s=0.1", f"hydra.run.dir={folder}"]
-    null = subprocess.DEVNULL
-    return subprocess.Popen([*start, "-m", "adaecho.run", *overrides], stdout=null, stderr=null)
-
-
-def _launch(folder: Path) -> "subprocess.Popen[bytes]":
-    overrides = [
-        *RUN, "echo=none,batch", "search.trials=2", "search.repeats=1", f"hydra.sweep.dir={folder}",
-        "search.workers=2",
-    ]  # fmt: skip
-    command = [sys.executable, "-m", "adaecho.run", "-m", *overrides]
-    null = subprocess.DEVNULL
-    return subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
-
-
-def _kill_some(launcher: "subprocess.Popen[bytes]", whom: str) -> int:
-    """Kill a worker, the launcher or all of them; how many faults that was."""
-    if launcher.poll() is not None:
-        return 0
-    workers = _children(launcher.pid)
-    if whom == "worker":
-        for pid in workers[:1]:
-            _signal(pid)
-        return len(workers[:1])
-    launcher.kill()
-    if whom == "group":
-        for pid in workers:
-            _signal(pid)
-    return 1
-
-
-def _signal(pid: int, number: int = signal.SIGKILL) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _tree(pid: int) -> list[int]:
@@ -434,25 +393,28 @@ def _mounted(image: Path, folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+# What each option counts, and how many of it the long form tells.
+KINDS = {
+    "kills": (Campaign.killed, 2000),
+    "damages": (Campaign.damaged, 400),
+    "full-disks": (Campaign.filled, 200),
+    "power-cuts": (Campaign.cut, 60),
+    "sweeps": (Campaign.sweep, 40),
+    "rank-kills": (Campaign.ranks, 40),
+    "headers": (Campaign.headers, 100_000),
+    "workloads": (Campaign.workload, 400),
+    "changes": (Campaign.changed, 200),
+    "caches": (Campaign.cached, 100),
+    "figures": (Campaign.figures, 40),
+    "sweep-cuts": (Campaign.sweep_cut, 20),
+    "rank-cuts": (Campaign.ranks_cut, 20),
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, count in (
-        ("kills", 2000),
-        ("damages", 400),
-        ("full-disks", 200),
-        ("power-cuts", 60),
-        ("sweeps", 40),
-        ("rank-kills", 40),
-        ("headers", 100_000),
-        ("workloads", 400),
-        ("changes", 200),
-        ("caches", 100),
-        ("figures", 40),
-        ("sweep-cuts", 20),
-        ("rank-cuts", 20),
-    ):
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    for name, (_, count) in KINDS.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no round after so long")
@@ -460,20 +422,13 @@ def main() -> None:
     given = parser.parse_args()
     memory = Path("/dev/shm")  # where a sync costs nothing; a kill loses no page of it
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        campaign = Campaign(Path(root), given.seed)
-        kinds = {
-            "kills": campaign.killed, "damages": campaign.damaged, "full_disks": campaign.filled,
-            "power_cuts": campaign.cut, "sweeps": campaign.sweep, "rank_kills": campaign.ranks,
-            "headers": campaign.headers, "workloads": campaign.workload, "changes": campaign.changed,
-            "caches": campaign.cached, "figures": campaign.figures,
-            "sweep_cuts": campaign.sweep_cut, "rank_cuts": campaign.ranks_cut,
-        }  # fmt: skip
-        begun = time.monotonic()
+        campaign, begun = Campaign(Path(root), given.seed), time.monotonic()
         for round_ in range(1, ROUNDS + 1):
             if time.monotonic() - begun > given.limit_s:
                 break
-            for kind, story in kinds.items():
-                campaign.tell(kind, story, getattr(given, kind) * round_ // ROUNDS)
+            for name, (story, _) in KINDS.items():
+                kind = name.replace("-", "_")
+                campaign.tell(kind, partial(story, campaign), getattr(given, kind) * round_ // ROUNDS)
             print(f"round {round_}/{ROUNDS}", json.dumps(campaign.outcomes), flush=True)
             if given.out is not None:
                 given.out.parent.mkdir(parents=True, exist_ok=True)

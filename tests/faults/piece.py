@@ -15,20 +15,13 @@ CACHE = "cache"  # of tokens, beside the folders of the runs
 DONE, CRASHED, REFUSED = 0, 1, 3
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _sleep() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def _fill() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
-FAULTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _sleep, "full": _fill}
+# What can happen: a kill, a stop (for a power cut while it lasts), a full disk.
+FAULTS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "full": _fill}
 
 
 def run_piece(plain: dict[str, Any], folder: str, fault: str | None, at: int) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from adaecho.errors import DataError, DiskError
 from adaecho.figures.__main__ import draw_all, main
-from adaecho.figures.arms import caption_of_dots, draw_fig3, readable
+from adaecho.figures.arms import caption_of_dots, draw_fig3, readable, short_number
 from adaecho.figures.curves import draw_curves, mean_and_band, tuning_curves
 from adaecho.figures.lines import Sweep, caption_of_costs
 from adaecho.figures.report import boundary_note
@@ -23,14 +23,8 @@ from adaecho.records.outcome import best_trials, outcome
 from adaecho.records.table import summarize
 from adaecho.search.report import draw as draw_sweep
 
-CURVE = {
-    "arm": "baseline",
-    "echo_variant": "none",
-    "echo_factor": 1,
-    "repeat": 0,
-    "fresh_examples": [160, 320],
-    "values": [0.5, 0.98],
-}
+CURVE = {"arm": "baseline", "repeat": 0, "echo_variant": "none", "echo_factor": 1,
+         "fresh_examples": [160, 320], "values": [0.5, 0.98]}  # fmt: skip
 VARIANTS = ("none", "batch", "example_after_augmentation", "example_before_augmentation")
 
 
@@ -38,25 +32,16 @@ def rows_of(arm, variant, factor, costs, *, trials=2):
     """One search per cost, whose best trial needed it (None: missed); the others needed more."""
     return [
         {
-            "experiment": "quickstart",
-            "task": "digits",
-            "arm": arm,
-            "echo_variant": variant,
-            "echo_factor": factor,
-            "repeat": repeat,
-            "index": index,
+            "experiment": "quickstart", "task": "digits", "arm": arm, "repeat": repeat, "index": index,
+            "echo_variant": variant, "echo_factor": factor, "counted": True, "best_value": 0.98,
             "status": "reached" if cost else "budget_spent",
-            "counted": True,
-            "target_metric": "accuracy",
-            "target_value": 0.97,
-            "best_value": 0.98,
+            "target_metric": "accuracy", "target_value": 0.97, "to_target_steps": cost and cost // 32,
             "to_target_fresh_examples": cost and cost * (1 + index),
-            "to_target_steps": cost and cost // 32,
             "to_target_train_time_s": cost and cost / 1000,
         }
         for repeat, cost in enumerate(costs)
         for index in range(trials)
-    ]
+    ]  # fmt: skip
 
 
 def seven_arms():
@@ -87,12 +72,28 @@ def draw(rows, curves, into, stem="t"):
     return [path.name for path in draw_table(rows, summarize(rows), curves, into, stem, "png")]
 
 
-def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
-    draw_fig3(outcome(seven_arms()), tmp_path / "f.png", "digits")
-    (axes,) = drawn[0].axes
+def echoed(factor, of=""):
+    """The curve of an arm with or without batch echoing."""
+    variant = "batch" if factor > 1 else "none"
+    return {**CURVE, "arm": f"e{factor}{of}", "echo_variant": variant, "echo_factor": factor}
+
+
+@pytest.fixture
+def fig3(tmp_path, drawn):
+    """``fig3(rows)``: the axes that it draws."""
+
+    def axes_of(rows):
+        draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
+        return drawn[-1].axes[0]
+
+    return axes_of
+
+
+def test_fig3_has_paper_order_means_extremes_and_ideal_lines(fig3):
+    axes = fig3(seven_arms())
     variants = ["batch", "example, after augmentation", "example, before augmentation"]
-    echoed = [f"{variant}, e = {factor}" for factor in (2, 4) for variant in variants]
-    assert rows_named(axes) == ["baseline", *echoed]
+    arms = [f"{variant}, e = {factor}" for factor in (2, 4) for variant in variants]
+    assert rows_named(axes) == ["baseline", *arms]
     assert dots(axes) == [9000] + [7000] * 6
     extremes = [list(line.get_xdata()) for line in axes.lines if line.get_alpha() == 0.6]
     assert extremes == [[8000, 10000]] + [[6000, 8000]] * 6
@@ -100,41 +101,35 @@ def test_fig3_has_paper_order_means_extremes_and_ideal_lines(tmp_path, drawn):
     assert words(axes).count("0.77") == 6  # geometric: the root of 48 / 80
 
 
-def test_fig3_says_which_arms_missed_the_target(tmp_path, drawn):
+def test_fig3_says_which_arms_missed_the_target(fig3):
     rows = rows_of("baseline", "none", 1, [8000, 10000, 9000])
     rows += rows_of("batch_e2", "batch", 2, [None, None, None])
     rows += rows_of("after_e2", "example_after_augmentation", 2, [6000, None, 7000])
     for trial in rows[-4:-2]:
         trial["fresh_examples"] = 16000  # what the search that missed had read
-    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
-    (axes,) = drawn[0].axes
+    axes = fig3(rows)
     assert dots(axes) == [9000, 6500]
     assert "target not reached" in words(axes)
     assert ">0.98, 2 of 3 reached" in words(axes)
-    assert caption_of_dots(outcome(rows)).endswith(
-        "ratio to the baseline (> and <: bounds, as searches missed)."
-    )
+    bounds = "ratio to the baseline (> and <: bounds, as searches missed)."
+    assert caption_of_dots(outcome(rows)).endswith(bounds)
+    alone = fig3(rows_of("baseline", "none", 1, [None]))
+    assert (dots(alone), words(alone)) == ([], ["target not reached"])
 
 
-def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(tmp_path, drawn):
-    def compared_with(baseline, rows):
-        return [{**row, "baseline": baseline} for row in rows]
-
+def test_where_one_of_two_baselines_missed_no_line_is_drawn_over_its_arms(fig3):
     rows = rows_of("conv", "none", 1, [8000]) + rows_of("mlp", "none", 1, [None])
-    rows += compared_with("conv", rows_of("conv_e2", "batch", 2, [7000]))
-    rows += compared_with("mlp", rows_of("mlp_e2", "batch", 2, [9000]))
-    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
-    assert dashed(drawn[0].axes[0]) == []
+    for net, cost in (("conv", 7000), ("mlp", 9000)):
+        rows += [{**row, "baseline": net} for row in rows_of(f"{net}_e2", "batch", 2, [cost])]
+    assert dashed(fig3(rows)) == []
     assert caption_of_dots(outcome(rows)).endswith("Numbers: ratio to the arm's own baseline.")
     missed = rows_of("baseline", "none", 1, [None]) + rows_of("batch_e2", "batch", 2, [9000])
-    draw_fig3(outcome(missed), tmp_path / "g.png", "digits")
-    assert dashed(drawn[1].axes[0]) == []
+    assert dashed(fig3(missed)) == []
     assert "ratio" not in caption_of_dots(outcome(missed))
 
 
 def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
-    curves = [{**CURVE, "values": [0.01, 0.11]}]
-    draw_curves(curves, tmp_path / "f.png", "photographs", "accuracy", None)
+    draw_curves([{**CURVE, "values": [0.01, 0.11]}], tmp_path / "f.png", "photographs", "accuracy", None)
     axes = drawn[0].axes[0]
     low, high = axes.get_ylim()
     assert sum(low <= place <= high for place in axes.get_yticks()) >= 3
@@ -143,33 +138,14 @@ def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
     unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}
-    names = [
-        path.name for path in draw_table(rows, summarize(rows), [CURVE, unevaluated], tmp_path, "f", "png")
-    ]
-    assert "f_curves.png" in names
-    assert "f_curves.png" not in [
-        path.name for path in draw_table(rows, summarize(rows), [unevaluated], tmp_path, "f", "png")
-    ]
+    assert "t_curves.png" in draw(rows, [CURVE, unevaluated], tmp_path)
+    assert "t_curves.png" not in draw(rows, [unevaluated], tmp_path)
 
 
-def test_fig3_without_any_arm_that_reached(tmp_path, drawn):
-    draw_fig3(outcome(rows_of("baseline", "none", 1, [None])), tmp_path / "f.png", "digits")
-    (axes,) = drawn[0].axes
-    assert dots(axes) == []
-    assert words(axes) == ["target not reached"]
-
-
-def test_fig3_names_arms_that_share_variant_and_factor(tmp_path, drawn):
+def test_fig3_names_arms_that_share_variant_and_factor(fig3):
     rows = rows_of("buffer_1k", "batch", 2, [100]) + rows_of("buffer_10k", "batch", 2, [200])
-    rows += rows_of("auto", "batch", "auto", [300])
-    draw_fig3(outcome(rows), tmp_path / "f.png", "digits")
-    assert rows_named(drawn[0].axes[0]) == ["buffer 1k", "buffer 10k", "batch, e = auto"]
-
-
-def test_arms_are_named_as_one_says_them():
-    assert readable("e2_steps_7000") == "e = 2, steps 7,000"
-    assert readable("example_before_e4_search0") == "example before e = 4, search 0"
-    assert readable("baseline") == "baseline"
+    axes = fig3(rows + rows_of("auto", "batch", "auto", [300]))
+    assert rows_named(axes) == ["buffer 1k", "buffer 10k", "batch, e = auto"]
 
 
 def test_best_points_at_the_end_of_an_axis_are_told():
@@ -185,54 +161,31 @@ def test_best_points_at_the_end_of_an_axis_are_told():
 
 
 @pytest.mark.parametrize(
-    ("searches", "trials", "says"),
+    ("caption", "searches", "trials", "says"),
     [
-        (1, 1, "Dots: one run per arm."),
-        (3, 1, "Dots: mean over 3 runs per arm; lines: minimum and maximum."),
-        (24, 1, "Dots: mean over 24 runs per arm; lines: 95 % interval of the mean."),
-        (1, 4, "Dots: best of 4 non-divergent trials per arm (one search, so no lines)."),
-        (
-            5,
-            100,
-            "Dots: mean over 5 searches per arm of the best of 100 non-divergent trials; lines: minimum",
-        ),
+        (caption_of_dots, 1, 1, "Dots: one run per arm."),
+        (caption_of_dots, 3, 1, "Dots: mean over 3 runs per arm; lines: minimum and maximum."),
+        (caption_of_dots, 24, 1, "Dots: mean over 24 runs per arm; lines: 95 % interval of the mean."),
+        (caption_of_dots, 1, 4, "Dots: best of 4 non-divergent trials per arm (one search, so no lines)."),
+        (caption_of_dots, 5, 100,
+         "Dots: mean over 5 searches per arm of the best of 100 non-divergent trials; lines: minimum"),
+        (caption_of_costs, 5, 1, "Mean over 5 seeds;"),
+        (caption_of_costs, 5, 4, "Mean of the best trial of each search;"),
     ],
-)
-def test_caption_states_trials_and_searches(searches, trials, says):
+)  # fmt: skip
+def test_a_caption_states_trials_and_searches(caption, searches, trials, says):
     arms = outcome(rows_of("baseline", "none", 1, [160] * searches, trials=trials))
-    assert caption_of_dots(arms).startswith(says)
+    assert caption(arms).startswith(says)
 
 
-@pytest.mark.parametrize(
-    ("trials", "says"), [(1, "Mean over 5 seeds;"), (4, "Mean of the best trial of each search;")]
-)
-def test_the_caption_of_lines_tells_seeds_from_searches(trials, says):
-    arms = outcome(rows_of("baseline", "none", 1, [160] * 5, trials=trials))
-    assert caption_of_costs(arms).startswith(says)
-
-
-def test_a_title_names_the_data_and_not_the_task_that_they_go_through():
-    row = rows_of("baseline", "none", 1, [160])[0] | {"experiment": "bccd", "task": "coco"}
-    assert describe([row]).startswith("bccd, blood cells:")
-
-
-def test_a_title_says_that_a_target_was_to_be_met_twice_in_a_row():
-    row = rows_of("baseline", "none", 1, [160])[0]
-    assert describe([row | {"target_in_a_row": 2}]) == f"{describe([row])} 2 times in a row"
+def test_a_title_names_the_data_and_how_often_a_target_is_to_be_met():
+    assert describe([ROW | {"experiment": "bccd", "task": "coco"}]).startswith("bccd, blood cells:")
+    assert describe([ROW | {"target_in_a_row": 2}]) == f"{describe([ROW])} 2 times in a row"
 
 
 def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path, drawn):
-    arms = [("none", 1), ("batch", 2), ("batch", 16), ("example_before_augmentation", 2)]
-    curves = [
-        {
-            "arm": variant,
-            "echo_variant": variant,
-            "echo_factor": factor,
-            "fresh_examples": [160, 320],
-            "values": [0.5, 0.98],
-        }
-        for variant, factor in arms
-    ]
+    before = {**echoed(2, "before"), "echo_variant": "example_before_augmentation"}
+    curves = [echoed(1), echoed(2), echoed(16), before]
     draw_curves(curves, tmp_path / "c.png", "digits", "accuracy", 0.97)
     two, sixteen = drawn[0].axes
     assert (two.get_title("center"), sixteen.get_title("center")) == ("e = 2", "e = 16")
@@ -247,51 +200,34 @@ def test_curves_draw_each_search_once_per_panel_and_error_for_accuracy(tmp_path,
 
 
 def test_a_curve_is_the_mean_over_searches_and_one_that_ended_stays():
-    curves = [
-        {"fresh_examples": [100, 200, 300], "values": [6.0, 4.0, 2.0]},
-        {"fresh_examples": [150, 250], "values": [5.0, 3.0]},
-    ]
-    x, mean, low, high = mean_and_band(curves, "cross_entropy")
+    longer = {"fresh_examples": [100, 200, 300], "values": [6.0, 4.0, 2.0]}
+    shorter = {"fresh_examples": [150, 250], "values": [5.0, 3.0]}
+    x, mean, low, high = mean_and_band([longer, shorter], "cross_entropy")
     assert list(x) == [150, 200, 250, 300]
     assert mean == pytest.approx([5.0, 4.0, 3.0, 2.5])
     assert (low[-1], high[-1]) == pytest.approx((2.0, 3.0))
-    _, mean, low, high = mean_and_band(
-        [{"fresh_examples": [1], "values": [0.99]}, {"fresh_examples": [1], "values": [0.96]}], "accuracy"
-    )
+    points = [{"fresh_examples": [1], "values": [value]} for value in (0.99, 0.96)]
+    _, mean, low, high = mean_and_band(points, "accuracy")
     assert (low[0], mean[0], high[0]) == pytest.approx((0.01, 0.02, 0.04))  # of the logarithm of the error
 
 
 def test_a_tuning_curve_is_the_best_of_the_first_trials(tmp_path, drawn):
-    costs = [None, 900, 1200, None, 700]
-    rows = [
-        {**row, "index": index, "to_target_fresh_examples": cost}
-        for repeat in (0, 1)
-        for index, cost in enumerate(costs)
-        for row in [rows_of("baseline", "none", 1, [1] * 2, trials=1)[repeat]]
-    ]
-    (curve, again) = tuning_curves(rows)
+    rows = rows_of("baseline", "none", 1, [1, 1], trials=5)
+    for row, cost in zip(rows, [None, 900, 1200, None, 700] * 2, strict=True):
+        row["to_target_fresh_examples"] = cost
+    curve, again = tuning_curves(rows)
     assert (curve["fresh_examples"], curve["values"]) == ([2, 3, 4, 5], [900, 900, 900, 700])
     assert again["values"] == curve["values"]
     assert tuning_curves(rows_of("baseline", "none", 1, [800, 900], trials=1)) == []
     assert tuning_curves(rows_of("baseline", "none", 1, [None])) == []
-    names = draw(rows, [], tmp_path, "x")
-    assert names == ["x.png", "x_tuning.png"]
+    assert draw(rows, [], tmp_path, "x") == ["x.png", "x_tuning.png"]
     assert drawn[1].axes[0].get_ylabel() == "fresh examples to the target"
     assert drawn[1].axes[0].get_xlabel() == "trials of the search"
 
 
 def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, drawn):
     curves = [
-        {
-            "arm": f"e{factor}_batch{batch_size}",
-            "echo_variant": "batch" if factor > 1 else "none",
-            "echo_factor": factor,
-            "batch_size": batch_size,
-            "fresh_examples": [160, 320],
-            "values": [0.5, 0.98],
-        }
-        for factor in (1, 2, 4, 8)
-        for batch_size in (32, 128)
+        echoed(factor, f"_{size}") | {"batch_size": size} for factor in (1, 2, 4, 8) for size in (32, 128)
     ]
     draw_curves(curves, tmp_path / "c.png", "d", "accuracy", 0.97, Sweep("echo_factor", lines="batch_size"))
     panels = [axes for axes in drawn[0].axes if axes.axison]
@@ -300,17 +236,7 @@ def test_panels_follow_what_was_swept_and_lines_tell_the_rest_apart(tmp_path, dr
 
 
 def test_arms_of_one_colour_in_a_panel_differ_in_dashes_and_are_named(tmp_path, drawn):
-    curves = [
-        {
-            "arm": f"e{factor}_of{size}",
-            "echo_variant": "batch" if factor > 1 else "none",
-            "echo_factor": factor,
-            "fresh_examples": [160, 320],
-            "values": [0.5, 0.98],
-        }
-        for factor in (1, 2)
-        for size in (359, 718, 1437)
-    ]
+    curves = [echoed(factor, f"_of{size}") for factor in (1, 2) for size in (359, 718, 1437)]
     draw_curves(curves, tmp_path / "c.png", "d", "accuracy", None)
     for factor, axes in enumerate(drawn[0].axes, start=1):
         names = [text.get_text() for text in axes.get_legend().texts]
@@ -337,6 +263,9 @@ def test_words_and_scales():
     assert count_scale(9999) == (1.0, "")
     assert count_scale(10_000) == (1e3, " (thousands)")
     assert count_scale(2_000_000) == (1e6, " (millions)")
+    assert readable("e2_steps_7000") == "e = 2, steps 7,000"
+    assert readable("example_before_e4_search0") == "example before e = 4, search 0"
+    assert [short_number(value) for value in (0.05, 200, 20_000, 2e6)] == ["0.05", "200", "20k", "2M"]
 
 
 def written(results):
@@ -352,6 +281,11 @@ def written(results):
 @pytest.fixture
 def results(tmp_path):
     return written(tmp_path / "results")
+
+
+@pytest.fixture
+def digits(results):
+    return results / "quickstart" / "digits"
 
 
 @pytest.fixture(scope="module")
@@ -404,96 +338,65 @@ def test_the_report_holds_table_figures_and_command(report):
     assert f'id="{linked[0].removeprefix("#")}"' in page  # from the contents
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("[{", "no JSON"),
-        ("[]", "an empty table"),
-        ('{"a": 1}', "no list of rows"),
-        ('[{"arm": "baseline", "echo_variant": "none"}]', "row 0 lacks experiment"),
-    ],
-)
-def test_a_table_that_cannot_be_used_is_named(results, content, says):
-    (results / "quickstart" / "digits" / "trials.json").write_text(content)
-    with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
-        draw_all(results, results / "figures")
+SPOILED_ROWS = [
+    ({"repeat": 0, "index": 0}, "is trial baseline/0/0 once more"),
+    ({"experiment": "other"}, "is of experiment other, in the folder of experiment quickstart"),
+    ({"task": "mnist"}, "is of task mnist, in the folder of task digits"),
+    ({"echo_variant": "loud"}, "has echo_variant loud"),
+    ({"experiment": "fig6"}, "lacks batch_size"),
+    ({"status": "finished"}, "has status finished, which must be one of running"),
+    ({"status": None}, "has status None"),
+    ({"counted": "yes"}, "has counted yes, which must be true or false"),
+    ({"index": None}, "has index None, which must be a whole number"),
+    ({"repeat": [1]}, r"has repeat \[1\], which must be a whole number"),
+    ({"echo_factor": 0}, "has echo_factor 0, which must be at least 1"),
+    ({"echo_factor": None}, "has echo_factor None"),
+    ({"to_target_fresh_examples": "9000"}, "has to_target_fresh_examples 9000"),
+    ({"to_target_steps": -1}, "has to_target_steps -1"),
+    ({"to_target_train_time_s": math.inf}, "has to_target_train_time_s inf"),
+    ({"best_value": math.nan}, "has best_value nan, which must be a finite number or null"),
+    ({"final_accuracy": "high"}, "has final_accuracy high"),
+    ({"target_value": 10**400}, "has target_value 1000"),
+    ({"shuffle_buffer": "1k"}, "has shuffle_buffer 1k, which must be a whole number or null"),
+    ({"positions": {"optimizer.momentum": "left"}}, "has positions"),
+    ({"experiment": ["quickstart"]}, "has experiment"),
+]
+ROW, *_ = rows_of("baseline", "none", 1, [8000])
+# Of a file the content, and what is said of it.
+SPOILED = [
+    ("trials", "[{", "no JSON"),
+    ("trials", "[]", "an empty table"),
+    ("trials", '{"a": 1}', "no list of rows"),
+    ("trials", '[{"arm": "baseline", "echo_variant": "none"}]', "row 0 lacks experiment"),
+    *(("trials", [ROW, ROW | {"index": 1} | change], f"row 1 {says}") for change, says in SPOILED_ROWS),
+    ("curves", {"a": 1}, "no list of curves"),
+    ("curves", [{"arm": "baseline"}], "curve 0 lacks one of arm"),
+    ("curves", [CURVE | {"arm": "x"}], r"curve 0 is of no arm of trials.json \(x\)"),
+    ("curves", [CURVE | {"values": [0.5]}], "curve 0 has not as many values"),
+    ("curves", [CURVE | {"values": 0.5}], "curve 0 has values 0.5, which must be a list of finite numbers"),
+    ("curves", [CURVE | {"values": [0.5, math.nan]}], "curve 0 has values"),
+    ("curves", [CURVE | {"fresh_examples": [0, math.inf]}],
+     "curve 0 has fresh_examples .* a list of whole numbers"),
+    ("curves", [CURVE | {"arm": ["baseline"]}], "curve 0 has arm"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"repeat": 0, "index": 0}, "row 1 is trial baseline/0/0 once more"),
-        ({"experiment": "other"}, "row 1 is of experiment other, in the folder of experiment quickstart"),
-        ({"task": "mnist"}, "row 1 is of task mnist, in the folder of task digits"),
-        ({"echo_variant": "loud"}, "row 1 has echo_variant loud"),
-        ({"experiment": "fig6"}, "row 1 lacks batch_size"),
-        ({"status": "finished"}, "row 1 has status finished, which must be one of running"),
-        ({"status": None}, "row 1 has status None"),
-        ({"counted": "yes"}, "row 1 has counted yes, which must be true or false"),
-        ({"index": None}, "row 1 has index None, which must be a whole number"),
-        ({"repeat": [1]}, r"row 1 has repeat \[1\], which must be a whole number"),
-        ({"echo_factor": 0}, "row 1 has echo_factor 0, which must be at least 1"),
-        ({"echo_factor": None}, "row 1 has echo_factor None"),
-        ({"to_target_fresh_examples": "9000"}, "row 1 has to_target_fresh_examples 9000"),
-        ({"to_target_steps": -1}, "row 1 has to_target_steps -1"),
-        ({"to_target_train_time_s": math.inf}, "row 1 has to_target_train_time_s inf"),
-        ({"best_value": math.nan}, "row 1 has best_value nan, which must be a finite number or null"),
-        ({"final_accuracy": "high"}, "row 1 has final_accuracy high"),
-        ({"target_value": 10**400}, "row 1 has target_value 1000"),
-        ({"shuffle_buffer": "1k"}, "row 1 has shuffle_buffer 1k, which must be a whole number or null"),
-        ({"positions": {"optimizer.momentum": "left"}}, "row 1 has positions"),
-        ({"experiment": ["quickstart"]}, "row 1 has experiment"),
-    ],
-)
-def test_a_row_that_does_not_belong_is_named(results, change, says):
-    rows = seven_arms()
-    rows[1] |= change
-    (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=rf"digits/trials\.json: {says}"):
-        draw_all(results, results / "figures")
-
-
-def test_a_table_in_the_folder_of_another_experiment_is_named(results):
-    (results / "quickstart").rename(results / "fig3")
-    with pytest.raises(
-        DataError, match="row 0 is of experiment quickstart, in the folder of experiment fig3"
-    ):
-        draw_all(results, results / "figures")
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ({"a": 1}, "no list of curves"),
-        ([{"arm": "baseline"}], "curve 0 lacks one of arm"),
-        ([CURVE | {"arm": "x"}], r"curve 0 is of no arm of trials.json \(x\)"),
-        ([CURVE | {"values": [0.5]}], "curve 0 has not as many values"),
-        ([CURVE | {"values": 0.5}], "curve 0 has values 0.5, which must be a list of finite numbers"),
-        ([CURVE | {"values": [0.5, math.nan]}], "curve 0 has values"),
-        (
-            [CURVE | {"fresh_examples": [0, math.inf]}],
-            "curve 0 has fresh_examples .* a list of whole numbers",
-        ),
-        ([CURVE | {"arm": ["baseline"]}], "curve 0 has arm"),
-    ],
-)
-def test_curves_that_do_not_belong_are_named(results, content, says):
-    (results / "quickstart" / "digits" / "curves.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=rf"digits/curves\.json: {says}"):
+@pytest.mark.parametrize(("name", "content", "says"), SPOILED, ids=[f"{one[0]}: {one[2]}" for one in SPOILED])
+def test_what_does_not_belong_into_a_table_is_named(results, digits, name, content, says):
+    (digits / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError, match=rf"digits/{name}\.json: {says}"):
         draw_all(results, results / "figures")
 
 
 def test_a_table_that_cannot_be_used_leaves_figures_and_report_as_they_were(report, tmp_path, refused):
     results = shutil.copytree(report, tmp_path / "results")
     drawn = {path: path.read_bytes() for path in (results / "figures").iterdir()}
-    later = results / "zzz" / "digits"  # read last
-    later.mkdir(parents=True)
-    (later / "trials.json").write_text('[{"arm": 1}]')
-    rows = seven_arms()[:3]
-    (results / "quickstart" / "digits" / "trials.json").write_text(json.dumps(rows))
-    (results / "quickstart" / "digits" / "curves.json").unlink()
+    shutil.copytree(results / "quickstart", results / "zzz")  # read last, and of another experiment
+    (results / "quickstart/digits/trials.json").write_text(json.dumps(seven_arms()[:3]))
+    (results / "quickstart/digits/curves.json").unlink()
     (line,) = refused(main, "--results", results).splitlines()
-    assert line.startswith(f"error: {later / 'trials.json'}: row 0 has arm 1, which must be a name")
+    says = "row 0 is of experiment quickstart, in the folder of experiment zzz"
+    assert line.startswith(f"error: {results / 'zzz/digits/trials.json'}: {says}")
     assert {path: path.read_bytes() for path in (results / "figures").iterdir()} == drawn
 
 
@@ -512,28 +415,25 @@ def test_a_figure_that_cannot_be_finished_is_left_as_it_was(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["text", "cut", "bomb"])
-def test_a_picture_that_cannot_be_shown_is_named(results, refused, monkeypatch, kind):
+def test_a_picture_that_cannot_be_shown_is_named(results, digits, refused, monkeypatch, kind):
     monkeypatch.setattr("adaecho.figures.__main__.draw_table", lambda *_: [])  # which takes seconds
     content = io.BytesIO()
     Image.new("1", (15_000, 15_000) if kind == "bomb" else (300, 300)).save(content, "PNG")
-    spoiled = {"text": b"hello", "cut": content.getvalue()[:60], "bomb": content.getvalue()}[kind]
-    (results / "quickstart" / "digits" / "boxes.png").write_bytes(spoiled)
+    picture = content.getvalue()
+    (digits / "boxes.png").write_bytes({"text": b"hello", "cut": picture[:60], "bomb": picture}[kind])
     (line,) = refused(main, "--results", results).splitlines()
     assert re.match(r"error: \S*boxes\.png: can't be shown \(.*\); restore it from git, or remove it", line)
     assert not (results / "figures" / "report.md").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_message(results, tmp_path, refused):
+def test_a_folder_that_cannot_be_written_or_holds_no_tables_is_one_clear_message(results, tmp_path, refused):
     (tmp_path / "file").write_text("")
     assert "file" in refused(main, "--results", results, "--into", tmp_path / "file" / "figures")
-
-
-def test_no_tables_is_one_clear_message(tmp_path, refused):
-    assert "no <experiment>/<task>/trials.json" in refused(main, "--results", tmp_path)
+    assert "no <experiment>/<task>/trials.json" in refused(main, "--results", tmp_path / "none")
 
 
 def test_a_sweep_is_drawn_in_its_folder(tmp_path):
-    rows = [row | {"best_value": 0.98} for row in seven_arms()]
+    rows = seven_arms()
     for row in best_trials(rows).values():
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
         folder.mkdir(parents=True)

@@ -1,6 +1,10 @@
+import itertools
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,38 +13,38 @@ from adaecho.figures import committed
 from adaecho.records.collect import _write, best_curves, collect_runs, collect_sweep, main, trial_row
 from adaecho.records.folder import RunFolder
 from adaecho.records.outcome import outcome
-from adaecho.records.trials import digest, read_rows, rows_of
+from adaecho.records.trials import digest, read_rows, rows_of, table_text
 
 
-def make_run(
-    path, *, variant="none", factor=1, cost=320, status="reached", host="a", overrides=("echo=none",)
-):
+def make_run(path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), **told):
     config = {
-        "task": {"name": "digits"},
-        "data": {"path": None},
-        "echo": {"variant": variant, "factor": factor},
-        "target": {"metric": "accuracy", "value": 0.97},
-        "seed": 3,
-        "batch_size": 32,
-    }
+        "task": {"name": "digits"}, "data": {"path": None}, "echo": {"variant": variant, "factor": factor},
+        "target": {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
+    }  # fmt: skip
+    to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
     summary = {
-        "status": status,
+        "status": status, "to_target": to_target if status == "reached" else None,
         "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
-        "to_target": {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
-        if status == "reached"
-        else None,
         "best": {"metric": "accuracy", "value": 0.98, "fresh_examples": cost},
-        "fresh_examples": cost,
-        "steps": 10,
-        "train_time_s": 0.6,
-    }
+        "fresh_examples": cost, "steps": 10, "train_time_s": 0.6, **told,
+    }  # fmt: skip
     run = RunFolder(path)
     with run.lock():
-        run.start(config, list(overrides), {"host": host, "slurm": {"job_id": str(path)}})
+        run.start(config, list(typed), {"host": variant, "slurm": {"job_id": str(path)}})
         for fresh_examples in range(160, cost + 1, 160):
             run.append_metrics({"fresh_examples": fresh_examples, "accuracy": fresh_examples / cost})
         run.write_summary(summary)
     return config, summary
+
+
+def make_sweep(sweep, *runs, **more):
+    """Of these runs, each an arm, an index and what ``make_run`` is told; its rows."""
+    rows = []
+    for arm, index, told in runs:
+        config, summary = make_run(sweep / arm / "0" / str(index), **told)
+        rows.append(trial_row(config, summary, experiment="x", arm=arm, index=index, **more))
+    (sweep / "trials.json").write_text(json.dumps(rows))
+    return rows
 
 
 def tables(folder):
@@ -51,142 +55,81 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
     config, summary = make_run(tmp_path / "run", variant="batch", factor=2)
     row = trial_row(config, summary, experiment="x", arm="batch_e2", repeat=1, index=4)
     assert row == {
-        "experiment": "x",
-        "task": "digits",
-        "arm": "batch_e2",
-        "echo_variant": "batch",
-        "echo_factor": 2,
-        "baseline": None,
-        "batch_size": 32,
-        "shuffle_buffer": 0,
-        "batch_shuffle_buffer": 0,
-        "repeat": 1,
-        "index": 4,
-        "status": "reached",
-        "counted": True,
-        "seed": 3,
+        "experiment": "x", "task": "digits", "arm": "batch_e2", "echo_variant": "batch", "echo_factor": 2,
+        "baseline": None, "batch_size": 32, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "repeat": 1,
+        "index": 4, "status": "reached", "counted": True, "seed": 3,
         "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
-        "target_metric": "accuracy",
-        "target_value": 0.97,
-        "target_in_a_row": 1,
-        "to_target_fresh_examples": 320,
-        "to_target_steps": 10,
-        "to_target_train_time_s": 0.5,
-        "best_value": 0.98,
-        "fresh_examples": 320,
-        "steps": 10,
-        "train_time_s": 0.6,
-        "trained_examples": 320,
-    }
+        "target_metric": "accuracy", "target_value": 0.97, "target_in_a_row": 1,
+        "to_target_fresh_examples": 320, "to_target_steps": 10, "to_target_train_time_s": 0.5,
+        "best_value": 0.98, "fresh_examples": 320, "steps": 10, "train_time_s": 0.6, "trained_examples": 320,
+    }  # fmt: skip
     assert outcome([row])[0]["fresh_examples"]["mean"] == 320
-
-
-def test_a_row_of_a_run_to_the_end_of_its_budget_holds_its_end_and_adascales_part(tmp_path):
-    config, summary = make_run(tmp_path / "run", status="budget_spent")
+    # To the end of its budget, with AdaScale:
     end = {"final": {"accuracy": 0.9, "cross_entropy": 0.3}, "gain": 1.5, "scale_invariant_steps": 15.0}
     row = trial_row(config, {**summary, **end}, experiment="x", arm="a")
     assert (row["final_accuracy"], row["final_cross_entropy"]) == (0.9, 0.3)
     assert (row["gain"], row["scale_invariant_steps"]) == (1.5, 15.0)
-
-
-def test_a_run_that_crashed_at_once_has_a_row(tmp_path):
-    config, _ = make_run(tmp_path / "run")
+    # Crashed at once:
     row = trial_row(config, {"status": "failed"}, experiment="x", arm="a", counted=False)
     assert row["to_target_fresh_examples"] is row["best_value"] is row["steps"] is None
     assert outcome([row])[0]["failed"] == 1
 
 
-def test_single_runs_become_arms(tmp_path):
-    make_run(tmp_path / "one", cost=640, overrides=["task=digits"])
-    make_run(tmp_path / "two", variant="batch", factor=2, host="b", overrides=["echo=batch", "echo.factor=2"])
+def test_single_runs_become_arms_and_what_they_knew_of_their_data_is_kept_once(tmp_path):
+    known = {"data": {"data_sha256": "ab"}}
+    make_run(tmp_path / "one", cost=640, typed=["task=digits"], sample="babble of one", **known)
+    make_run(tmp_path / "two", variant="batch", factor=2, typed=["echo=batch", "echo.factor=2"], **known)
     into = collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "first")
     assert into == tmp_path / "results" / "first" / "digits"
     found = tables(into)
     assert [row["arm"] for row in found["trials"]] == ["baseline", "batch_e2"]
     assert [arm["ratio_to_baseline"] for arm in found["outcome"]] == pytest.approx([1.0, 0.5])
-    assert found["curves"][1]["fresh_examples"] == [160, 320]
-    assert found["curves"][1]["values"] == [0.5, 1.0]
-    last = found["curves"][1]["last"]
-    assert (last["fresh_examples"], last["accuracy"]) == (320, 1.0)
-    assert not any(key.endswith("_s") for key in last)
-    assert found["origin"]["commands"] == [
-        "python -m adaecho.run task=digits",
-        "python -m adaecho.run echo=batch echo.factor=2",
-    ]
-    assert found["origin"]["environments"] == [{"host": "a"}, {"host": "b"}]
-
-
-def test_what_runs_knew_of_their_data_is_kept_once(tmp_path):
-    for name, variant in (("one", "none"), ("two", "batch")):
-        make_run(tmp_path / name, variant=variant, factor=1 if variant == "none" else 2)
-        path = tmp_path / name / "summary.json"
-        told = {"data": {"data_sha256": "ab"}, "sample": f"babble of {name}"}
-        path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
-    origin = tables(collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "text"))[
-        "origin"
-    ]
-    assert (origin["data"], origin["sample"]) == ([{"data_sha256": "ab"}], "babble of one")
+    curve = found["curves"][1]
+    assert (curve["fresh_examples"], curve["values"]) == ([160, 320], [0.5, 1.0])
+    assert (curve["last"]["fresh_examples"], curve["last"]["accuracy"]) == (320, 1.0)
+    assert not any(key.endswith("_s") for key in curve["last"])
+    typed = ["task=digits", "echo=batch echo.factor=2"]
+    origin = found["origin"]
+    assert origin["commands"] == [f"python -m adaecho.run {one}" for one in typed]
+    assert origin["environments"] == [{"host": "none"}, {"host": "batch"}]
+    assert (origin["data"], origin["sample"]) == ([known["data"]], "babble of one")
 
 
 def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
-    sweep, rows = tmp_path / "sweep", []
-    for index, cost in enumerate((640, 320)):
-        config, summary = make_run(sweep / "baseline" / "0" / str(index), cost=cost)
-        rows.append(trial_row(config, summary, experiment="x", arm="baseline", index=index))
-    (sweep / "trials.json").write_text(json.dumps(rows))
-    main(
-        [
-            str(sweep),
-            "--results",
-            str(tmp_path / "results"),
-            "--command",
-            "python -m adaecho.run -m experiment=x",
-        ]
+    sweep, results, command = (
+        tmp_path / "sweep",
+        tmp_path / "results",
+        "python -m adaecho.run -m experiment=x",
     )
-    found = tables(tmp_path / "results" / "x" / "digits")
+    rows = make_sweep(sweep, ("baseline", 0, {"cost": 640}), ("baseline", 1, {"cost": 320}))
+    main([str(sweep), "--results", str(results), "--command", command])
+    found = tables(results / "x" / "digits")
     assert found["trials"] == rows
     assert [curve["index"] for curve in found["curves"]] == [1]
     assert found["outcome"] == outcome(rows)
-    digests = {path.name: digest(path.read_bytes()) for path in (tmp_path / "results/x/digits").iterdir()}
-    digests.pop("origin.json")
-    assert found["origin"] == {
-        "sha256": digests,
-        "commands": ["python -m adaecho.run -m experiment=x"],
-        "environments": [{"host": "a"}],
-    }
+    digests = {path.name: digest(path.read_bytes()) for path in (results / "x/digits").iterdir()}
+    del digests["origin.json"]
+    assert found["origin"] == {"sha256": digests, "commands": [command], "environments": [{"host": "none"}]}
 
 
 def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
-    sweep, rows = tmp_path / "sweep", []
-    for arm, number, status in (
-        ("alone", 1, "budget_spent"),
-        ("searched", 2, "budget_spent"),
-        ("reached", 1, "reached"),
-    ):
-        for index in range(number):
-            config, summary = make_run(sweep / arm / "0" / str(index), status=status)
-            rows.append(trial_row(config, summary, experiment="x", arm=arm, index=index))
-    assert [curve["arm"] for curve in best_curves(rows, sweep)] == ["alone", "reached"]
+    missed = {"status": "budget_spent"}
+    arms = [("alone", 0, missed), ("searched", 0, missed), ("searched", 1, missed), ("reached", 0, {})]
+    rows = make_sweep(tmp_path, *arms)
+    assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["alone", "reached"]
     rows[0]["counted"] = False
-    assert [curve["arm"] for curve in best_curves(rows, sweep)] == ["reached"]
+    assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["reached"]
 
 
-@pytest.mark.parametrize("name", ["run/environment.json", "run"])
+@pytest.mark.parametrize("name", ["0/environment.json", "0"])
 def test_nothing_is_collected_through_a_link(tmp_path, name):
     """What a received one leads to may be any file of one's own, and tables are committed."""
-    config, summary = make_run(tmp_path / "mine")
-    sweep = tmp_path / "sweep"
-    row = trial_row(config, summary, experiment="x", arm="run", repeat=0, index=0)
-    (sweep / "run/0").mkdir(parents=True)
-    if name == "run":
-        (sweep / "run/0/0").symlink_to(tmp_path / "mine")
-    else:
-        make_run(sweep / "run/0/0")
-        (sweep / "run/0/0/environment.json").unlink()
-        (sweep / "run/0/0/environment.json").symlink_to(tmp_path / "mine/environment.json")
-    (sweep / "trials.json").write_text(json.dumps([row]))
+    make_sweep(tmp_path / "sweep", ("run", 0, {}))
+    link, mine = tmp_path / "sweep/run/0" / name, tmp_path / "mine"
+    link.rename(mine)
+    link.symlink_to(mine)
     with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):
-        collect_sweep(sweep, tmp_path / "results", "command")
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "command")
     assert not list(tmp_path.glob("results/*/*/*.json"))
 
 
@@ -216,46 +159,36 @@ def test_a_collect_that_is_killed_leaves_no_new_rows_beside_old_curves(tmp_path,
     make_run(tmp_path / "new")
 
     def read(into):
-        rows = committed.read_table(into / "trials.json")
-        return (
-            rows,
-            committed.read_curves(into / "trials.json", rows),
-            committed.read_commands(into / "trials.json"),
-        )
+        path = into / "trials.json"
+        rows = committed.read_table(path)
+        return rows, committed.read_curves(path, rows), committed.read_commands(path)
 
-    def collected(run, results, kill_at=None):
-        calls = 0
+    def collected(results, kill_at):
+        calls = itertools.count(1)
 
         def touch(original):
             def call(*arguments, **options):
-                nonlocal calls
-                calls += 1
-                if calls == kill_at:
+                if next(calls) == kill_at:
                     raise KeyboardInterrupt
                 return original(*arguments, **options)
 
             return call
 
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "open")):
                 patched.setattr(owner, name, touch(getattr(owner, name)))
-            try:
-                collect_runs([run], results, "x")
-            except KeyboardInterrupt:
-                return False
-        return True
+            return collect_runs([tmp_path / "new"], results, "x")
 
     ends = [read(collect_runs([tmp_path / name], tmp_path / name, "x")) for name in ("old", "new")]
     seen = set()
     for kill_at in range(1, 100):
         results = tmp_path / f"killed{kill_at}"
-        collect_runs([tmp_path / "old"], results, "x")
-        into = results / "x/digits"
+        into = collect_runs([tmp_path / "old"], results, "x")
         if not with_digests:
             origin = json.loads((into / "origin.json").read_text())
-            origin.pop("sha256")
+            del origin["sha256"]
             (into / "origin.json").write_text(json.dumps(origin))
-        ended = collected(tmp_path / "new", results, kill_at)
+        ended = collected(results, kill_at)
         try:
             seen.add(ends.index(read(into)))
         except DataError as error:
@@ -277,3 +210,39 @@ def test_a_table_without_curves_leaves_no_older_ones(tmp_path):
     (into / "curves.json").write_text("[]")
     with pytest.raises(DataError, match=r"curves\.json: not what origin\.json tells of"):
         committed.read_curves(into / "trials.json", committed.read_table(into / "trials.json"))
+
+
+ROW: dict[str, Any] = {
+    "experiment": "fig3", "arm": "baseline", "repeat": 0, "counted": True, "baseline": None,
+    "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
+    "to_target_fresh_examples": 1600, "best_value": 0.9722222222222222,
+}  # fmt: skip
+
+
+OF_NO_POINT = ROW | {"hyperparameters": {}}
+TABLES = {
+    "one row": [ROW],
+    "of another cost": [ROW, ROW | {"repeat": 1, "to_target_fresh_examples": None}],
+    "no points": [OF_NO_POINT, OF_NO_POINT | {"repeat": 1}],
+    "a point in the second": [OF_NO_POINT, ROW],
+    "a point in the first": [ROW, OF_NO_POINT],
+    "another point": [ROW, ROW | {"hyperparameters": {"schedule.decay_steps": 10}, "repeat": True}],
+}
+
+
+@pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("text_of", [table_text, json.dumps], ids=["a table", "a sweep's own list"])
+def test_rows_come_back_as_they_were(
+    rows: list[dict[str, Any]], text_of: Callable[[Any], str], tmp_path: Path
+) -> None:
+    (tmp_path / "trials.json").write_text(text_of(rows))
+    assert read_rows(tmp_path / "trials.json") == rows
+
+
+def test_constant_columns_are_written_once_and_what_a_row_lacks_is_null(tmp_path: Path) -> None:
+    text = table_text([ROW, ROW | {"repeat": 1}, ROW | {"repeat": 2}])
+    assert text.count("fig3") == text.count("null") == 1
+    assert text.splitlines()[-4:] == ["[0],", "[1],", "[2]", "]}"]
+    (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
+    lacking = {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}  # part of a point is not null
+    assert read_rows(tmp_path / "trials.json")[1] == lacking

@@ -1,4 +1,5 @@
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -21,16 +22,8 @@ def test_it_names_what_can_change_a_result():
 
 
 def test_slurm_ids_are_those_of_now(monkeypatch):
-    for name in (
-        "JOB_ID",
-        "ARRAY_JOB_ID",
-        "ARRAY_TASK_ID",
-        "RESTART_COUNT",
-        "PROCID",
-        "NODELIST",
-        "CLUSTER_NAME",
-    ):
-        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
     assert environment()["slurm"] == {}
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
@@ -38,30 +31,25 @@ def test_slurm_ids_are_those_of_now(monkeypatch):
 
 
 def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    result = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return result.stdout.strip()
+    """Exit status, and what it prints."""
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.returncode, done.stdout.strip()
 
 
-def test_git_commit_and_whether_the_code_differs_from_it(tmp_path):
+def test_git_commit_and_whether_the_code_differs_from_it(tmp_path, monkeypatch):
     assert module._git(tmp_path) is None
     git(tmp_path, "init", "-q")
     assert module._git(tmp_path) is None  # no commit yet
     (tmp_path / "code.py").write_text("1")
     git(tmp_path, "add", "code.py")
-    git(tmp_path, "commit", "-q", "-m", "x")
-    sha = git(tmp_path, "rev-parse", "HEAD")
+    assert git(tmp_path, "commit", "-q", "-m", "x") == (0, "")
+    _, sha = git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "untracked").write_text("")
     assert module._git(tmp_path) == {"sha": sha, "dirty": False}
     (tmp_path / "code.py").write_text("2")
     assert module._git(tmp_path) == {"sha": sha, "dirty": True}
-
-
-def test_without_git_the_record_says_so(tmp_path, monkeypatch):
-    (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert module._git(tmp_path) is None
 
@@ -71,23 +59,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("origin", sorted((ROOT / "results").glob("*/*/origin.json")), ids=str)
 def test_a_record_names_a_commit_of_this_repository_or_says_why_not(origin):
-    if not (ROOT / ".git").exists() or _git_says("rev-parse", "--is-shallow-repository") != "false":
+    if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository")[1] != "false":
         pytest.skip("no checkout with its history")
     record = json.loads(origin.read_text())
+    note = record.get("note", "")
     for made in record["environments"]:
-        known = made["git"] is not None and _is_ancestor(made["git"]["sha"])
-        note = record.get("note", "")
-        assert known or "established" in note or made["git"]["sha"][:7] in note
-
-
-def _git_says(*arguments):
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
-
-
-def _is_ancestor(sha):
-    command = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", sha, "HEAD"]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+        sha = made["git"] and made["git"]["sha"]
+        known = sha and git(ROOT, "merge-base", "--is-ancestor", sha, "HEAD")[0] == 0
+        assert known or "established" in note or sha[:7] in note
 
 
 def test_the_line_for_reports_names_code_and_machine_but_not_the_host():

@@ -21,9 +21,10 @@ def fill(path):
     assert shutil.disk_usage(path).free == 0
 
 
-def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
+def test_a_disk_that_fills_leaves_the_old_records_whole_and_starts_no_run(tmp_path):
     with small_disk(disk := tmp_path / "disk", "size=64k"):
         run = RunFolder(disk / "run")
+        (disk / "another").mkdir()
         with run.lock():
             run.append_metrics({"number": 0})
             run.write_summary({"status": "running"})
@@ -35,6 +36,9 @@ def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
                 run.write_summary({"status": "reached", "big": big})
             with pytest.raises(FolderError, match="the disk is full"):
                 run.write_traceback(big)
+            with pytest.raises(FolderError, match="another: the disk is full"):
+                RunFolder(disk / "another").lock().__enter__()
+            assert os.listdir(disk / "another") == []
             assert run.read_metrics() == [{"number": 0}]
             assert run.read_summary() == {"status": "running"}
             assert not list(run.path.glob(".*.tmp"))
@@ -43,29 +47,14 @@ def test_a_disk_that_fills_leaves_the_old_records_whole(tmp_path):
             assert len(run.read_metrics()) == 2
 
 
-def test_a_run_does_not_start_on_a_full_disk(tmp_path):
-    with small_disk(disk := tmp_path / "disk", "size=64k"):
-        (disk / "run").mkdir()
-        fill(disk)
-        with pytest.raises(FolderError, match="run: the disk is full"), RunFolder(disk / "run").lock():
-            pass
-        assert os.listdir(disk / "run") == []
-
-
-def test_a_read_only_folder_is_named(tmp_path):
-    with small_disk(disk := tmp_path / "disk", "ro"):
-        run = RunFolder(disk / "run")
-        with (
-            pytest.raises(FolderError, match=r"disk/run: can't be written \(Read-only file system\)"),
-            run.lock(),
-        ):
-            pass
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+def test_a_place_where_no_folder_can_be_is_named(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(FolderError, match="a file stands where the run folder should be"):
         RunFolder(tmp_path / "run").lock().__enter__()
+    with small_disk(disk := tmp_path / "disk", "ro"):
+        says = r"disk/run: can't be written \(Read-only file system\)"
+        with pytest.raises(FolderError, match=says):
+            RunFolder(disk / "run").lock().__enter__()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -97,14 +86,9 @@ def test_a_partly_written_line_is_taken_back(tmp_path, monkeypatch):
 def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "checkpoint.pt"
     files.write_text(path, "good")
-
-    def interrupted():
-        with files.atomic_file(path) as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    writing = files.atomic_file(path)
+    writing.__enter__().write(b"half")
+    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "it goes on"
     assert path.read_text() == "good"
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
 

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -27,15 +29,15 @@ sys.stdin.read()
 """
 
 
-def hold(folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout.readline() == b"held\n"
-    return process
+@contextmanager
+def another_process(folder):
+    """One that holds the folder."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def write_lock(folder, age_s=0.0, **changes):
@@ -56,54 +58,65 @@ def held(folder):
     mine.release()
 
 
-def test_a_second_live_process_is_refused_by_name_and_a_dead_one_is_not(tmp_path):
-    with hold(tmp_path) as process:
-        mine = FolderLock(tmp_path)
-        with pytest.raises(FolderError, match=f"process {process.pid} on host {socket.gethostname()}"):
-            mine.acquire()
-        assert not mine.is_mine()
+def is_refused(folder, says):
+    with pytest.raises(lock.FolderInUseError, match=says):
+        FolderLock(folder).acquire()
+
+
+def is_free(folder):
+    assert not is_held(folder)
+    with held(folder):
+        pass
+
+
+def test_a_live_process_is_named_also_one_that_is_stopped_however_long_and_a_dead_one_is_none(tmp_path):
+    with another_process(tmp_path) as process:
+        is_refused(tmp_path, f"process {process.pid} on host {socket.gethostname()}")
+        os.kill(process.pid, signal.SIGSTOP)
+        os.utime(tmp_path / "lock", (time.time() - 10 * lock.STALE_AFTER_S,) * 2)
+        is_refused(tmp_path, f"process {process.pid}")
         process.kill()
         # Not waited for: a dead child that its parent has not collected yet holds nothing.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with held(tmp_path):
-            pass
+        is_free(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_holder_that_is_stopped_keeps_its_folder_however_long(tmp_path):
-    with hold(tmp_path) as process:
-        os.kill(process.pid, signal.SIGSTOP)
-        os.utime(tmp_path / "lock", (time.time() - 10 * lock.STALE_AFTER_S,) * 2)
-        with pytest.raises(FolderError, match=f"process {process.pid}"):
-            FolderLock(tmp_path).acquire()
-        process.kill()
-
-
 def test_a_second_writer_in_this_process_is_refused(tmp_path):
-    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
-    first.acquire()
-    with pytest.raises(FolderError, match=f"process {os.getpid()}"):
-        second.acquire()
-    second.release()
-    assert first.is_mine()
-    first.release()
+    second = FolderLock(tmp_path)
+    with held(tmp_path) as first:
+        with pytest.raises(FolderError, match=f"process {os.getpid()}"):
+            second.acquire()
+        assert not second.is_mine()
+        second.release()
+        assert first.is_mine()
     second.acquire()
     second.release()
 
 
 def test_a_reused_pid_is_not_the_holder(tmp_path):
     write_lock(tmp_path, host=socket.gethostname(), pid=os.getpid(), process_start="another boot:17")
-    with held(tmp_path):
-        pass
+    is_free(tmp_path)
 
 
-def test_another_host_counts_as_alive_while_its_heart_beats(tmp_path):
-    write_lock(tmp_path, age_s=lock.STALE_AFTER_S - 30)
-    with pytest.raises(FolderError, match="process 1 on host elsewhere is writing this folder since today"):
-        FolderLock(tmp_path).acquire()
-    write_lock(tmp_path, age_s=lock.STALE_AFTER_S + 30)
-    with held(tmp_path):
-        pass
+@pytest.mark.parametrize("here", [False, True], ids=["on another host", "hidden by hidepid"])
+def test_who_cannot_be_looked_up_counts_as_alive_while_its_heart_beats(tmp_path, monkeypatch, here):
+    """``hidepid`` shows each user their own processes alone."""
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid())}
+    read_text = Path.read_text
+
+    def hidden(path, *arguments, **named):
+        if path.name == "stat":
+            raise PermissionError(13, "Permission denied")
+        return read_text(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    write_lock(tmp_path, lock.STALE_AFTER_S - 30, **(holder if here else {}))
+    is_refused(tmp_path, "is writing this folder since today")
+    write_lock(tmp_path, -10_000, **(holder if here else {}))
+    is_refused(tmp_path, r"in the future, as a clock was set back.*remove .*/lock")
+    write_lock(tmp_path, lock.STALE_AFTER_S + 30, **(holder if here else {}))
+    is_free(tmp_path)
 
 
 def test_the_heart_beats(tmp_path, monkeypatch):
@@ -118,40 +131,22 @@ def test_the_heart_beats(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", ["", '{"host": "els', "[" * 100_000], ids=["nothing", "a part", "depth"])
-def test_a_lock_whose_writer_was_killed_before_it_signed_is_taken_over(tmp_path, torn):
-    (tmp_path / "lock").write_text(torn)
-    os.utime(tmp_path / "lock", (0, 0))
-    assert not is_held(tmp_path)
-    with held(tmp_path):
-        pass
-
-
-def test_an_unsigned_lock_with_a_time_in_the_future_is_taken_over(tmp_path, monkeypatch):
+@pytest.mark.parametrize("age_s", [10**9, -10_000], ids=["old", "of the future"])
+def test_a_lock_whose_writer_was_killed_before_it_signed_is_taken_over(tmp_path, monkeypatch, torn, age_s):
     monkeypatch.setattr(lock, "_UNNAMED_AFTER_S", 0.1)
-    (tmp_path / "lock").touch()
-    os.utime(tmp_path / "lock", (time.time() + 10_000,) * 2)
+    (tmp_path / "lock").write_text(torn)
+    os.utime(tmp_path / "lock", (time.time() - age_s,) * 2)
     with held(tmp_path):
         pass
 
 
-def test_a_heartbeat_in_the_future_is_explained(tmp_path):
-    write_lock(tmp_path, age_s=-10_000)
-    with pytest.raises(FolderError, match=r"in the future, as a clock was set back.*remove .*/lock"):
-        FolderLock(tmp_path).acquire()
-
-
-def test_a_folder_copied_while_its_run_lives_is_free(tmp_path):
-    with hold(tmp_path / "run") as process:
+def test_a_folder_copied_while_its_run_lives_is_free_and_one_that_was_moved_is_not(tmp_path):
+    with another_process(tmp_path / "run") as process:
         shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copy2)
-        copy, original = FolderLock(tmp_path / "copy"), FolderLock(tmp_path / "run")
-        assert [is_held(one.folder) for one in (copy, original)] == [False, True]
-        with held(copy.folder), pytest.raises(FolderError, match=f"process {process.pid}"):
-            original.acquire()
-        # Moved, not copied: its process goes on in it.
+        is_free(tmp_path / "copy")
+        is_refused(tmp_path / "run", f"process {process.pid}")
         (tmp_path / "run").rename(tmp_path / "moved")
-        with pytest.raises(FolderError, match=f"process {process.pid}"):
-            FolderLock(tmp_path / "moved").acquire()
-        process.kill()
+        is_refused(tmp_path / "moved", f"process {process.pid}")
 
 
 def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):
@@ -162,27 +157,20 @@ def test_a_lock_that_was_taken_over_is_left_to_its_new_holder(tmp_path):
 
 
 def test_of_many_that_find_a_stale_lock_one_wins(tmp_path):
+    barrier = threading.Barrier(8)
+
+    def race(one):
+        barrier.wait()
+        with suppress(FolderError):
+            one.acquire()
+
     for _ in range(20):
         write_lock(tmp_path, host=socket.gethostname(), process_start="gone")
         locks = [FolderLock(tmp_path) for _ in range(8)]
-        barrier, refused = threading.Barrier(8), []
-
-        def race(one, barrier=barrier, refused=refused):
-            barrier.wait()
-            try:
-                one.acquire()
-            except FolderError:
-                refused.append(one)
-
-        threads = [threading.Thread(target=race, args=(one,)) for one in locks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        holders = [one for one in locks if one.is_mine()]
-        assert len(holders) == 1
-        assert len(refused) == 7
-        holders[0].release()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(race, locks))
+        (holder,) = [one for one in locks if one.is_mine()]
+        holder.release()
 
 
 def test_a_folder_that_is_moved_aside_while_its_lock_is_taken_is_made_again(tmp_path, monkeypatch):
@@ -211,35 +199,15 @@ def test_a_process_that_was_forked_meanwhile_keeps_no_other_out(tmp_path, monkey
     monkeypatch.setattr(lock.os, "open", forked)
     with lock.alone(tmp_path):
         pass
-    other = opened(tmp_path, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    for descriptor in (other, *copies):
+    copies.append(opened(tmp_path, os.O_RDONLY))
+    fcntl.flock(copies[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for descriptor in copies:
         os.close(descriptor)
 
 
-def test_a_holder_whom_the_process_table_hides_counts_as_alive_while_its_heart_beats(tmp_path, monkeypatch):
-    """``hidepid`` shows each user their own processes alone."""
-    read_text = Path.read_text
-
-    def hidden(path, *arguments, **named):
-        if path.name == "stat":
-            raise PermissionError(13, "Permission denied")
-        return read_text(path, *arguments, **named)
-
-    holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid())}
-    monkeypatch.setattr(Path, "read_text", hidden)
-    write_lock(tmp_path, age_s=lock.STALE_AFTER_S - 30, **holder)
-    with pytest.raises(FolderError, match="is writing this folder"):
-        FolderLock(tmp_path).acquire()
-    write_lock(tmp_path, age_s=lock.STALE_AFTER_S + 30, **holder)
-    with held(tmp_path):
-        pass
-
-
 def test_process_start_tells_processes_apart():
-    assert process_start(os.getpid()) == process_start(os.getpid())
     # Process 1 began long before this one; a parent may have begun in the same clock tick.
-    assert process_start(os.getpid()) != process_start(1)
+    assert process_start(os.getpid()) == process_start(os.getpid()) != process_start(1)
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert process_start(child.pid) is None
@@ -275,15 +243,15 @@ def test_a_holder_that_tidies_up_while_another_process_looks_is_no_error(tmp_pat
     assert len(set(probes)) == 2
 
 
-@pytest.mark.parametrize(("age_s", "held"), [(0.0, True), (lock.STALE_AFTER_S + 30, False)])
-def test_who_may_only_read_sees_whether_a_folder_is_held(tmp_path, monkeypatch, age_s, held):
+@pytest.mark.parametrize(("age_s", "expected"), [(0.0, True), (lock.STALE_AFTER_S + 30, False)])
+def test_who_may_only_read_sees_whether_a_folder_is_held(tmp_path, monkeypatch, age_s, expected):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     write_lock(tmp_path, age_s)
     monkeypatch.setattr(Path, "touch", refused)
     monkeypatch.setattr(Path, "unlink", refused)
-    assert is_held(tmp_path) == held
+    assert is_held(tmp_path) == expected
 
 
 def test_a_folder_that_is_moved_while_another_process_looks_is_not_held(tmp_path, monkeypatch):
@@ -296,22 +264,13 @@ def test_a_folder_that_is_moved_while_another_process_looks_is_not_held(tmp_path
 
 @pytest.mark.parametrize(
     "odd",
-    [{"pid": value} for value in ("12", "../self", -1, 0, 10**30, 1.5, True, None, [1], {"a": 1})]
-    + [
-        {"host": 3},
-        {"folder": 7},
-        {"folder": "a\0b"},
-        {"since": None},
-        {"token": ["x"]},
-        {"process_start": 4},
-    ],
+    [*({"pid": value} for value in ("12", "../self", -1, 0, 10**30, 1.5, True, None, [1], {"a": 1})),
+     {"host": 3}, {"folder": 7}, {"folder": "a\0b"}, {"since": None}, {"token": ["x"]}, {"process_start": 4}],
     ids=str,
-)
+)  # fmt: skip
 def test_a_lock_of_which_no_process_can_be_the_holder_is_taken_over(tmp_path, odd):
     with held(tmp_path):
         holder = json.loads((tmp_path / "lock").read_text())
     (tmp_path / "lock").write_text(json.dumps(holder | odd))
     os.utime(tmp_path / "lock", (1, 1))
-    assert not is_held(tmp_path)
-    with held(tmp_path):
-        pass
+    is_free(tmp_path)

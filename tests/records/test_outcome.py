@@ -1,30 +1,33 @@
+"""What arms cost, in means, ratios and intervals, by hand and against the formulas written out."""
+
+import math
 import random
 from itertools import count, groupby
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, without_target
+from adaecho.records.statistics import Ratio, cost_ratio
 
 _repeats = count()
 
 
-def trial(arm, repeat, index, cost, *, status=None, counted=True, factor=1, variant="none", time_s=1.0):
+def trial(arm, repeat, index, cost, *, factor=1, variant="none", time_s=1.0, **more):
     """A trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
     return {
-        "arm": arm,
-        "echo_variant": variant,
-        "echo_factor": factor,
-        "repeat": repeat,
-        "index": index,
-        "status": status or ("budget_spent" if cost is None else "reached"),
-        "counted": counted,
-        "target_metric": "accuracy",
-        "target_value": 0.97,
-        "fresh_examples": cost or 5000,
-        "to_target_fresh_examples": cost,
-        "to_target_steps": None if cost is None else cost // 32 * factor,
-        "to_target_train_time_s": None if cost is None else time_s,
-    }
+        "arm": arm, "echo_variant": variant, "echo_factor": factor, "repeat": repeat, "index": index,
+        "status": "budget_spent" if cost is None else "reached", "counted": True,
+        "target_metric": "accuracy", "target_value": 0.97, "fresh_examples": cost or 5000,
+        "to_target_fresh_examples": cost, "to_target_steps": None if cost is None else cost // 32 * factor,
+        "to_target_train_time_s": None if cost is None else time_s, **more,
+    }  # fmt: skip
+
+
+def searches(arm, *costs, **more):
+    """Of one trial each."""
+    return [trial(arm, repeat, 0, cost, **more) for repeat, cost in enumerate(costs)]
 
 
 def test_two_arms_by_hand():
@@ -33,57 +36,34 @@ def test_two_arms_by_hand():
         trial("baseline", 0, 1, 3200, time_s=4.0),
         trial("baseline", 1, 0, None),
         trial("baseline", 1, 1, 9600, time_s=6.0),
-        trial("batch_e2", 0, 0, 1600, factor=2, variant="batch"),
-        trial("batch_e2", 1, 0, 4800, factor=2, variant="batch"),
+        *searches("batch_e2", 1600, 4800, factor=2, variant="batch"),
     ]
     baseline, batch = outcome(rows)
-    half = (
-        12.706204736  # Student's t with one degree of freedom; costs lie one unit on either side of the mean
-    )
+    half = 12.706204736  # Student's t with one degree of freedom; costs lie a unit on either side of the mean
     for cost, unit in (("fresh_examples", 3200), ("steps", 100), ("train_time_s", 1)):
-        interval = baseline[cost].pop("low"), baseline[cost].pop("high")
-        mean = baseline[cost]["mean"]
+        interval, mean = (baseline[cost].pop("low"), baseline[cost].pop("high")), baseline[cost]["mean"]
         assert interval == pytest.approx((mean - half * unit, mean + half * unit))
     assert baseline == {
-        "arm": "baseline",
-        "echo_variant": "none",
-        "echo_factor": 1,
-        "searches": 2,
-        "reached": 2,
-        "trials": 4,
-        "diverged": 0,
-        "missed": 1,
-        "failed": 0,
+        "arm": "baseline", "echo_variant": "none", "echo_factor": 1, "searches": 2, "reached": 2, "trials": 4,
+        "diverged": 0, "missed": 1, "failed": 0, "baseline": "baseline", "ratio_to_baseline": 1.0,
+        "ratio_low": None, "ratio_high": None,
         "fresh_examples": {"mean": 6400, "min": 3200, "max": 9600},
         "steps": {"mean": 200, "min": 100, "max": 300},
         "train_time_s": {"mean": 5.0, "min": 4.0, "max": 6.0},
-        "baseline": "baseline",
-        "ratio_to_baseline": 1.0,
-        "ratio_low": None,
-        "ratio_high": None,
-    }
-    expected = {"fresh_examples": (3200, 1600, 4800), "steps": (200, 100, 300)}
-    for cost, numbers in expected.items():
+    }  # fmt: skip
+    for cost, numbers in {"fresh_examples": (3200, 1600, 4800), "steps": (200, 100, 300)}.items():
         assert tuple(batch[cost][key] for key in ("mean", "min", "max")) == numbers
     # Of geometric means: (1600 * 4800) / (3200 * 9600) under the root.
     assert batch["ratio_to_baseline"] == pytest.approx(0.5)
     assert batch["ratio_low"] < 0.5 < batch["ratio_high"]
 
 
-def test_a_tie_goes_to_the_lower_index_whatever_the_order():
-    rows = [
-        trial("a", 0, 2, 320, time_s=9.0),
-        trial("a", 0, 1, 320, time_s=5.0),
-        trial("a", 0, 0, 640, time_s=1.0),
-    ]
+def test_fewest_fresh_examples_win_whatever_the_time_and_a_tie_goes_to_the_lower_index():
+    times = ((2, 320, 9.0), (1, 320, 5.0), (0, 640, 1.0))
+    rows = [trial("a", 0, index, cost, time_s=time_s) for index, cost, time_s in times]
     for order in (rows, rows[::-1]):
         assert best_trials(order)["a", 0]["index"] == 1
-        assert outcome(order)[0]["train_time_s"]["mean"] == 5.0
-
-
-def test_the_fastest_trial_does_not_win_over_the_one_with_fewest_fresh_examples():
-    rows = [trial("a", 0, 0, 320, time_s=9.0), trial("a", 0, 1, 480, time_s=1.0)]
-    assert outcome(rows)[0]["train_time_s"] == {"mean": 9.0, "min": 9.0, "max": 9.0}
+        assert outcome(order)[0]["train_time_s"] == {"mean": 5.0, "min": 5.0, "max": 5.0}
 
 
 def test_a_search_that_missed_the_target_lowers_reached_and_leaves_the_mean_to_the_others():
@@ -93,38 +73,31 @@ def test_a_search_that_missed_the_target_lowers_reached_and_leaves_the_mean_to_t
     assert arm["fresh_examples"] == {"mean": 320, "min": 320, "max": 320}
 
 
-def test_an_arm_that_never_reached_has_no_costs_and_no_ratio():
-    rows = [trial("baseline", 0, 0, 320), trial("b", 0, 0, None, factor=4, variant="batch")]
-    arm = outcome(rows)[1]
+def test_without_an_arm_and_a_baseline_that_reached_there_is_no_ratio():
+    assert outcome([]) == []
+    arm = outcome(searches("baseline", 320) + searches("b", None, factor=4, variant="batch"))[1]
     assert arm["fresh_examples"] is arm["steps"] is arm["train_time_s"] is arm["ratio_to_baseline"] is None
     assert arm["reached"] == 0
+    arms = outcome(searches("baseline", None) + searches("b", 160, variant="batch"))
+    assert [arm["ratio_to_baseline"] for arm in arms] == [None, None]
 
 
-def test_without_a_baseline_that_reached_there_is_no_ratio():
-    rows = [trial("baseline", 0, 0, None), trial("b", 0, 0, 160, variant="batch")]
-    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == [None, None]
-
-
-def test_a_search_that_missed_costs_at_least_what_it_read():
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ratio", "bound", "words"),
+    [
+        ((320, 640), (320, None), (640 / 5000) ** 0.5, "at most", "<0.36"),
+        ((320, None), (320, 640), (5000 / 640) ** 0.5, "at least", ">2.80"),
+        ((320, None), (320, None), None, None, None),
+        ((320, 640), (320, 640), 1.0, None, "1.00"),
+    ],
+    ids=["the baseline", "the arm", "both", "none"],
+)
+def test_a_search_that_missed_costs_at_least_what_it_read(ours, theirs, ratio, bound, words):
     """640 of two searches against 320 and a miss after 5,000: at most the geometric means' ratio."""
-    reached, missed = (320, 640), (320, None)
-
-    def ratio(ours, theirs):
-        rows = [trial("baseline", repeat, 0, cost) for repeat, cost in enumerate(theirs)]
-        rows += [trial("b", repeat, 0, cost, factor=2, variant="batch") for repeat, cost in enumerate(ours)]
-        arm = outcome(rows)[1]
-        return arm["ratio_to_baseline"], arm.get("ratio_bound"), arm["ratio_low"] is None, arm
-
-    value, bound, without_interval, arm = ratio(reached, missed)
-    assert (value, bound, without_interval) == (pytest.approx((640 / 5000) ** 0.5), "at most", True)
-    assert ratio_words(arm) == "<0.36"
-    value, bound, without_interval, arm = ratio(missed, reached)
-    assert (value, bound, without_interval) == (pytest.approx((5000 / 640) ** 0.5), "at least", True)
-    assert ratio_words(arm) == ">2.80"
-    assert ratio(missed, missed)[:3] == (None, None, True)
-    value, bound, without_interval, arm = ratio(reached, reached)
-    assert (value, bound, without_interval) == (pytest.approx(1), None, False)
-    assert ratio_words(arm) == "1.00"
+    arm = outcome(searches("baseline", *theirs) + searches("b", *ours, factor=2, variant="batch"))[1]
+    assert arm["ratio_to_baseline"] == (ratio and pytest.approx(ratio))
+    assert (arm.get("ratio_bound"), ratio and ratio_words(arm)) == (bound, words)
+    assert (arm["ratio_low"] is None) == (words != "1.00")
 
 
 def test_diverged_failed_and_surplus_trials_do_not_count():
@@ -141,46 +114,33 @@ def test_diverged_failed_and_surplus_trials_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("names", "ratios"),
+    ("other", "variant", "ratios"),
     [
-        (("plain", "batch_e2"), [1.0, 2.0]),  # the only arm without echoing
-        (("plain", "baseline"), [0.5, 1.0]),  # the one that is called so
-        (("plain", "other"), [None, None]),  # two without echoing, neither called so
+        pytest.param("batch_e2", "batch", [1.0, 2.0], id="the only arm without echoing"),
+        pytest.param("baseline", "none", [0.5, 1.0], id="the one that is called so"),
+        pytest.param("other", "none", [None, None], id="two without echoing and neither is called so"),
     ],
 )
-def test_which_arm_is_the_baseline(names, ratios):
-    variants = ["none", "batch" if names[1] == "batch_e2" else "none"]
-    rows = [
-        trial(name, 0, 0, cost, variant=variant)
-        for name, cost, variant in zip(names, (320, 640), variants, strict=True)
-    ]
-    assert [arm["ratio_to_baseline"] for arm in outcome(rows)] == [
-        ratio and pytest.approx(ratio) for ratio in ratios
-    ]
+def test_which_arm_is_the_baseline(other, variant, ratios):
+    arms = outcome(searches("plain", 320) + searches(other, 640, variant=variant))
+    assert [arm["ratio_to_baseline"] for arm in arms] == [one and pytest.approx(one) for one in ratios]
 
 
 def test_each_arm_is_compared_with_the_one_of_its_settings():
-    arms = {
-        "plain32": ("none", 1, 32, 320),
-        "plain128": ("none", 1, 128, 640),
-        "e2_32": ("batch", 2, 32, 240),
-        "e2_128": ("batch", 2, 128, 320),
-        "e2_64": ("batch", 2, 64, 320),
-    }
     rows = [
-        {**trial(name, 0, 0, cost, variant=variant, factor=factor), "batch_size": size, "shuffle_buffer": 8}
-        for name, (variant, factor, size, cost) in arms.items()
+        *searches("plain32", 320, batch_size=32),
+        *searches("plain128", 640, batch_size=128),
+        *searches("e2_32", 240, variant="batch", factor=2, batch_size=32),
+        *searches("e2_128", 320, variant="batch", factor=2, batch_size=128),
+        *searches("e2_64", 320, variant="batch", factor=2, batch_size=64),
     ]
-    found = {arm["arm"]: arm for arm in outcome(rows)}
-    assert [arm["baseline"] for arm in found.values()] == ["plain32", "plain128", "plain32", "plain128", None]
-    assert found["e2_32"]["ratio_to_baseline"] == pytest.approx(0.75)
-    assert found["e2_128"]["ratio_to_baseline"] == pytest.approx(0.5)
+    found = {arm["arm"]: (arm["baseline"], arm["ratio_to_baseline"]) for arm in outcome(rows)}
+    assert found == {
+        "plain32": ("plain32", 1), "e2_32": ("plain32", pytest.approx(0.75)),
+        "plain128": ("plain128", 1), "e2_128": ("plain128", pytest.approx(0.5)), "e2_64": (None, None),
+    }  # fmt: skip
     rows[-1]["baseline"] = "plain128"
     assert outcome(rows)[-1]["ratio_to_baseline"] == pytest.approx(0.5)
-
-
-def test_no_rows_no_arms():
-    assert outcome([]) == []
 
 
 def test_against_a_slow_version_on_random_rows():
@@ -202,24 +162,14 @@ def test_against_a_slow_version_on_random_rows():
         assert {key: found[name][key] for key in extremes} == extremes
 
 
-def run(arm, final, *, status="budget_spent", steps=100, **more):
+def run(arm, final, *, steps=100, **more):
     """A run without a target that ended with a loss of ``final``."""
     return {
-        "repeat": next(_repeats),
-        "index": 0,
-        "target_metric": "cross_entropy",
-        "arm": arm,
-        "echo_variant": "none",
-        "echo_factor": 1,
-        "status": status,
-        "target_value": None,
-        "fresh_examples": 32 * steps,
-        "steps": steps,
-        "trained_examples": 32 * steps,
-        "final_cross_entropy": final,
-        "best_value": final / 2,
-        **more,
-    }
+        "arm": arm, "repeat": next(_repeats), "index": 0, "echo_variant": "none", "echo_factor": 1,
+        "status": "budget_spent", "target_metric": "cross_entropy", "target_value": None, "steps": steps,
+        "fresh_examples": 32 * steps, "trained_examples": 32 * steps, "final_cross_entropy": final,
+        "best_value": final / 2, **more,
+    }  # fmt: skip
 
 
 def test_two_arms_without_a_target_by_hand():
@@ -246,15 +196,9 @@ def test_runs_that_did_not_come_to_the_end_are_counted_and_not_averaged():
     assert (arm["runs"], arm["diverged"], arm["failed"]) == (1, 1, 1)
     assert arm["final_cross_entropy"] == {"mean": 0.2, "min": 0.2, "max": 0.2}
     (arm,) = ends([second])
-    assert arm["runs"] == 0
-    assert arm["steps"] is None
-
-
-def test_one_target_makes_it_another_kind_of_experiment():
-    rows = [run("a", 0.2), run("b", 0.2)]
-    assert without_target(rows)
-    rows[1]["target_value"] = 0.9
-    assert not without_target(rows)
+    assert (arm["runs"], arm["steps"]) == (0, None)
+    assert without_target([first, second])
+    assert not without_target([first, second | {"target_value": 0.9}]), "one target is another experiment"
 
 
 def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better():
@@ -270,3 +214,26 @@ def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better
     assert less["steps"]["min"] == 7
     (more,) = ends([{**trial, "target_metric": "accuracy"} for trial in trials])
     assert more["best_value"] == {"mean": 0.45, "min": 0.4, "max": 0.5}
+
+
+def test_the_interval_of_a_ratio_is_welchs_of_the_log_costs():
+    ours, theirs = [900.0, 1100.0, 1000.0, 700.0], [2000.0, 1500.0, 1800.0]
+    a, b = np.log(ours), np.log(theirs)
+    parts = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
+    difference, half = a.mean() - b.mean(), stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    expected = [math.exp(difference + by) for by in (0, -half, half)]
+    found = cost_ratio(ours, theirs)
+    assert [found.value, found.low, found.high] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ours", [[500.0], [500.0, 500.0]], ids=["one run", "equal costs"])
+def test_one_run_or_equal_costs_on_both_sides_tell_no_interval(ours):
+    """Equal costs are read off a grid: not known to all digits."""
+    assert cost_ratio(ours, [1000.0, 1000.0]) == Ratio(pytest.approx(0.5), None, None)
+
+
+def test_equal_costs_on_one_side_have_an_interval_without_a_warning():
+    ratio = cost_ratio([2396.0, 2396.0, 2396.0], [4392.0, 4792.0, 4392.0])
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.value == pytest.approx(2396 / (4392 * 4792 * 4392) ** (1 / 3))

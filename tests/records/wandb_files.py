@@ -18,9 +18,8 @@ def frames(data):
             position += left
             continue
         _crc, length, kind = struct.unpack_from("<IHB", data, position)
-        position += FRAME
-        parts += data[position : position + length]
-        position += length
+        position += FRAME + length
+        parts += data[position - length : position]
         if kind in (FULL, LAST):
             yield parts
             parts = b""
@@ -32,12 +31,7 @@ def read(path):
     """The protobuf records of one ``.wandb`` file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    records = []
-    for data in frames(Path(path).read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
-        records.append(record)
-    return records
+    return [Record.FromString(data) for data in frames(Path(path).read_bytes())]
 
 
 def _values(items):
@@ -50,19 +44,16 @@ def pieces(folder):
 
 
 def _piece(records):
-    kinds = {kind: [r for r in records if r.WhichOneof("record_type") == kind] for kind in ("run", "history")}
-    run = kinds["run"][0].run
-    summary = {}
-    for record in records:
-        if record.WhichOneof("record_type") == "summary":
-            summary.update(_values(record.summary.update))
+    def of(kind):
+        found = [record for record in records if record.WhichOneof("record_type") == kind]
+        return [getattr(record, kind) for record in found]
+
+    (run, *_), summary = of("run"), {}
+    for one in of("summary"):
+        summary |= _values(one.update)
     return {
-        "id": run.run_id,
-        "project": run.project,
-        "name": run.display_name,
-        "group": run.run_group,
-        "config": _values(run.config.update),
-        "history": [_values(record.history.item) for record in kinds["history"]],
-        "summary": summary,
-        "exit_code": next((r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"), None),
-    }
+        "id": run.run_id, "project": run.project, "name": run.display_name, "group": run.run_group,
+        "config": _values(run.config.update), "summary": summary,
+        "history": [_values(one.item) for one in of("history")],
+        "exit_code": next((one.exit_code for one in of("exit")), None),
+    }  # fmt: skip

@@ -39,7 +39,6 @@ def _of_stub(overrides: Sequence[str]) -> list[str]:
 def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any]) -> Any:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
         config = hydra.compose_config("config", ["tracking=none", *overrides], RunMode.MULTIRUN)
         return use(config, hydra.config_loader, list(config.hydra.overrides.task))
 

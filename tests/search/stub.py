@@ -42,12 +42,8 @@ def build(config: Config, options: Options) -> None:  # noqa: ARG001
 
 
 def run_trial(
-    config: Config,
-    folder: Path,
-    overrides: Sequence[str] = (),
-    *,
-    prune: Any = None,  # noqa: ARG001
-) -> dict[str, Any]:
+    config: Config, folder: Path, overrides: Sequence[str] = (), *, prune: Any = None  # noqa: ARG001
+) -> dict[str, Any]:  # fmt: skip
     """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
     run = RunFolder(folder)
     with run.lock():
@@ -108,25 +104,14 @@ def _misbehave(folder: Path, control: dict[str, Any]) -> bool:
 
 
 def _summary(config: Config) -> dict[str, Any]:
-    rate = config.optimizer.learning_rate
+    rate, echo, target = config.optimizer.learning_rate, config.echo, config.target
     diverged = rate > DIVERGES_ABOVE
     cost = {"fresh_examples": round(100 / rate), "steps": round(10 / rate), "train_time_s": 0.1}
     return {
-        "status": "diverged" if diverged else "reached",
-        "task": config.task.name,
-        "echo": {
-            "variant": config.echo.variant,
-            "factor": config.echo.factor,
-            "shuffle_buffer": config.echo.shuffle_buffer,
-        },
+        "status": "diverged" if diverged else "reached", "task": config.task.name, "seed": config.seed,
+        "echo": {"variant": echo.variant, "factor": echo.factor, "shuffle_buffer": echo.shuffle_buffer},
         "adascale": config.adascale.enabled,
-        "hyperparameters": {
-            "optimizer.learning_rate": rate,
-            "optimizer.momentum": config.optimizer.momentum,
-        },
-        "seed": config.seed,
-        "target": {"metric": config.target.metric, "value": config.target.value},
-        "to_target": None if diverged else cost,
-        "best": None if diverged else {"metric": config.target.metric, "value": 0.98, **cost},
-        **cost,
-    }
+        "hyperparameters": {"optimizer.learning_rate": rate, "optimizer.momentum": config.optimizer.momentum},
+        "target": {"metric": target.metric, "value": target.value}, "to_target": None if diverged else cost,
+        "best": None if diverged else {"metric": target.metric, "value": 0.98, **cost}, **cost,
+    }  # fmt: skip

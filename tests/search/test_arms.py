@@ -13,22 +13,32 @@ from adaecho.search.arms import parse_typed
 from tests.needs import first_form
 from tests.search.conftest import BuildArms
 
+BEFORE = "example_before_augmentation"
+NAMED = ("+search.arms.a=['echo.shuffle_buffer=9']", "+search.arms.b=['echo=batch']")
+NAMES: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "comma lists in all combinations": (
+        (f"echo=batch,{BEFORE}", "echo.factor=2,4"),
+        [f"echo-{variant}_factor-{factor}" for variant in ("batch", BEFORE) for factor in (2, 4)]),
+    "a choice": (("echo=batch", "echo.factor=choice(1,2)"), ["factor-1", "factor-2"]),
+    "a range": (("batch_size=range(8,24,8)",), ["batch_size-8", "batch_size-16"]),
+    "named arms times a comma list": (
+        (*NAMED, "batch_size=16,32"), [f"{name}_batch_size-{size}" for size in (16, 32) for name in "ab"]),
+    "duplicates are one": (("echo=batch", "echo.factor=2,4,2,2.0"), ["factor-2", "factor-4"]),
+    "but for what is no part of a run": (("search.workers=1", "data.prefetch=1,2"), ["prefetch-1"]),
+    "an echo alone is a name": (("echo=batch", "echo.factor=3"), ["batch_e3"]),
+    "no echo": ((), ["none"]),
+}  # fmt: skip
 
-def test_comma_lists_are_arms_in_all_combinations(arms_of: BuildArms) -> None:
-    arms = arms_of("echo=batch,example_before_augmentation", "echo.factor=2,4")
-    factors = [(arm.config["echo"]["variant"], arm.config["echo"]["factor"]) for arm in arms]
-    assert factors == [
-        ("batch", 2),
-        ("batch", 4),
-        ("example_before_augmentation", 2),
-        ("example_before_augmentation", 4),
-    ]
-    assert arms[1].name == "echo-batch_factor-4"
 
-
-def test_choice_and_range_are_comma_lists(arms_of: BuildArms) -> None:
-    assert len(arms_of("echo=batch", "echo.factor=choice(1,2)")) == 2
-    assert [arm.config["batch_size"] for arm in arms_of("batch_size=range(8,24,8)")] == [8, 16]
+@pytest.mark.parametrize(("overrides", "names"), NAMES.values(), ids=NAMES)
+def test_what_is_typed_makes_arms_and_names_them(
+    arms_of: BuildArms, overrides: tuple[str, ...], names: list[str]
+) -> None:
+    arms = arms_of(*overrides)
+    assert [arm.name for arm in arms] == names
+    for arm in arms:
+        for key, value in re.findall(r"(factor|batch_size)-(\d+)", arm.name):
+            assert (arm.config if key == "batch_size" else arm.config["echo"])[key] == int(value)
 
 
 def test_the_arms_of_an_experiment_keep_its_names(arms_of: BuildArms) -> None:
@@ -62,28 +72,6 @@ def test_every_arm_of_every_experiment_can_be(
         assert [len(arm.axes) for arm in arms] == [0] * 4, "one run each, at the task's rate"
 
 
-def test_named_arms_and_comma_lists_multiply(arms_of: BuildArms) -> None:
-    arms = arms_of(
-        "+search.arms.a=['echo.shuffle_buffer=9']", "+search.arms.b=['echo=batch']", "batch_size=16,32"
-    )
-    assert [arm.name for arm in arms] == [
-        "a_batch_size-16",
-        "b_batch_size-16",
-        "a_batch_size-32",
-        "b_batch_size-32",
-    ]
-
-
-def test_duplicate_arms_are_one(arms_of: BuildArms) -> None:
-    assert len(arms_of("echo=batch", "echo.factor=2,4,2,2.0")) == 2
-    assert len(arms_of("search.workers=1", "data.prefetch=1,2")) == 1
-
-
-def test_an_arm_without_a_name_is_called_after_its_echo(arms_of: BuildArms) -> None:
-    assert [arm.name for arm in arms_of("echo=batch", "echo.factor=3")] == ["batch_e3"]
-    assert [arm.name for arm in arms_of()] == ["none"]
-
-
 def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
     arms = arms_of("data.path=/a/b,/a-b,'c,d'")
     assert len({arm.name for arm in arms}) == 3
@@ -92,31 +80,21 @@ def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
 
 def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: BuildArms) -> None:
     (arm,) = arms_of("optimizer.learning_rate=tag(log,interval(0.1,0.2))", "optimizer.momentum=0.8")
-    assert [(axis.key, axis.low, axis.high, axis.scale) for axis in arm.axes] == [
-        ("optimizer.learning_rate", 0.1, 0.2, "log")
-    ]
+    (axis,) = arm.axes
+    assert (axis.key, axis.low, axis.high, axis.scale) == ("optimizer.learning_rate", 0.1, 0.2, "log")
     assert arm.config["optimizer"]["momentum"] == 0.8
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["task=cifar10", "schedule.decay_steps=9"],
-        ["task=cifar10", "schedule={decay_steps: 9}"],
-        ["task=cifar10", "+search.arms.a=['schedule={decay_steps: 9}']"],
-    ],
-)
-def test_a_value_given_to_a_tasks_axis_wins_over_it_however_it_is_spelled(
-    arms_of: BuildArms, overrides: list[str]
-) -> None:
-    (arm,) = arms_of("search.trials=2", *overrides)
-    assert [axis.key for axis in arm.axes] == ["optimizer.learning_rate", "optimizer.momentum"]
-    assert arm.config["schedule"]["decay_steps"] == 9
-
-
-def test_a_comma_list_over_an_axis_makes_arms_of_it(arms_of: BuildArms) -> None:
     arms = arms_of("search.trials=2", "optimizer.learning_rate=0.1,0.2")
     assert [[axis.key for axis in arm.axes] for arm in arms] == [["optimizer.momentum"]] * 2
+
+
+@pytest.mark.parametrize("spelled", ["schedule.decay_steps=9", "schedule={decay_steps: 9}",
+                                     "+search.arms.a=['schedule={decay_steps: 9}']"])  # fmt: skip
+def test_a_value_given_to_a_tasks_axis_wins_over_it_however_it_is_spelled(
+    arms_of: BuildArms, spelled: str
+) -> None:
+    (arm,) = arms_of("search.trials=2", "task=cifar10", spelled)
+    assert [axis.key for axis in arm.axes] == ["optimizer.learning_rate", "optimizer.momentum"]
+    assert arm.config["schedule"]["decay_steps"] == 9
 
 
 def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms) -> None:
@@ -132,39 +110,33 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
     ("overrides", "expected"),
     [
         (["echo=batch,loud"], "echo=loud doesn't compose"),
+        (["+search.arms.broken=['echo=loud']"], "arm broken: echo=loud doesn't compose"),
         (["batch_size=8,many"], "batch_size=many doesn't compose"),
         (["echo.factor=1,2"], "echo.factor=2: echo=none repeats nothing"),
-        (
-            ["echo=batch", "echo.factor=auto", "schedule.decay_steps=tag(times_factor,interval(1,9))"],
-            "scale with",
-        ),
+        (["echo=none", "echo.factor=2,4"], "echo=none repeats nothing"),
+        (["echo=batch", "echo.factor=2,0.5"], r"echo\.factor=0\.5"),
+        (["echo=batch", "echo.factor=auto", "schedule.decay_steps=tag(times_factor,interval(1,9))"],
+         "scale with"),
         (["max_fresh_examples=1000,2000"], "equal budgets"),
         (["search.trials=1,2"], "one search"),
         (["max_loss=10,20"], "what counts as diverged is the same for all arms: set it once"),
         (["search.trials=0"], "search.trials=0"),
+        (["search.trials=1000000"], r"search\.trials=1000000: .* at most 100,000"),
         (["seed=1,2"], "hydra/sweeper=basic"),
         (["experiment=quickstart", "echo=batch"], "keep one of the two"),
         (["optimizer.momentum=interval(0.5,1.5)"], "optimizer.momentum=1.5"),
-        (
-            ["+search.arms.a=['optimizer.learning_rate=0.1']", "optimizer.learning_rate=interval(0.1,0.2)"],
-            "optimizer.learning_rate: set on the command line and by arm a",
-        ),
+        (["+search.arms.a=['optimizer.learning_rate=0.1']", "optimizer.learning_rate=interval(0.1,0.2)"],
+         "optimizer.learning_rate: set on the command line and by arm a"),
         (["+search.arms.a=['search.trials=9']", "+search.arms.b=[]"], "search.trials: 9 in arm a, 1 in"),
-        (
-            ["+search.arms.a=['search.needs_every_trial=true']", "search.prune=true"],
-            "arm a is of an experiment that compares",
-        ),
+        (["+search.arms.a=['search.needs_every_trial=true']", "search.prune=true"],
+         "arm a is of an experiment that compares"),
         (["search.max_diverged=-5"], "search.max_diverged=-5"),
     ],
-)
+    ids=str,
+)  # fmt: skip
 def test_arms_that_cannot_be_are_refused(arms_of: BuildArms, overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         arms_of(*overrides)
-
-
-def test_an_arm_of_an_experiment_that_does_not_compose_is_named(arms_of: BuildArms) -> None:
-    with pytest.raises(ConfigError, match="arm broken: echo=loud doesn't compose"):
-        arms_of("+search.arms.broken=['echo=loud']")
 
 
 def test_fixed_overrides_keep_their_spelling() -> None:
@@ -173,38 +145,26 @@ def test_fixed_overrides_keep_their_spelling() -> None:
     assert typed.choices == ()
 
 
-def test_pairs_that_cannot_be_are_left_out_and_named(
-    arms_of: BuildArms, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("factors", "names", "left_out"),
+    [
+        ("1,2,4", ["echo-none_factor-1", *(f"echo-batch_factor-{factor}" for factor in (1, 2, 4))],
+         ["echo=none echo.factor=2", "echo=none echo.factor=4"]),
+        ("2", ["echo-batch"], ["echo=none"]),
+    ],
+    ids=["of a pair of lists", "by what was typed alone"],
+)  # fmt: skip
+def test_what_cannot_be_together_is_left_out_and_named(
+    arms_of: BuildArms,
+    capsys: pytest.CaptureFixture[str],
+    factors: str,
+    names: list[str],
+    left_out: list[str],
 ) -> None:
-    arms = arms_of("echo=none,batch", "echo.factor=1,2,4")
-    assert [arm.name for arm in arms] == [
-        "echo-none_factor-1",
-        "echo-batch_factor-1",
-        "echo-batch_factor-2",
-        "echo-batch_factor-4",
-    ]
-    shown = capsys.readouterr().out
-    assert [line.partition(" (")[0] for line in shown.splitlines()] == [
-        "left out: echo=none echo.factor=2",
-        "left out: echo=none echo.factor=4",
-    ]
-    assert "echo=none repeats nothing" in shown
-
-
-def test_a_value_that_only_what_was_typed_rules_out_is_left_out_and_named(
-    arms_of: BuildArms, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert [arm.name for arm in arms_of("echo=none,batch", "echo.factor=2")] == ["echo-batch"]
-    assert capsys.readouterr().out.startswith("left out: echo=none (echo.factor=2: echo=none repeats nothing")
-    with pytest.raises(ConfigError, match=r"echo\.factor=0\.5"):
-        arms_of("echo=batch", "echo.factor=2,0.5")
-    with pytest.raises(ConfigError, match=r"echo=none repeats nothing"):
-        arms_of("echo=none", "echo.factor=2,4")
-
-
-def test_more_trials_than_a_sweep_can_hold_are_refused(arms_of: BuildArms) -> None:
-    with pytest.raises(ConfigError, match=r"search\.trials=1000000: .* at most 100,000"):
-        arms_of("search.trials=1000000")
+    assert [arm.name for arm in arms_of("echo=none,batch", f"echo.factor={factors}")] == names
+    told = [line.partition(" (echo.factor=")[::2] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line, _ in told] == [f"left out: {one}" for one in left_out]
+    assert all(": echo=none repeats nothing" in why for _, why in told)
 
 
 def test_without_a_search_of_several_trials_arms_run_at_the_tasks_own_values(arms_of: BuildArms) -> None:

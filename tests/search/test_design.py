@@ -1,39 +1,38 @@
+"""Axes, and the points of searches along them, which nothing else moves."""
+
 import itertools
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from adaecho.search.design import Arm, Design, sobol, trial_seed, with_value
+from adaecho.config.tasks import TaskConfig
+from adaecho.errors import ConfigError
+from adaecho.search import axes
+from adaecho.search.axes import Axis
+from adaecho.search.design import Arm, Design, sobol, trial_seed
 
 
 def _points(design: Design, arm: Arm, repeat: int, count: int) -> list[dict[str, float | int]]:
     return [design.point(arm, repeat, index) for index in range(count)]
 
 
-def test_points_do_not_depend_on_the_order_of_arms_or_of_questions(design: Design) -> None:
+def test_points_do_not_depend_on_orders_names_seeds_or_where_trials_run(design: Design) -> None:
     first, second = design.arms
     reordered = replace(design, arms=(second, first), _cache={})
     backwards = [reordered.point(second, 1, index) for index in reversed(range(20))]
     assert backwards[::-1] == _points(design, second, 1, 20)
-
-
-def test_points_do_not_depend_on_names_seeds_or_where_trials_run(design: Design) -> None:
-    arm = design.arms[0]
-    elsewhere = {**arm.config, "seed": 7, "device": "cpu", "threads": 4, "max_fresh_examples": 10}
-    renamed = Arm("other", ("echo=none",), elsewhere, arm.axes)
-    assert _points(design, renamed, 0, 5) == _points(design, arm, 0, 5)
+    elsewhere = {**first.config, "seed": 7, "device": "cpu", "threads": 4, "max_fresh_examples": 10}
+    renamed = Arm("other", ("echo=none",), elsewhere, first.axes)
+    assert _points(design, renamed, 0, 5) == _points(design, first, 0, 5)
 
 
 def test_points_differ_between_arms_repeats_and_study_seeds(design: Design) -> None:
     first, second = design.arms
     other_seed = replace(design, seed=1, _cache={})
-    points = [
-        design.point(first, 0, 0),
-        design.point(second, 0, 0),
-        design.point(first, 1, 0),
-        other_seed.point(first, 0, 0),
-    ]
+    points = [design.point(first, 0, 0), design.point(second, 0, 0), design.point(first, 1, 0)]
+    points.append(other_seed.point(first, 0, 0))
     assert all(one != other for one, other in itertools.combinations(points, 2))
 
 
@@ -55,33 +54,25 @@ def test_the_first_point_is_one_of_the_design_and_not_random() -> None:
 
 def test_golden_points_and_seeds() -> None:
     """Recorded 2026-11; a change here would move the points of every sweep that is under way."""
-    assert sobol(12345, 2, 2) == pytest.approx(
-        np.array([[0.590448884293437, 0.31457058154046535], [0.2533683720976114, 0.6800232576206326]])
-    )
-    assert [trial_seed(0, 0, 0), trial_seed(0, 0, 1), trial_seed(0, 1, 0)] == [
-        444108590,
-        1554243637,
-        2047321418,
-    ]
+    points = [[0.590448884293437, 0.31457058154046535], [0.2533683720976114, 0.6800232576206326]]
+    assert sobol(12345, 2, 2) == pytest.approx(np.array(points))
+    seeds = [trial_seed(0, 0, 0), trial_seed(0, 0, 1), trial_seed(0, 1, 0)]
+    assert seeds == [444108590, 1554243637, 2047321418]
 
 
-def test_seeds_are_the_same_for_all_arms_and_differ_otherwise(design: Design) -> None:
-    first, second = design.arms
-    seeds = [
-        [design.trial_config(arm, repeat, index)["seed"] for repeat in range(2) for index in range(4)]
-        for arm in (first, second)
-    ]
+def test_a_trial_is_the_arm_with_its_point_and_a_seed_that_is_the_same_for_all_arms(design: Design) -> None:
+    trials = [(repeat, index) for repeat in range(2) for index in range(4)]
+    seeds = []
+    for arm in design.arms:
+        configs = [design.trial_config(arm, *trial) for trial in trials]
+        seeds.append([config["seed"] for config in configs])
+        for config, trial in zip(configs, trials, strict=True):
+            given = {f"optimizer.{key}": config["optimizer"][key] for key in ("learning_rate", "momentum")}
+            assert given == design.point(arm, *trial)
+            assert config["echo"] == arm.config["echo"]
+        assert arm.config["seed"] == 0
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 8
-
-
-def test_a_trial_is_the_arm_with_its_point_and_seed(design: Design) -> None:
-    arm = design.arms[1]
-    config, point = design.trial_config(arm, 1, 2), design.point(arm, 1, 2)
-    assert config["optimizer"]["learning_rate"] == point["optimizer.learning_rate"]
-    assert config["optimizer"]["momentum"] == point["optimizer.momentum"]
-    assert config["echo"] == arm.config["echo"]
-    assert arm.config["seed"] == 0
 
 
 def test_without_axes_a_point_is_empty(design: Design) -> None:
@@ -90,9 +81,81 @@ def test_without_axes_a_point_is_empty(design: Design) -> None:
     assert replace(design, arms=(fixed,)).to_dict()["arms"][fixed.name]["points"] == []
 
 
-def test_with_value_copies_only_what_it_changes() -> None:
-    config = {"a": {"b": 1, "c": 2}, "d": {"e": 3}}
-    changed = with_value(config, "a.b", 5)
-    assert changed == {"a": {"b": 5, "c": 2}, "d": {"e": 3}}
-    assert config["a"]["b"] == 1
-    assert changed["d"] is config["d"]
+RATE, MOMENTUM, STEPS = "optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps"
+
+
+def test_linear_log_and_reverse_log_map_the_unit_interval() -> None:
+    linear = axes.parse(RATE, "interval(2, 4)")
+    log = axes.parse(RATE, "tag(log, interval(0.01, 1))")
+    reverse = axes.parse(MOMENTUM, "tag(reverse_log, interval(0.9, 0.999))")
+    assert [linear.value(u) for u in (0, 0.25, 1)] == [2, 2.5, 4]
+    assert log.value(0.5) == pytest.approx(0.1)
+    assert reverse.value(0.5) == pytest.approx(0.99)
+    assert (reverse.value(0), reverse.value(1)) == (0.9, 0.999)
+
+
+@pytest.mark.parametrize("scale", axes.SCALES)
+def test_position_is_the_inverse_of_value(scale: str) -> None:
+    axis = Axis(RATE, 0.2, 0.9, scale)
+    for u in (0.0, 0.1, 0.5, 0.95, 1.0):
+        assert axis.position(axis.value(u)) == pytest.approx(u, abs=1e-12)
+
+
+def test_values_are_plain_numbers_of_the_keys_type() -> None:
+    steps = axes.parse(STEPS, "interval(10, 13)")
+    assert {steps.value(u / 100) for u in range(100)} == {10, 11, 12, 13}
+    assert type(steps.value(0.5)) is int
+    assert type(axes.parse(RATE, "interval(1, 10)").value(0.5)) is float
+    assert type(axes.parse("max_loss", "interval(1, 4)").value(0)) is float
+
+
+def test_whole_numbers_stay_inside_fractional_bounds_and_times_factor_scales_both() -> None:
+    axis = axes.parse("echo.shuffle_buffer", "tag(log, interval(0.4, 10.9))")
+    assert (axis.low, axis.high) == (1, 10)
+    axis = axes.parse(STEPS, "tag(times_factor, log, interval(1000, 15000))", factor=1.5)
+    assert (axis.low, axis.high, axis.scale) == (1500, 22500, "log")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "factor", "expected"),
+    [
+        (RATE, "interval(1, 1)", 1, "lower bound must be below"),
+        (RATE, "interval(2, 1)", 1, "lower bound must be below"),
+        (RATE, "tag(log, interval(0, 1))", 1, "log axis needs positive bounds"),
+        (RATE, "tag(log, interval(-1, 1))", 1, "log axis needs positive bounds"),
+        (MOMENTUM, "tag(reverse_log, interval(0.5, 1))", 1, "bounds below 1"),
+        (RATE, "tag(logarithmic, interval(0.1, 1))", 1, "unknown tag logarithmic"),
+        (RATE, "tag(log, reverse_log, interval(0.1, 0.9))", 1, "exclude each other"),
+        (RATE, "0.1,0.2", 1, "not an interval"),
+        (RATE, "interval(0.1", 1, "can't be read"),
+        (STEPS, "tag(times_factor, interval(1, 2))", "auto", "scale with echo.factor"),
+        ("optimizer.rate", "interval(0.1, 1)", 1, "no such key"),
+        ("task.name", "interval(0.1, 1)", 1, "only a number"),
+        ("echo", "interval(0.1, 1)", 1, "only a number"),
+        *(
+            (key, "interval(1, 3)", 1, "the same for all trials")
+            for key in ("max_fresh_examples", "seed", "echo.factor", "search.trials", "target.value")
+        ),
+        (RATE, f"interval(0, {math.inf})", 1, "finite"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused_by_name(key: str, text: str, factor: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as refusal:
+        axes.parse(key, text, factor)
+    assert key in str(refusal.value)
+
+
+def test_a_tasks_own_options_are_axes_with_their_types() -> None:
+    @dataclass
+    class Options(TaskConfig):
+        layers: int = 2
+        dropout: float = 0.0
+        model: str = "conv"
+
+    layers = axes.parse("task.layers", "interval(1, 4)", options=Options)
+    assert {layers.value(u / 10) for u in range(10)} == {1, 2, 3, 4}
+    assert type(axes.parse("task.dropout", "interval(0, 1)", options=Options).value(0.5)) is float
+    with pytest.raises(ConfigError, match=r"task\.model: only a number"):
+        axes.parse("task.model", "interval(0, 1)", options=Options)
+    with pytest.raises(ConfigError, match=r"task\.depth: the config has no such key"):
+        axes.parse("task.depth", "interval(0, 1)", options=Options)

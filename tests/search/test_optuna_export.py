@@ -1,8 +1,10 @@
 """The Optuna export: complete, usable, and of no consequence."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -43,6 +45,14 @@ def _studies(folder: Path) -> dict[str, optuna.Study]:
     return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
 
 
+def _trials(folder: Path) -> list[tuple[str, int, TrialState, dict[str, Any], float | None]]:
+    return [
+        (name, trial.number, trial.state, trial.params, trial.value)
+        for name, study in _studies(folder).items()
+        for trial in study.trials
+    ]
+
+
 def test_every_trial_is_exported_under_its_index(sweep: Path) -> None:
     studies = _studies(sweep)
     assert sorted(studies) == ["none/0", "none/1"]
@@ -54,62 +64,34 @@ def test_every_trial_is_exported_under_its_index(sweep: Path) -> None:
         assert trial.value == row["to_target_fresh_examples"]
 
 
-def test_it_is_brought_up_to_date_and_not_repeated(sweep: Path) -> None:
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "none": lambda _: None,
+    "removed": Path.unlink,
+    "torn in mid-line": lambda journal: journal.write_bytes(journal.read_bytes()[:-20]),
+    "garbage in front": lambda journal: journal.write_bytes(b"no journal\n" * 3 + journal.read_bytes()),
+    "empty": lambda journal: journal.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_whatever_its_damage_it_is_made_whole_and_repeats_nothing(
+    sweep: Path, damage: Callable[[Path], object]
+) -> None:
+    before = _trials(sweep)
+    assert len(before) == len(json.loads((sweep / "trials.json").read_text()))
+    damage(sweep / JOURNAL)
     _export(_state(sweep))
-    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
-        json.loads((sweep / "trials.json").read_text())
-    )
-
-
-def test_removing_it_loses_nothing(sweep: Path) -> None:
-    before = {name: study.trials for name, study in _studies(sweep).items()}
-    (sweep / JOURNAL).unlink()
-    _export(_state(sweep))
-    after = {name: study.trials for name, study in _studies(sweep).items()}
-    assert {name: [(t.number, t.params, t.value) for t in trials] for name, trials in after.items()} == {
-        name: [(t.number, t.params, t.value) for t in trials] for name, trials in before.items()
-    }
-
-
-def test_a_trial_that_ended_otherwise_when_tried_again_is_exported_anew(sweep: Path) -> None:
-    rows = json.loads((sweep / "trials.json").read_text())
-    index = next(row["index"] for row in rows if row["repeat"] == 0 and row["status"] == "reached")
-    summary = sweep / "none/0" / str(index) / "summary.json"
-    before = summary.read_text()
-    summary.write_text(before.replace('"reached"', '"failed"'))
-    (sweep / JOURNAL).unlink()
-    _export(_state(sweep))
-    assert _studies(sweep)["none/0"].trials[index].state == TrialState.FAIL
-    summary.write_text(before)
-    _export(_state(sweep))
-    assert _studies(sweep)["none/0"].trials[index].state == TrialState.COMPLETE
-
-
-@pytest.mark.parametrize("damage", ["torn in mid-line", "garbage in front", "empty"])
-def test_a_damaged_journal_is_written_anew(sweep: Path, damage: str) -> None:
-    journal = sweep / JOURNAL
-    whole = journal.read_bytes()
-    damaged = {
-        "torn in mid-line": whole[:-20],
-        "garbage in front": b"no journal at all\n" * 3 + whole,
-        "empty": b"",
-    }
-    journal.write_bytes(damaged[damage])
-    _export(_state(sweep))
-    assert sum(len(study.trials) for study in _studies(sweep).values()) == len(
-        json.loads((sweep / "trials.json").read_text())
-    )
+    assert _trials(sweep) == before
     assert [path.name for path in sweep.glob("*optuna*")] == [JOURNAL]
 
 
 def test_another_sweeps_journal_is_written_anew(sweep: Path) -> None:
-    ours = [trial.params for trial in _studies(sweep)["none/0"].trials]
-    other = _state(sweep)
+    ours, other = _trials(sweep), _state(sweep)
     other.design = replace(other.design, seed=1, _cache={})
     _export(other)
-    assert [trial.params for trial in _studies(sweep)["none/0"].trials] != ours
+    assert [params for *_, params, _ in _trials(sweep)] != [params for *_, params, _ in ours]
     _export(_state(sweep))
-    assert [trial.params for trial in _studies(sweep)["none/0"].trials] == ours
+    assert _trials(sweep) == ours
 
 
 def test_an_export_that_cant_be_written_is_a_warning(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,28 +53,17 @@ on_two_nodes = needs(
 # Three arms x two trials of a second or two, while no gate is closed, by three jobs; nothing stops early, so
 # that all can be compared.
 SWEEP = (
-    f"task.name={paced.NAME}",
-    "echo=none,example_before_augmentation,example_after_augmentation",
-    "optimizer.learning_rate=tag(log,interval(0.01,0.1))",
-    "search.trials=2",
-    "target.value=null",
-    "max_fresh_examples=3200",
-    "evaluate.every_fresh_examples=160",
-    "checkpoint_every_s=0.2",
-    "tracking=none",
-    "device=cpu",
-    *ON_SLURM,
-    "hydra.launcher.trials_per_job=2",
-)
+    f"task.name={paced.NAME}", "echo=none,example_before_augmentation,example_after_augmentation",
+    "optimizer.learning_rate=tag(log,interval(0.01,0.1))", "search.trials=2", "target.value=null",
+    "max_fresh_examples=3200", "evaluate.every_fresh_examples=160", "checkpoint_every_s=0.2",
+    "tracking=none", "device=cpu", *ON_SLURM, "hydra.launcher.trials_per_job=2",
+)  # fmt: skip
 
 
 # Two trials by a job of two ranks.
-ON_TWO_RANKS = (
-    "echo=batch",
-    *(each for each in SWEEP if not each.startswith("echo=")),
-    "hydra.launcher.tasks_per_node=2",
-)
-ON_TWO_NODES = (*ON_TWO_RANKS[:-1], "hydra.launcher.nodes=2")
+TWO_RANKS_EACH = ("echo=batch", *(each for each in SWEEP if not each.startswith("echo=")))
+ON_TWO_RANKS = (*TWO_RANKS_EACH, "hydra.launcher.tasks_per_node=2")
+ON_TWO_NODES = (*TWO_RANKS_EACH, "hydra.launcher.nodes=2")
 
 
 Begin = Callable[..., subprocess.Popen[bytes]]
@@ -139,10 +128,10 @@ def _what_is_seen(folder: Path) -> str:
         trial, slurm = read_json(path), read_json(path.parent / "environment.json")["slurm"]
         known = {key: trial.get(key) for key in ("status", "steps", "signal", "error")}
         said.append(f"{path.parent.relative_to(folder)}: {known} held={is_held(path.parent)} {slurm}")
-    for path in sorted([*(folder / "slurm").glob("*.out"), *(folder / "slurm").glob("*.err")]):
-        said.append(f"{path.name}:\n{path.read_text()[-1500:]}")
-    said += [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(STATE.glob("*.log"))]
-    return "\n".join(said)
+    logs = sorted(
+        [*(folder / "slurm").glob("*.out"), *(folder / "slurm").glob("*.err"), *STATE.glob("*.log")]
+    )
+    return "\n".join([*said, *(f"{path.name}:\n{path.read_text()[-3000:]}" for path in logs)])
 
 
 def _without_clocks(record: dict[str, Any]) -> dict[str, Any]:
@@ -166,22 +155,33 @@ def _outcomes(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcomes of a sweep without disturbance."""
-    folder = tmp_path_factory.mktemp("slurm") / "sweep"
+def _metrics(outcomes: dict[str, Any]) -> dict[str, Any]:
+    return {name: trial["metrics"] for name, trial in outcomes.items()}
+
+
+def _swept(folder: Path, sweep: tuple[str, ...]) -> Path:
+    """The folder of a sweep without disturbance."""
     try:
-        _finish(_command(folder))
+        _finish(_command(folder, sweep))
     finally:
         _cancel_jobs(folder)
-    return _outcomes(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _outcomes(_swept(tmp_path_factory.mktemp("slurm") / "sweep", SWEEP))
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _swept(tmp_path_factory.mktemp("ranks") / "sweep", ON_TWO_RANKS)
 
 
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_sweep_runs_on_slurm(undisturbed: dict[str, Any]) -> None:
-    arms = {name.partition("/")[0] for name in undisturbed}
-    assert len(arms) == 3
+    assert len({name.partition("/")[0] for name in undisturbed}) == 3
     assert len(undisturbed) >= 6
     assert {trial["summary"]["status"] for trial in undisturbed.values()} <= {"budget_spent", "diverged"}
 
@@ -247,6 +247,16 @@ def _start_again(job: str, folder: Path) -> None:
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
+def _time_is_up(folder: Path) -> str:
+    """A job at work is told so, and has asked to be requeued."""
+    job = _wait_until(lambda: _at_work(folder), folder)
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    _wait_until(lambda: _restarts(job), folder)
+    found = [read_json(path) for path in folder.glob("*/*/*/summary.json")]
+    assert [one["signal"] for one in found if one["status"] == "preempted"] == ["SIGUSR2"]
+    return str(job)
+
+
 def _state_of(job: str) -> str:
     return _output("squeue", "--noheader", f"--job={job}", "--format=%T")
 
@@ -263,33 +273,11 @@ def test_a_job_whose_time_is_up_writes_a_checkpoint_and_asks_to_be_requeued(
 ) -> None:
     folder, gate = tmp_path / "sweep", tmp_path / "gate"
     launcher = begin(gate=gate)
-
-    job = _wait_until(lambda: _at_work(folder), folder)
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    _wait_until(lambda: _restarts(job), folder)
-    preempted = [
-        summary
-        for path in folder.glob("*/*/*/summary.json")
-        if (summary := json.loads(path.read_text()))["status"] == "preempted"
-    ]
-    assert [summary["signal"] for summary in preempted] == ["SIGUSR2"]
+    job = _time_is_up(folder)
     gate.touch()
     _start_again(job, folder)
     _finish(launcher)
-    assert {name: trial["metrics"] for name, trial in _outcomes(folder).items()} == {
-        name: trial["metrics"] for name, trial in undisturbed.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep on two ranks without disturbance."""
-    folder = tmp_path_factory.mktemp("ranks") / "sweep"
-    try:
-        _finish(_command(folder, ON_TWO_RANKS))
-    finally:
-        _cancel_jobs(folder)
-    return folder
+    assert _metrics(_outcomes(folder)) == _metrics(undisturbed)
 
 
 @on_slurm
@@ -323,25 +311,17 @@ def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_its_trial_survives_a
 ) -> None:
     folder, gate = tmp_path / "sweep", tmp_path / "gate"
     launcher = begin(ON_TWO_RANKS, gate)
-
-    job = _wait_until(lambda: _at_work(folder), folder)
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    _wait_until(lambda: _restarts(job), folder)
-    found = [json.loads(path.read_text()) for path in folder.glob("*/*/*/summary.json")]
-    assert ("preempted", "SIGUSR2") in [(each["status"], each.get("signal")) for each in found]
+    job = _time_is_up(folder)
     _start_again(job, folder)
-
     _wait_until(lambda: job in _jobs_at_work(folder), folder)
     os.kill(_process_of(job, rank=1), signal.SIGKILL)
     _wait_until(lambda: not _state_of(job), folder)
     assert list(folder.glob("*/*/*/attempts.log"))
     gate.touch()
     _finish(launcher)
-    ended, undisturbed = _outcomes(folder), _outcomes(on_two_ranks)
+    ended = _outcomes(folder)
     assert {trial["summary"]["status"] for trial in ended.values()} == {"budget_spent"}
-    assert {name: trial["metrics"] for name, trial in ended.items()} == {
-        name: trial["metrics"] for name, trial in undisturbed.items()
-    }
+    assert _metrics(ended) == _metrics(_outcomes(on_two_ranks))
 
 
 def _process_of(job: str, rank: int) -> int:
@@ -365,12 +345,9 @@ def test_16_jobs_at_once_on_one_study(run_sweep: Command, monkeypatch: pytest.Mo
         folder = run_sweep(*ON_SLURM, "search.trials=16")
     finally:
         _cancel_jobs(Path("sweep"))
-    begun = {
-        str(path.parent.relative_to(folder)): len(path.read_text().splitlines())
-        for path in folder.glob("*/*/*/begun.log")
-    }
+    begun = [len(path.read_text().splitlines()) for path in folder.glob("*/*/*/begun.log")]
     rows = json.loads((folder / "trials.json").read_text())
-    assert set(begun.values()) == {1}
+    assert set(begun) == {1}
     assert len(rows) == len(begun) == 16 + sum(row["status"] == "diverged" for row in rows)
     assert sum(row["counted"] for row in rows) == 16
     assert len({tuple(row["hyperparameters"].values()) for row in rows}) == len(rows)

@@ -1,3 +1,5 @@
+"""What a sweep shows while it runs and at its end, on a narrow terminal without colour and in a log."""
+
 import io
 import json
 from dataclasses import replace
@@ -13,31 +15,19 @@ from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, sum
 from adaecho.records.terminal import terminal_table
 from adaecho.search import report
 from adaecho.search.__main__ import main
-from adaecho.search.design import Design, trial_seed
-from adaecho.search.report import (
-    edge_warnings,
-    remarks,
-    trial_rows,
-    unfinished,
-    write_outcome,
-)
+from adaecho.search.design import Design, TrialId, trial_seed
+from adaecho.search.progress import SweepProgress, arm_table
+from adaecho.search.report import edge_warnings, remarks, trial_rows, unfinished, write_outcome
 from adaecho.search.state import SweepState
-from adaecho.search.sweeper import next_steps
+from adaecho.search.sweeper import headline, next_steps
 from tests.conftest import Refused
 from tests.search.conftest import Command
 
 
 def _summary(status: str, fresh_examples: int | None = None) -> dict[str, Any]:
     cost = {"fresh_examples": fresh_examples, "steps": 10, "train_time_s": 1.25}
-    return {
-        "status": status,
-        "seed": 1,
-        "to_target": cost if fresh_examples else None,
-        "best": None,
-        "fresh_examples": 40_000,
-        "steps": 100,
-        "train_time_s": 9.0,
-    }
+    end = {"fresh_examples": 40_000, "steps": 100, "train_time_s": 9.0}
+    return {"status": status, "seed": 1, "to_target": cost if fresh_examples else None, "best": None, **end}
 
 
 @pytest.fixture
@@ -52,11 +42,8 @@ def state(design: Design, tmp_path: Path) -> SweepState:
         3: _summary("reached", 6_000),
         4: _summary("reached", 100),  # beyond the budget: recorded, not counted
     }
-    state.searches[second.name, 0].summaries = {
-        0: _summary("reached", 3_000),
-        1: _summary("failed"),
-        2: _summary("budget_spent"),
-    }
+    failed_and_missed = {1: _summary("failed"), 2: _summary("budget_spent")}
+    state.searches[second.name, 0].summaries = {0: _summary("reached", 3_000), **failed_and_missed}
     return state
 
 
@@ -68,7 +55,6 @@ def printed(rows: list[dict[str, Any]], width: int = 80) -> list[list[str]]:
 def on_terminal(columns: list[Column], width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, no_color=True)
     console.print(terminal_table(columns, console.width))
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
@@ -91,25 +77,22 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
 
 
 def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
-    rows = trial_rows(state)
-    assert [(row["index"], row["counted"]) for row in rows if row["arm"] == "echo-none"] == [
-        (0, True),
-        (1, False),
-        (2, True),
-        (3, True),
-        (4, False),
-    ]
-    assert rows[2]["to_target_fresh_examples"] == 4_000
-    assert rows[1]["to_target_fresh_examples"] is None
-    design = state.design
+    rows, design = trial_rows(state), state.design
+    assert [row["index"] for row in rows if row["arm"] == "echo-none"] == [0, 1, 2, 3, 4]
+    assert [row["index"] for row in rows if row["arm"] == "echo-none" and row["counted"]] == [0, 2, 3]
+    assert [row["to_target_fresh_examples"] for row in rows[1:3]] == [None, 4_000]
     assert rows[3]["hyperparameters"] == design.point(design.arms[0], 0, 3)
     assert rows[3]["seed"] == trial_seed(design.seed, 0, 3)
 
 
-def test_the_table_of_an_outcome_fits_80_columns(state: SweepState) -> None:
+def test_the_table_of_an_outcome_fits_80_columns_and_a_narrow_one_keeps_the_main_figures(
+    state: SweepState,
+) -> None:
     lines = printed(trial_rows(state))
     assert lines[2] == ["echo-none", "4,000", "4,000-8,000", "1.00", "10", "1.2", "1", "-"]
     assert lines[3] == ["echo-batch", "3,000", "3,000-3,000", "0.75", "10", "1.2", "-", "1"]
+    for width in (40, 60):
+        assert printed(trial_rows(state), width)[2] == ["echo-none", "4,000", "1.00", "-"]
 
 
 def test_many_metrics_leave_the_arms_their_names() -> None:
@@ -129,11 +112,6 @@ def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
     assert second.split() == ["arm", "interval"]
 
 
-@pytest.mark.parametrize("width", [40, 60])
-def test_a_narrow_table_keeps_the_arms_and_their_main_figures(state: SweepState, width: int) -> None:
-    assert printed(trial_rows(state), width)[2] == ["echo-none", "4,000", "1.00", "-"]
-
-
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
     (line,) = remarks(state)
     assert line.startswith("search echo-batch/0 is incomplete: 1 of its trials failed; ")
@@ -142,29 +120,18 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     traceback.write_text("")
     (line,) = remarks(state)
     assert line.endswith(f"see {traceback}")
-
-
-def test_a_run_without_axes_that_diverged_is_an_outcome(state: SweepState) -> None:
+    assert unfinished(state) == []
     search = state.searches["echo-none", 0]
+    search.summaries = {}
+    says = "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
+    assert unfinished(state) == [says]
+    search.summaries = {index: _summary("diverged") for index in range(9)}
+    says = "9 trials diverged, and search.max_diverged=6 were replaced"
+    assert any(says in line for line in remarks(state))
+    # Without axes one run that diverged is an outcome.
     search.arm = replace(search.arm, axes=())
     search.trials, search.max_diverged, search.summaries = 1, 0, {0: _summary("diverged")}
     assert not any("echo-none" in line for line in remarks(state))
-
-
-def test_trials_that_have_not_ended_are_named(state: SweepState) -> None:
-    assert unfinished(state) == []
-    state.searches["echo-none", 0].summaries.clear()
-    assert unfinished(state) == [
-        "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
-    ]
-
-
-def test_too_many_diverged_trials_say_so(state: SweepState) -> None:
-    search = state.searches["echo-none", 0]
-    search.summaries = {index: _summary("diverged") for index in range(9)}
-    assert any(
-        "9 trials diverged, and search.max_diverged=6 were replaced" in line for line in remarks(state)
-    )
 
 
 def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) -> None:
@@ -182,17 +149,17 @@ def test_a_best_point_near_the_end_of_an_axis_is_a_warning(state: SweepState) ->
 def test_status_and_collect_read_folders_alone(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    overrides = ("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    folder = run_sweep(*overrides)
     outcome_before = (folder / "outcome.json").read_text()
     (folder / "outcome.json").unlink()
     (folder / "none/0/1/summary.json").unlink()
     capsys.readouterr()
     main(["status", str(folder)])
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert shown[1][:3] == ["none", "1/2", "-"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["none", "1/2", "-"]
     main(["collect", str(folder)])
     assert json.loads((folder / "outcome.json").read_text())[0]["trials"] == 1
-    run_sweep("search.trials=2", "optimizer.learning_rate=interval(0.05,0.25)")
+    run_sweep(*overrides)
     assert (folder / "outcome.json").read_text() == outcome_before
 
 
@@ -209,20 +176,11 @@ def test_without_a_target_the_table_says_where_the_runs_ended() -> None:
 
 
 def test_the_printed_collect_command_finds_the_same_configs_again() -> None:
-    config = OmegaConf.create(
-        {
-            "tracking": {"kind": "none", "mode": "offline"},
-            "hydra": {
-                "overrides": {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]},
-                "runtime": {
-                    "config_sources": [
-                        {"path": "/somewhere/conf", "schema": "file", "provider": "main"},
-                        {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"},
-                    ]
-                },
-            },
-        }
-    )
+    theirs = {"path": "/somewhere/conf", "schema": "file", "provider": "main"}
+    mine = {"path": str(Path.cwd() / "conf"), "schema": "file", "provider": "command-line"}
+    typed = {"hydra": ["hydra.sweep.dir=runs/mine", "hydra.mode=MULTIRUN"]}
+    hydra = {"overrides": typed, "runtime": {"config_sources": [theirs, mine]}}
+    config = OmegaConf.create({"tracking": {"kind": "none", "mode": "offline"}, "hydra": hydra})
     (line,) = next_steps(config, Path("runs/mine"), ["experiment=mine"])
     assert line.endswith(
         "collect runs/mine --command 'python -m adaecho.run --config-dir conf -m experiment=mine "
@@ -262,3 +220,84 @@ def test_a_sweep_that_missed_its_target_everywhere_says_what_to_raise(state: Swe
     assert "(the best was 0.6); raise max_fresh_examples, or set a target.value that was met" in line
     met = _own("none", 0.95, **goal) | {"to_target_fresh_examples": 320}
     assert not report.missed([*rows, met], state)
+
+
+NAME = "example_before_augmentation_e4"
+
+
+def _state(design: Design, folder: Path) -> SweepState:
+    first, second = design.arms
+    arms = (replace(first, name="baseline"), replace(second, name=NAME))
+    state = SweepState(replace(design, arms=arms), folder)
+    reached = {"status": "reached", "to_target": {"fresh_examples": 12_480}}
+    state.searches["baseline", 0].summaries = {0: reached, 1: {"status": "diverged"}}
+    best = {"metric": "accuracy", "value": 0.93}
+    missed = {"status": "budget_spent", "target": {"value": 0.97}, "best": best}
+    state.searches[NAME, 1].summaries = {0: missed, 1: {"status": "failed", "error": "boom"}}
+    return state
+
+
+def test_the_headline_names_what_each_arm_searches(design: Design, tmp_path: Path) -> None:
+    first, second = design.arms
+    alike = headline(SweepState(design, tmp_path)).splitlines()
+    assert alike[1] == f"searched: {', '.join(axis.key for axis in first.axes)}"
+    fixed = replace(design, arms=(first, replace(second, axes=first.axes[1:])))
+    told = headline(SweepState(fixed, tmp_path)).splitlines()
+    assert told[1] == f"searched: {first.axes[0].key} (in 1 arm), {first.axes[1].key}"
+    assert "\n" not in headline(SweepState(replace(design, arms=(replace(first, axes=()),)), tmp_path))
+
+
+def _console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=True, color_system=None)
+
+
+def _shown(console: Console) -> list[str]:
+    return console.file.getvalue().splitlines()
+
+
+def test_the_table_fits_80_columns_and_counts(design: Design, tmp_path: Path) -> None:
+    console = _console(terminal=False)
+    console.print(arm_table(_state(design, tmp_path), [TrialId(NAME, 0, 0), TrialId(NAME, 0, 1)]))
+    lines = [line.split() for line in _shown(console)]
+    assert lines[0] == ["arm", "done", "running", "diverged", "missed", "failed", "best"]
+    assert lines[1] == ["baseline", "2/7", "-", "1", "-", "-", "12,480"]
+    assert lines[2] == [NAME, "1/6", "2", "-", "1", "1", "-"]
+
+
+def test_a_terminal_gets_a_live_table_with_the_time_left(design: Design, tmp_path: Path) -> None:
+    console = _console(terminal=True)
+    state = _state(design, tmp_path)
+    with SweepProgress(state, console=console) as progress:
+        progress.show([])
+        progress.ended(TrialId("baseline", 0, 0), duration_s=10.0)
+        progress.show([TrialId("baseline", 0, 2), TrialId(NAME, 0, 0)])
+    shown = "\n".join(_shown(console))
+    assert "time left not known yet" in shown
+    assert "about 0:50 left" in shown  # 10 trials are missing, 10 s each, two at a time
+    assert "reached after" not in shown
+
+
+def test_a_log_gets_one_line_per_trial(design: Design, tmp_path: Path) -> None:
+    console = _console(terminal=False)
+    ends = (("baseline", 0, 0, 2.0), ("baseline", 0, 1, 2.0), (NAME, 1, 0, 800.0), (NAME, 1, 1, 2.0))
+    with SweepProgress(_state(design, tmp_path), console=console) as progress:
+        progress.show([TrialId("baseline", 0, 0), TrialId("baseline", 0, 1)])
+        for *trial, duration_s in ends:
+            progress.ended(TrialId(*trial), duration_s=duration_s)
+    assert [line.partition("; about")[0] for line in _shown(console)] == [
+        "3/13  baseline/0/0: reached after 12,480 fresh examples",
+        "3/13  baseline/0/1: diverged",
+        f"3/13  {NAME}/1/0: missed the target (budget_spent), best accuracy 0.93",
+        f"3/13  {NAME}/1/1: failed (boom)",
+    ]
+    assert _shown(console)[2].endswith("about 33:25 left")
+
+
+def test_each_line_of_one_look_carries_its_own_number(design: Design, tmp_path: Path) -> None:
+    console, state, arm = _console(terminal=False), SweepState(design, tmp_path), design.arms[0].name
+    with SweepProgress(state, console=console) as progress:
+        for index, status in enumerate(("diverged", "failed", "diverged")):
+            state.searches[arm, 0].summaries[index] = {"status": status, "error": "boom"}
+        progress.update(at_once=True)
+    numbers = [line.partition(":")[0] for line in _shown(console)]
+    assert numbers == [f"1/14  {arm}/0/0", f"1/14  {arm}/0/1", f"2/14  {arm}/0/2"]

@@ -2,13 +2,13 @@
 
 import functools
 import io
-import itertools
 import json
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -33,8 +33,7 @@ ON_SLURM = ("hydra/launcher=slurm",)
 
 
 def _worker(folder: Path, **changes: Any) -> Worker:
-    own = Worker(str(folder), code=code_digest(), runner=RUNNER, typed=(TASK,))
-    return replace(own, **changes)
+    return Worker(str(folder), **{"code": code_digest(), "runner": RUNNER, "typed": (TASK,), **changes})
 
 
 @pytest.fixture
@@ -120,17 +119,13 @@ def _given(folder: Path) -> list[str]:
 
 
 def test_arrays_stay_below_max_array_size_and_workers_pack_trials(stand_in: Path, submit: Command) -> None:
+    assert max_array_size() == 3
     submit("echo=none,batch", "search.trials=10", "hydra.launcher.trials_per_job=2")
     arrays = re.findall(r"--array=0-(\d+)%", "\n".join(_given(stand_in)))
     assert [int(last) + 1 for last in arrays] == [3, 3, 3]  # ten workers: the tenth alone is no array
     assert len(_given(stand_in)) == 4
-
-
-def test_there_are_never_more_workers_than_trials_or_than_asked_for(stand_in: Path, submit: Command) -> None:
-    submit("search.trials=3")
-    assert re.findall(r"--array=0-(\d+)%", _given(stand_in)[0]) == ["2"]
     submit("search.trials=9", "hydra.launcher.array_parallelism=2", "fresh=true")
-    assert re.findall(r"--array=0-(\d+)%(\d+)", _given(stand_in)[1]) == [("1", "2")]
+    assert re.findall(r"--array=0-(\d+)%(\d+)", _given(stand_in)[4]) == [("1", "2")]
 
 
 def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, submit: Command) -> None:
@@ -145,37 +140,19 @@ def test_the_defaults_ask_for_nothing_that_a_cluster_may_lack(stand_in: Path, su
 
 
 def test_what_is_asked_for_is_passed_on(stand_in: Path, submit: Command) -> None:
+    keys = ("partition=gpu", "nodes=2", "tasks_per_node=4", "cpus_per_task=3", "gpus_per_node=4")
     submit(
-        "search.trials=1",
-        "hydra.launcher.partition=gpu",
-        "hydra.launcher.gpus_per_node=1",
+        "search.trials=2", *(f"hydra.launcher.{key}" for key in keys),
         "hydra.launcher.setup=['module load cuda']",
         "+hydra.launcher.additional_parameters.reservation=friday",
-    )
+    )  # fmt: skip
     (text,) = _given(stand_in)
-    for line in ("--partition=gpu", "--gpus-per-node=1", "--reservation=friday"):
-        assert f"#SBATCH {line}" in text
+    passed_on = ("partition=gpu", "nodes=2", "ntasks-per-node=4", "cpus-per-task=3", "gpus-per-node=4")
+    for line in (*passed_on, "reservation=friday"):
+        assert f"#SBATCH --{line}\n" in text
     assert "\nmodule load cuda\n" in text
-
-
-def test_tasks_of_several_nodes_are_asked_for(stand_in: Path, submit: Command) -> None:
-    submit(
-        "search.trials=2",
-        *(f"hydra.launcher.{key}" for key in ("nodes=2", "tasks_per_node=4", "cpus_per_task=3")),
-        "hydra.launcher.gpus_per_node=4",
-    )
-    (text,) = _given(stand_in)
-    for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=3", "--gpus-per-node=4"):
-        assert f"#SBATCH {line}\n" in text
     assert re.search(r"^srun .*--kill-on-bad-exit=0 --wait=60 --cpus-per-task=3 ", text, flags=re.MULTILINE)
     assert "--array=0-1%" in text
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_ranks_without_a_gpu_each_are_refused(submit: Command) -> None:
-    settings = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=1")
-    with pytest.raises(ConfigError, match=r"tasks_per_node=2: every rank takes a GPU .* gpus_per_node=1"):
-        submit("search.trials=1", *settings)
 
 
 def test_jobs_are_told_of_whole_urls_by_their_environment_alone(
@@ -190,9 +167,8 @@ def test_jobs_are_told_of_whole_urls_by_their_environment_alone(
     folder = submit("search.trials=1", f"data.path='{url}'", "fresh=true")
     assert (stand_in / "told").read_text() == f"{url}\n"
     monkeypatch.delenv(VARIABLE)  # what the sweep has set
-    jobs = _given(stand_in)
+    jobs, said = _given(stand_in), capfd.readouterr()
     assert len(jobs) == 2
-    said = capfd.readouterr()
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".pkl" for path in files), "submitit's, which a job reads"
     for text in (*map(str.encode, (*jobs, said.out, said.err)), *(path.read_bytes() for path in files)):
@@ -213,24 +189,17 @@ def test_what_a_worker_runs_is_recorded_at_submission(submit: Command) -> None:
 
 
 def _watched(state: SweepState, monkeypatch: pytest.MonkeyPatch, *answers: int | SlurmError) -> int:
-    """How often squeue is asked by the watch of a sweep that is complete."""
+    """How often squeue is asked by the watch of a sweep that is complete; it repeats its last answer."""
     settings = SlurmSettings(
         None, None, None, timeout_min=1, nodes=1, tasks_per_node=1, cpus_per_task=1, mem_gb=1,
         gpus_per_node=None, trials_per_job=1, array_parallelism=1, max_num_timeout=1, signal_delay_s=1,
         setup=[], additional_parameters={}, wait=True,
     )  # fmt: skip
-    asked = itertools.count()
-
-    def live_jobs(_: str) -> int:
-        answer = answers[min(next(asked), len(answers) - 1)]
-        if isinstance(answer, SlurmError):
-            raise answer
-        return answer
-
+    live_jobs = Mock(side_effect=[*answers, *answers[-1:] * 1000])
     monkeypatch.setattr(slurm, "live_jobs", live_jobs)
     monkeypatch.setattr(slurm, "POLL_S", (0.0, 0.0))
     SlurmWorkers(state, settings).watch(SweepProgress(state, Console(file=io.StringIO())))
-    return next(asked)
+    return live_jobs.call_count
 
 
 def test_a_watch_outlasts_a_controller_that_is_silent_for_a_while(
@@ -269,41 +238,30 @@ def test_jobs_that_end_without_a_word_are_failures(
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
-    "setting",
-    [
-        "trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0",
-    ],
+    "settings",
+    ["trials_per_job=0", "timeout_min=0", "signal_delay_s=-1", "mem_gb=0", "nodes=0", "tasks_per_node=0",
+     "tasks_per_node=2 gpus_per_node=1"],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_by_name(submit: Command, setting: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"hydra.launcher.{setting.partition('=')[0]}")):
-        submit("search.trials=1", f"hydra.launcher.{setting}")
+def test_settings_that_cannot_be_are_refused_by_name(submit: Command, settings: str) -> None:
+    says = r"tasks_per_node=2: every rank takes a GPU .* gpus_per_node=1" if " " in settings else ""
+    with pytest.raises(ConfigError, match=says or f"hydra.launcher.{settings.partition('=')[0]}"):
+        submit("search.trials=1", *(f"hydra.launcher.{one}" for one in settings.split()))
 
 
-def test_what_sbatch_says_reaches_the_user(stand_in: Path, submit: Command) -> None:
+def test_what_sbatch_says_reaches_the_user_and_that_there_is_no_slurm(
+    stand_in: Path, submit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (stand_in / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")
     with pytest.raises(SlurmError, match=r"sbatch refuses: .*invalid account"):
         submit("search.trials=1")
-
-
-def test_without_slurm_the_error_says_so(
-    submit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match=r"squeue fails.*is this a Slurm host"):
         submit("search.trials=1")
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_max_array_size_is_read_from_slurm() -> None:
-    assert max_array_size() == 3
-
-
-def test_other_sweepers_cannot_use_the_launcher() -> None:
+def test_other_sweepers_and_other_launchers_are_refused(run_sweep: Command) -> None:
     with pytest.raises(ConfigError, match=r"needs hydra/sweeper=quasirandom"):
         SlurmLauncher().launch([], 0)
-
-
-def test_other_launchers_are_refused(run_sweep: Command) -> None:
     ConfigStore.instance().store(group="hydra/launcher", name="other", node={"_target_": "nothing"})
     with pytest.raises(ConfigError, match=r"hydra/launcher=other: .* basic or slurm"):
         run_sweep("hydra/launcher=other")

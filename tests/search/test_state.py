@@ -1,7 +1,6 @@
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,56 +10,57 @@ from adaecho.search.design import Design, TrialId
 from adaecho.search.state import Pruner, Search, SweepState
 
 
-def _search(design: Design, statuses: dict[int, str], trials: int = 3, max_diverged: int = 6) -> Search:
-    summaries: dict[int, dict[str, Any]] = {index: {"status": status} for index, status in statuses.items()}
-    return Search(design.arms[0], 0, trials, max_diverged, summaries)
+def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
+    """A search for three trials, of which those of the first indices ended so."""
+    ended = {index: {"status": status} for index, status in enumerate(statuses) if status}
+    return Search(design.arms[0], 0, 3, max_diverged, ended)
 
 
-def test_a_search_needs_one_more_point_per_diverged_trial(design: Design) -> None:
-    assert list(_search(design, {}).missing()) == [0, 1, 2]
-    assert list(_search(design, {0: "diverged", 2: "reached"}).missing()) == [1, 3]
-    complete = _search(design, {0: "diverged", 1: "reached", 2: "diverged", 3: "budget_spent", 4: "reached"})
-    assert list(complete.missing()) == []
-    assert complete.is_complete()
-    assert complete.counted() == {1, 3, 4}
+@pytest.mark.parametrize(
+    ("statuses", "max_diverged", "missing", "counted"),
+    [
+        ((), 6, [0, 1, 2], set()),
+        (("diverged", None, "reached"), 6, [1, 3], {2}),
+        (("diverged", "reached", "diverged", "budget_spent", "reached"), 6, [], {1, 3, 4}),
+        (("diverged",), 0, [1, 2], set()),
+        (("diverged",) * 10, 2, [], set()),
+        (("reached",) * 5, 6, [], {0, 1, 2}),
+        (("failed", "running", "preempted", "reached"), 6, [0, 1, 2], None),
+    ],
+    ids=["none", "one more per diverged", "complete", "none replaced", "to max_diverged", "further",
+         "those that failed, run or were preempted keep their place"],
+)  # fmt: skip
+def test_which_trials_of_a_search_are_missing_and_counted(
+    design: Design, statuses: tuple[str, ...], max_diverged: int, missing: list[int], counted: set[int] | None
+) -> None:
+    search = _search(design, *statuses, max_diverged=max_diverged)
+    assert list(search.missing()) == missing
+    assert search.counted() == (counted or set())
+    assert search.is_complete() == (len(counted or ()) == 3)
+    assert search.num_wanted() == 3 + min(statuses.count("diverged"), max_diverged)
 
 
-def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
-    diverging = {0, 3}
-    for order in permutations(range(3)):
-        search = _search(design, {})
-        for place in order:
-            while (left := list(search.missing())) and place < len(left):
-                index = left[place]
-                search.summaries[index] = {"status": "diverged" if index in diverging else "reached"}
-        while left := list(search.missing()):
-            search.summaries[left[-1]] = {"status": "diverged" if left[-1] in diverging else "reached"}
-        assert sorted(search.summaries) == [0, 1, 2, 3, 4]
-        assert search.counted() == {1, 2, 4}
-
-
-def test_replacement_ends_at_max_diverged(design: Design) -> None:
-    search = _search(design, dict.fromkeys(range(10), "diverged"), max_diverged=2)
-    assert search.num_wanted() == 5
-    assert list(search.missing()) == []
-    assert not search.is_complete()
-    unforgiving = _search(design, {0: "diverged"}, max_diverged=0)
-    assert list(unforgiving.missing()) == [1, 2]
-
-
-def test_further_trials_are_not_counted(design: Design) -> None:
-    search = _search(design, dict.fromkeys(range(5), "reached"))
-    assert search.counted() == {0, 1, 2}
+def test_the_best_is_of_those_counted(design: Design) -> None:
+    search = _search(design, *["reached"] * 5)
     for index, summary in search.summaries.items():
         summary["to_target"] = {"fresh_examples": 100 - index}
     assert search.best() == 98
 
 
-def test_failed_running_and_preempted_trials_are_missing_and_keep_their_place(design: Design) -> None:
-    search = _search(design, {0: "failed", 1: "running", 2: "preempted", 3: "reached"})
-    assert list(search.missing()) == [0, 1, 2]
-    assert search.counted() == set()
-    assert not search.is_complete()
+def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
+    for order in permutations(range(3)):
+        search = _search(design)
+
+        def end(index: int, search: Search = search) -> None:
+            search.summaries[index] = {"status": "diverged" if index in (0, 3) else "reached"}
+
+        for place in order:
+            while (left := list(search.missing())) and place < len(left):
+                end(left[place])
+        while left := list(search.missing()):
+            end(left[-1])
+        assert sorted(search.summaries) == [0, 1, 2, 3, 4]
+        assert search.counted() == {1, 2, 4}
 
 
 def test_without_axes_there_is_one_trial_per_search(design: Design, tmp_path: Path) -> None:
@@ -77,17 +77,6 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     missing = SweepState(design, tmp_path).missing()
     assert missing[:3] == [TrialId(first, 0, 0), TrialId(second, 0, 0), TrialId(first, 0, 1)]
     assert len(missing) == len(set(missing)) == 12
-
-
-def test_the_state_is_what_the_folders_say(design: Design, tmp_path: Path) -> None:
-    trial = TrialId(design.arms[1].name, 1, 2)
-    folder = SweepState(design, tmp_path).trial_folder(trial)
-    folder.mkdir(parents=True)
-    (folder.parent / "notes.old-1").mkdir()
-    write_json(folder / "summary.json", {"status": "reached", "to_target": {"fresh_examples": 320}})
-    state = SweepState(design, tmp_path)
-    assert trial not in state.missing()
-    assert state.search(trial).best() == 320
 
 
 @pytest.mark.parametrize("depth", range(4))
@@ -143,17 +132,8 @@ def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: 
     _write_summary(tmp_path, 1, "diverged", None)
     _write_summary(tmp_path, 2, "running", None)
     _write_summary(tmp_path, 3, "reached", 800)
-    assert not prune(800)
-    assert prune(801)
-    _write_summary(tmp_path, 2, "reached", 400)
-    assert prune(401)
-
-
-def test_a_sibling_that_is_damaged_or_moved_aside_is_passed_over(tmp_path: Path) -> None:
-    prune = Pruner(tmp_path / "0")
-    _write_summary(tmp_path, 1, "reached", 800)
-    (tmp_path / "2").mkdir()
+    assert (prune(800), prune(801)) == (False, True)
     (tmp_path / "2" / "summary.json").write_text("")  # as a power cut may leave it
-    assert prune(801)
+    assert (prune(800), prune(801)) == (False, True)
     _write_summary(tmp_path, 2, "reached", 400)
-    assert prune(401)
+    assert (prune(400), prune(401)) == (False, True)

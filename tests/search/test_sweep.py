@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _misbehaving(**control: Any) -> Path:
+    """``./sweep``, whose trials are to do that; the file that says so."""
+    Path("sweep").mkdir()
+    write_json(Path("sweep/control.json"), control)
+    return Path("sweep/control.json")
+
+
 def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Command) -> None:
     folder = run_sweep(*ONE_ARM, "search.repeats=2", "echo=none,batch", drawn=True)
     summaries = _summaries(folder)
@@ -73,25 +81,22 @@ def test_a_sweep_replaces_diverged_trials_and_leaves_its_records(run_sweep: Comm
 def test_the_same_command_again_finishes_what_is_missing_and_nothing_else(
     run_sweep: Command, finished: Path
 ) -> None:
-    folder, before = finished, _summaries(finished)
+    before = _summaries(finished)
     for name, status in (("none/0/0", "running"), ("none/0/2", "preempted")):
-        path = folder / name / "summary.json"
-        path.write_text(
-            path.read_text().replace('"reached"', f'"{status}"').replace('"diverged"', f'"{status}"')
-        )
-    (folder / "none/0/1/summary.json").unlink()
+        write_json(finished / name / "summary.json", {**before[name], "status": status})
+    (finished / "none/0/1/summary.json").unlink()
     run_sweep(*ONE_ARM)
-    assert _summaries(folder) == before
-    begun = _begun(folder)
+    assert _summaries(finished) == before
+    begun = _begun(finished)
     assert {name for name, times in begun.items() if times == 2} == {"none/0/0", "none/0/1", "none/0/2"}
     run_sweep(*ONE_ARM)
-    assert _begun(folder) == begun
+    assert _begun(finished) == begun
 
 
 def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
-    folder, before = finished, _summaries(finished)
+    before = _summaries(finished)
     run_sweep("search.trials=6", "search.repeats=2")
-    after = _summaries(folder)
+    after = _summaries(finished)
     assert {name: after[name] for name in before} == before
     assert len([name for name in after if name.startswith("none/1/")]) >= 6
 
@@ -101,16 +106,14 @@ def test_a_sweep_can_grow(run_sweep: Command, finished: Path) -> None:
     [
         ("search.seed=1", "search.seed: 0 in the folder, 1 now"),
         ("search.trials=3", "trials: 4 in the folder, 3 now (a budget can only grow)"),
-        (
-            "optimizer.learning_rate=interval(0.1,0.2)",
-            "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1",
-        ),
+        ("optimizer.learning_rate=interval(0.1,0.2)",
+         "axes.optimizer.learning_rate.low: 0.01 in the folder, 0.1"),
         ("target.value=0.9", "none.config.target.value: 0.97 in the folder, 0.9 now"),
         ("max_fresh_examples=500", "in the folder, 500 now"),
         ("echo=batch", "arms: ['none'] in the folder, ['batch_e2'] now"),
         ("search.prune=true", "search.prune: False in the folder, True now"),
     ],
-)
+)  # fmt: skip
 def test_another_design_in_the_folder_is_refused_with_a_diff(
     run_sweep: Command, finished: Path, override: str, line: str
 ) -> None:
@@ -121,226 +124,187 @@ def test_another_design_in_the_folder_is_refused_with_a_diff(
     assert "fresh=true" in str(refusal.value)
 
 
-@pytest.mark.usefixtures("finished")
-def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command) -> None:
+def test_fresh_keeps_the_old_sweep_beside_the_new_one_also_trials_without_a_design(
+    run_sweep: Command, finished: Path
+) -> None:
     run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
-    assert len(_summaries(Path("sweep.old-1"))) >= 4
-    assert json.loads(Path("sweep/design.json").read_text())["search"]["seed"] == 1
-
-
-def test_trials_without_a_design_are_refused_and_kept_by_fresh(run_sweep: Command, finished: Path) -> None:
-    folder = finished
-    (folder / "design.json").unlink()
+    assert json.loads((finished / "design.json").read_text())["search"]["seed"] == 1
+    (finished / "design.json").unlink()
     with pytest.raises(FolderError, match=r"no design\.json, so it can't be told of which"):
-        run_sweep(*ONE_ARM, "search.seed=1")
-    run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
-    assert len(_summaries(Path("sweep.old-1"))) >= 4
-
-
-@pytest.mark.parametrize("text", ["{}", '{"arms": [], "search": {}, "experiment": ""}', "[]"])
-def test_a_record_of_another_shape_is_no_design(run_sweep: Command, text: str) -> None:
-    folder = Path("sweep")
-    folder.mkdir()
-    (folder / "design.json").write_text(text)
-    with pytest.raises(FolderError, match="is no sweep's design"):
         run_sweep(*ONE_ARM)
+    run_sweep(*ONE_ARM, "fresh=true")
+    assert all(len(_summaries(Path(f"sweep.old-{number}"))) >= 4 for number in (1, 2))
 
 
 def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("sweep").mkdir()
-    control = {"fails": {"none/0/0": 2, "none/0/1": 9}, "dies": {"none/0/2": 1, "none/0/3": 9}}
-    write_json(Path("sweep/control.json"), control)
+    fails, dies = {"none/0/0": 2, "none/0/1": 9}, {"none/0/2": 1, "none/0/3": 9}
+    control, folder = _misbehaving(fails=fails, dies=dies), Path("sweep")
     with pytest.raises(SystemExit) as exit_code:
         run_sweep(*ONE_ARM)
     assert exit_code.value.code == 1
-    folder = Path("sweep")
-    statuses = {name: summary["status"] for name, summary in _summaries(folder).items()}
-    assert statuses["none/0/0"] in ("reached", "diverged")
-    assert statuses["none/0/2"] in ("reached", "diverged")
-    assert statuses["none/0/1"] == statuses["none/0/3"] == "failed"
-    assert {name: times for name, times in _begun(folder).items() if times > 1} == {
-        "none/0/0": 3,
-        "none/0/1": 3,
-        "none/0/2": 2,
-        "none/0/3": 3,
-    }
+    found, begun = _summaries(folder), _begun(folder)
+    assert {found[name]["status"] for name in ("none/0/0", "none/0/2")} <= {"reached", "diverged"}
+    assert found["none/0/1"]["status"] == found["none/0/3"]["status"] == "failed"
+    more_than_once = {name: times for name, times in begun.items() if times > 1}
+    assert more_than_once == {"none/0/0": 3, "none/0/1": 3, "none/0/2": 2, "none/0/3": 3}
     shown, warned = capsys.readouterr()
     killed = "a worker ended in mid-trial (killed by signal 9, often for want of memory); another goes on"
     assert warned.count(killed) == 4  # once of one trial, three times of another
     assert "search none/0 is incomplete: 2 of its trials failed" in shown
-    assert (
-        "its process died (often for want of memory)"
-        in json.loads((folder / "none/0/3/summary.json").read_text())["error"]
-    )
-    (folder / "control.json").unlink()
+    assert "its process died (often for want of memory)" in found["none/0/3"]["error"]
+    control.unlink()
     run_sweep(*ONE_ARM)
     assert "failed" not in {summary["status"] for summary in _summaries(folder).values()}
 
 
-def test_what_only_the_user_can_mend_stops_the_sweep(run_sweep: Command) -> None:
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"users_error": ["none/0/1"]})
-    with pytest.raises(UserError, match="trial none/0/1: none/0/1: no such data"):
+@pytest.mark.parametrize(
+    ("fault", "says"), [("users_error", "none/0/2: no such data"), ("disk_full", ".*: the disk is full")]
+)
+def test_what_only_the_user_can_mend_stops_the_sweep_and_loses_nothing(
+    run_sweep: Command, fault: str, says: str
+) -> None:
+    control, folder = _misbehaving(**{fault: ["none/0/2"]}), Path("sweep")
+    with pytest.raises(UserError, match=f"trial none/0/2: {says}"):
         run_sweep(*ONE_ARM, "search.workers=1")
-    assert _begun(Path("sweep"))["none/0/1"] == 1
-
-
-def test_a_full_disk_stops_the_sweep_and_loses_nothing(run_sweep: Command) -> None:
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"disk_full": ["none/0/2"]})
-    with pytest.raises(UserError, match=r"trial none/0/2: .*: the disk is full"):
-        run_sweep(*ONE_ARM, "search.workers=1")
-    before = _summaries(Path("sweep"))
+    before = _summaries(folder)
     assert sorted(before) == ["none/0/0", "none/0/1"]
-    Path("sweep/control.json").unlink()
+    assert _begun(folder)["none/0/2"] == 1
+    control.unlink()
     after = _summaries(run_sweep(*ONE_ARM))
     assert {name: after[name] for name in before} == before
     assert {"none/0/2", "none/0/3"} <= after.keys()
 
 
-def test_a_worker_that_cannot_start_is_an_error_with_its_reason(
-    run_sweep: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner="no_such_module:run"))
+@pytest.fixture
+def run_by(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``run_by("module:function")`` is the sweep of one arm with another runner."""
+
+    def run(runner: str) -> Path:
+        monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=runner))
+        return run_sweep(*ONE_ARM)
+
+    return run
+
+
+def test_a_worker_that_cannot_start_is_an_error_with_its_reason(run_by: Command) -> None:
     with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
-        run_sweep(*ONE_ARM)
+        run_by("no_such_module:run")
 
 
-@pytest.mark.parametrize("deaths", [2, 100])
-def test_a_worker_that_dies_before_its_first_trial_is_replaced(
-    run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deaths: int
+def test_a_worker_that_dies_before_its_first_trial_is_replaced_but_not_for_ever(
+    run_by: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that memory that was short for a moment ends no sweep; but not for ever."""
-    monkeypatch.setattr(
-        sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner="tests.search.early:run_trial")
-    )
-    write_json(Path("early.json"), {"deaths": deaths})
-    if deaths == 2:
-        folder = run_sweep(*ONE_ARM)
-        assert len(_summaries(folder)) >= 4
-        return
+    """So that memory that was short for a moment ends no sweep."""
+    write_json(Path("early.json"), {"deaths": 100})
     message = r"ended 3 times before its first trial \(killed by signal 9, often for want of memory\)"
     with pytest.raises(WorkerError, match=message):
-        run_sweep(*ONE_ARM)
+        run_by("tests.search.early:run_trial")
     assert len(list(Path().glob("death-*"))) == 6  # of two workers
     warned = capsys.readouterr().err
     assert re.search(r"often for want of memory\)\nthe others go on without it", warned), (
         "nothing was printed"
     )
+    write_json(Path("early.json"), {"deaths": 8})  # two more
+    assert len(_summaries(run_by("tests.search.early:run_trial"))) >= 4
 
 
-def test_there_are_never_more_workers_than_trials(run_sweep: Command) -> None:
-    folder = run_sweep(
-        "search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000"
-    )
-    assert [path.name for path in (folder / "workers").iterdir()] == ["worker-0.log"]
-
-
-def test_workers_beyond_cores_or_memory_are_capped_with_a_message(
+def test_workers_beyond_trials_cores_or_memory_are_capped_with_a_message(
     run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run_sweep("search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000")
+    assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(local, "free_bytes", lambda: 3 << 30)
     assert affordable(4) == (4, None)
     workers, message = affordable(1000)
-    assert workers == 4
-    assert message is not None
-    assert message.startswith(
-        "search.workers=1000: this machine has 4 cores and 3.0 GiB of free memory; 4 run"
-    )
+    told = "search.workers=1000: this machine has 4 cores and 3.0 GiB of free memory; 4 run"
+    assert (workers, (message or "")[: len(told)]) == (4, told)
     monkeypatch.setattr(local, "free_bytes", lambda: 1 << 30)
     assert affordable(4)[0] == 2
     monkeypatch.setattr(local, "free_bytes", lambda: 0)
     monkeypatch.setattr(sweeper, "affordable", affordable)
-    run_sweep("search.trials=2", "search.workers=1000")
+    run_sweep("search.trials=2", "search.workers=1000", folder="another")
     assert "search.workers=1000: this machine has 4 cores" in capsys.readouterr().out
-    assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]
+    assert [path.name for path in Path("another/workers").iterdir()] == ["worker-0.log"]
 
 
-def _launch(*overrides: str) -> subprocess.Popen[str]:
-    """The sweep in a process of its own, in the current folder."""
+@pytest.fixture
+def launch() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``launch(*overrides)``: the sweep in a process of its own, in the current folder; killed at the end."""
     code = "import sys\nfrom tests.search.conftest import launch\nlaunch(sys.argv[1:])\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    launched = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *overrides]
+        launched.append(subprocess.Popen(command, **pipes, start_new_session=True))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        one.kill()
+        one.communicate()
 
 
-def _wait_for_trials(folder: Path, number: int) -> list[int]:
-    """Until that many trials have begun; the pids of their workers."""
+def _wait(until: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        logs = [path.read_text() for path in folder.glob("*/*/*/begun.log")]
-        if len(logs) >= number and all(logs):
-            return sorted({int(log.split()[0]) for log in logs})
+    while not (found := until()):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    raise AssertionError(f"fewer than {number} trials began")
+    return found
 
 
-def _wait_for_summaries(folder: Path, number: int) -> None:
-    """Until that many trials have ended."""
-    deadline = time.monotonic() + 240
-    while len(_summaries(folder)) < number:
-        assert time.monotonic() < deadline, f"fewer than {number} trials ended"
-        time.sleep(0.05)
+def _wait_for_trials(number: int) -> list[int]:
+    """Until that many trials of ``./sweep`` have begun; the pids of their workers."""
+
+    def workers() -> list[int]:
+        logs = [path.read_text() for path in Path("sweep").glob("*/*/*/begun.log")]
+        begun = len(logs) >= number and all(logs)
+        return sorted({int(log.split()[0]) for log in logs}) if begun else []
+
+    return list(_wait(workers))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_or_a_kill_leaves_no_worker_and_a_sweep_that_goes_on(
-    run_sweep: Command, number: signal.Signals
+    run_sweep: Command, launch: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/2": 600, "none/0/3": 600}})
-    launcher = _launch(*ONE_ARM)
-    workers = _wait_for_trials(Path("sweep"), 4)
+    control = _misbehaving(hangs_s={"none/0/2": 600, "none/0/3": 600})
+    launcher = launch(*ONE_ARM)
+    workers = _wait_for_trials(4)
     os.kill(launcher.pid, number)
     launcher.communicate(timeout=240)
-    deadline = time.monotonic() + 120
-    while any(map(_alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_alive, workers))
-    Path("sweep/control.json").unlink()
+    _wait(lambda: not any(map(_alive, workers)))
+    control.unlink()
     folder = run_sweep(*ONE_ARM)
     assert {summary["status"] for summary in _summaries(folder).values()} <= {"reached", "diverged"}
     assert _begun(folder)["none/0/0"] == 1
 
 
-def test_a_second_launcher_is_refused(run_sweep: Command) -> None:
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/0": 600}})
-    launcher = _launch(*ONE_ARM)
-    try:
-        _wait_for_trials(Path("sweep"), 1)
-        with pytest.raises(FolderError, match=f"process {launcher.pid}"):
-            run_sweep(*ONE_ARM)
-    finally:
-        launcher.kill()
-        launcher.communicate()
-
-
-def test_a_worker_started_by_hand_helps_out_and_computes_the_same(finished: Path) -> None:
+def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and_computes_the_same(
+    run_sweep: Command, finished: Path, launch: Callable[..., subprocess.Popen[str]]
+) -> None:
     expected = _summaries(finished)
     finished.rename("alone")
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"hangs_s": {"none/0/0": 600}})
-    launcher = _launch("search.trials=4", "search.workers=1")
-    (worker,) = _wait_for_trials(Path("sweep"), 1)
-    Path("sweep/control.json").unlink()
+    control, folder = _misbehaving(hangs_s={"none/0/0": 600}), Path("sweep")
+    one_worker = ("search.trials=4", "search.workers=1")
+    launcher = launch(*one_worker)
+    (worker,) = _wait_for_trials(1)
+    control.unlink()
+    with pytest.raises(FolderError, match=f"process {launcher.pid}"):
+        run_sweep(*one_worker)
     options = ("--number", "1", "--runner", RUNNER, "--task", TASK)
     by_hand = subprocess.Popen([sys.executable, "-m", "adaecho.search.worker", "sweep", *options])
-    _wait_for_summaries(Path("sweep"), len(expected) - 1)
-    assert "none/0/0" not in _summaries(Path("sweep"))
+    _wait(lambda: len(_summaries(folder)) >= len(expected) - 1)
+    assert "none/0/0" not in _summaries(folder)
     os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
     launcher.communicate(timeout=240)
     assert launcher.returncode == 0
     assert by_hand.wait(240) == 0
-    assert _summaries(Path("sweep")) == expected
-    assert _begun(Path("sweep")) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
+    assert _summaries(folder) == expected
+    assert _begun(folder) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
 
 
 def test_many_workers_begin_at_different_trials(design: Design, tmp_path: Path) -> None:
@@ -353,15 +317,15 @@ def test_many_workers_begin_at_different_trials(design: Design, tmp_path: Path) 
 
 def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, finished: Path) -> None:
     """A power cut may leave one; of a trial without a summary the run goes on where it is."""
-    folder = finished
-    expected = _summaries(folder)
-    (folder / "none/0/1/summary.json").write_text("")
-    (folder / "none/0/2/summary.json").unlink()
-    (folder / "none/0/2/config.yaml").write_text("")
+    expected = _summaries(finished)
+    (finished / "none/0/1/summary.json").write_text("")
+    (finished / "none/0/2/summary.json").unlink()
+    (finished / "none/0/2/config.yaml").write_text("")
     run_sweep(*ONE_ARM)
-    assert {name: _summaries(folder)[name] for name in expected} == expected
-    assert not (folder / "none/0/1.old-1").exists()
-    assert (folder / "none/0/2.old-1/begun.log").exists()
+    after = _summaries(finished)
+    assert {name: after[name] for name in expected} == expected
+    assert not (finished / "none/0/1.old-1").exists()
+    assert (finished / "none/0/2.old-1/begun.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -408,10 +372,8 @@ def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     """``hydra/sweeper=basic``."""
     plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu")
     assert typed("adaecho.run", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
-    seeds = [
-        json.loads(path.read_text())["seed"] for path in Path("runs/sweep/digits").glob("*/summary.json")
-    ]
-    assert sorted(seeds) == [1, 2]
+    summaries = Path("runs/sweep/digits").glob("*/summary.json")
+    assert sorted(json.loads(path.read_text())["seed"] for path in summaries) == [1, 2]
 
 
 def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> None:
@@ -419,7 +381,7 @@ def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> N
     with pytest.raises(FolderError) as refusal:
         run_sweep("search.trials=1", "echo=none,batch", "batch_size=16")
     assert str(refusal.value).splitlines()[1:-1] == [
-        "  every arm's config.batch_size: 32 in the folder, 16 now",
+        "  every arm's config.batch_size: 32 in the folder, 16 now"
     ]
 
 
@@ -427,8 +389,7 @@ def test_a_design_none_of_whose_trials_has_finished_gives_way_to_a_mended_one(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its error said what to mend, and where the data has changed, so may what follows from its size."""
-    Path("sweep").mkdir()
-    write_json(Path("sweep/control.json"), {"disk_full": ["none/0/0", "none/0/1", "none/0/2", "none/0/3"]})
+    _misbehaving(disk_full=[f"none/0/{index}" for index in range(4)])
     with pytest.raises(UserError, match="the disk is full"):
         run_sweep(*ONE_ARM, "batch_size=16")
     assert run_sweep(*ONE_ARM, "batch_size=8") == Path("sweep")

@@ -1,18 +1,23 @@
-"""What a worker meets where another one, or a signal, comes at the wrong moment."""
+"""What a worker meets where another one or a signal comes at the wrong moment, and what a trial leaves it."""
 
+import gc
 import json
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adaecho.config.schema import Config
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.search import worker
 from adaecho.search.design import Design, record_design
 from adaecho.search.state import read_refusal
 from adaecho.search.worker import Attempts, Worker
+from tests.search import stub
 from tests.search.conftest import Command
 from tests.search.stub import RUNNER, TASK
 
@@ -50,8 +55,7 @@ def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
     """One search in ``folder``, its second trial misbehaving; the folder of that search."""
     one = replace(design, arms=design.arms[:1], repeats=1, _cache={})
     record_design(one, folder)
-    name = f"{one.arms[0].name}/0/1"
-    control = {key: {name: value} for key, value in misbehaviour.items()}
+    control = {key: {f"{one.arms[0].name}/0/1": value} for key, value in misbehaviour.items()}
     (folder / "control.json").write_text(json.dumps(control))
     return folder / one.arms[0].name / "0"
 
@@ -82,3 +86,31 @@ def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_work
     assert not (search / "1" / "summary.json").exists()
     assert Attempts(search / "1", "this").count() == 0
     assert all((search / index / "summary.json").exists() for index in ("0", "2"))
+
+
+_left: list["weakref.ref[_DataSet]"] = []
+_alive: list[int] = []  # of the trials before, at the begin of each
+
+
+class _DataSet:
+    """Part of a circle, as a trainer is with its callbacks."""
+
+    def __init__(self) -> None:
+        self.user = self
+
+
+def run_trial(config: Config, folder: Path, overrides: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    _alive.append(sum(each() is not None for each in _left))
+    _left.append(weakref.ref(_DataSet()))
+    return stub.run_trial(config, folder, overrides, **more)
+
+
+def test_data_of_a_trial_is_gone_from_memory_when_the_next_begins(design: Design, tmp_path: Path) -> None:
+    _search_of_three(design, tmp_path)
+    gc.disable()
+    try:
+        Worker(str(tmp_path), runner=f"{__name__}:run_trial", typed=(TASK,))()
+    finally:
+        gc.enable()
+    assert len(_alive) >= 3
+    assert not any(_alive)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from adaecho.config.schema import Config, from_typed, to_plain
@@ -16,6 +17,10 @@ from tests.forks import FORKS
 from tests.ports import free_port
 
 END_S = 120  # for a rank to end once another has
+needs_gloo = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch is built without gloo, by which ranks talk to one another on a CPU",
+)
 
 Before = Callable[[int], None]
 
@@ -32,20 +37,18 @@ def _rank(plain: dict[str, Any], folder: str, variables: dict[str, str], before:
     os.environ |= variables
     if before is not None:
         before(int(variables["RANK"]))
-    config = from_typed(plain)
-    log = Path(f"{folder}.rank{variables['RANK']}")
+    config, log = from_typed(plain), Path(f"{folder}.rank{variables['RANK']}")
     try:
         with joined(torch.device("cpu"), config.rank_timeout_s) as ranks:
             summary = run_trial(config, Path(folder), ranks=ranks)
         log.write_text(summary["status"])
-    except UserError as error:
+    except Exception as error:
         log.write_text(f"{type(error).__name__}: {error}")
+        if not isinstance(error, UserError):
+            sys.exit(1)
         if not error.told_elsewhere:
             log.with_suffix(f"{log.suffix}.shown").touch()
         sys.exit(2)
-    except Exception as error:
-        log.write_text(f"{type(error).__name__}: {error}")
-        sys.exit(1)
 
 
 def run_on(
@@ -59,23 +62,19 @@ def run_on(
     """Train on so many ranks; exit code of each (-9: killed), and its status or error.
 
     Args:
-        world_size: how many.
-        config: of every rank, but for ``others``.
-        folder: of the run.
         before: called in each rank's process with its number, before it joins.
         others: configs of some ranks.
         variables: more of the environment.
     """
     port, folder = free_port(), Path(folder).absolute()
-    processes = []
     for log in folder.parent.glob(f"{folder.name}.rank*"):
         log.unlink()
+    processes = []
     for rank in range(world_size):
         plain = to_plain((others or {}).get(rank, config))
         each = {**environment(rank, world_size, port), **(variables or {})}
         processes.append(FORKS.Process(target=_rank, args=(plain, str(folder), each, before)))
-    for process in processes:
-        process.start()
+        processes[-1].start()
     for process in processes:
         process.join(END_S)
     for process in processes:
@@ -83,10 +82,8 @@ def run_on(
             process.kill()
             process.join()
     logs = [Path(f"{folder}.rank{rank}") for rank in range(world_size)]
-    return [
-        (process.exitcode, log.read_text() if log.exists() else "")
-        for process, log in zip(processes, logs, strict=True)
-    ]
+    said = [log.read_text() if log.exists() else "" for log in logs]
+    return [(process.exitcode, text) for process, text in zip(processes, said, strict=True)]
 
 
 def shown_by(folder: Path | str) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a batch becomes a step: nested batches, uneven micro-batches, clipping, what a schedule counts."""
+"""How a batch becomes a step: nested batches, uneven micro-batches, clipping, schedules, the optimizers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from adaecho.config.schema import Config
 from adaecho.tasks.base import Task
-from adaecho.training.optimizer import deal, make_optimizer, parameter_groups
+from adaecho.training.optimizer import EagerSGD, deal, make_optimizer, parameter_groups
 from adaecho.training.trainer import Trainer
 from tests.conftest import Compose
 
@@ -45,48 +44,32 @@ def _loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (model(batch["x"])[..., 0].square() * batch["mask"]).sum(), batch["mask"].sum()
 
 
-def _weight(batch: Any) -> torch.Tensor:
-    weight: torch.Tensor = batch["mask"].sum()
-    return weight
-
-
-def _trainer(config: Config, weight: Callable[[Any], Any] | None = None) -> Trainer:
-    task = Task(
-        name="masked",
-        metrics={"accuracy": "max"},
-        source=_Masked(),
-        decode=None,
-        augment=None,
-        collate=None,
-        build_model=lambda: nn.Linear(3, 1),
-        loss=_loss,
-        evaluate=lambda *_, **__: {"accuracy": 0.0},
-        weight=weight,
-    )
-    return Trainer(config, task, record=lambda _: None, interrupted=lambda: False)
-
-
-def _config(compose_config: Compose, *overrides: str) -> Config:
-    return compose_config(
+def _trainer(compose_config: Compose, *overrides: str, weight: Callable[[Any], Any] | None = None) -> Trainer:
+    config = compose_config(
         "batch_size=8", "echo.shuffle_buffer=1", "max_steps=1", "precision=float32", "target.value=null",
         *overrides,
     )  # fmt: skip
+    task = Task(
+        name="masked", metrics={"accuracy": "max"}, source=_Masked(), decode=None, augment=None, collate=None,
+        build_model=lambda: nn.Linear(3, 1), loss=_loss, evaluate=lambda *_, **__: {"accuracy": 0.0},
+        weight=weight,
+    )  # fmt: skip
+    return Trainer(config, task, record=lambda _: None, interrupted=lambda: False)
 
 
-@pytest.mark.parametrize("weight", [None, _weight])
+@pytest.mark.parametrize("weight", [None, lambda batch: batch["mask"].sum()], ids=["of the loss", "its own"])
 def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
     compose_config: Compose, weight: Callable[[Any], Any] | None
 ) -> None:
     gradients = []
-    for overrides in ((), ("adascale=on", "adascale.num_gradients_to_accumulate=4")):
-        trainer = _trainer(_config(compose_config, *overrides), weight)
+    for overrides, parts in (((), 1), (("adascale=on", "adascale.num_gradients_to_accumulate=4"), 4)):
+        trainer = _trainer(compose_config, *overrides, weight=weight)
         with trainer.loader:
-            loss = trainer._mean_loss.backward(deal(next(iter(trainer.loader)), len(overrides) * 2 or 1))
+            loss = trainer._mean_loss.backward(deal(next(iter(trainer.loader)), parts))
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
-    examples = [_Masked()[row] for row in range(8)]
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    total = sum(_loss(model, one)[0] for one in examples) / sum(LENGTHS)
+    total = sum(_loss(model, _Masked()[row])[0] for row in range(8)) / sum(LENGTHS)
     total.backward()
     for whole, dealt, slow in zip(*gradients, [total, *(p.grad for p in model.parameters())], strict=True):
         torch.testing.assert_close(dealt, whole)
@@ -94,7 +77,7 @@ def test_micro_batches_of_uneven_weight_add_up_to_the_whole_batch(
 
 
 def test_a_gradient_is_clipped_as_a_whole(compose_config: Compose) -> None:
-    trainer = _trainer(_config(compose_config, "optimizer.clip_norm=0.01"))
+    trainer = _trainer(compose_config, "optimizer.clip_norm=0.01")
     with trainer.loader:
         trainer.train()
     norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm()
@@ -102,28 +85,26 @@ def test_a_gradient_is_clipped_as_a_whole(compose_config: Compose) -> None:
 
 
 def test_a_schedule_over_fresh_examples_stands_still_while_batches_repeat(compose_config: Compose) -> None:
-    common = (
-        "echo=batch",
-        "echo.factor=3",
-        "max_steps=6",
-        "schedule.shape=linear_decay",
-        "schedule.decay_steps=10",
-    )
-    rates: dict[str, list[float]] = {"steps": [], "fresh_examples": []}
-    for counts, found in rates.items():
-        trainer = _trainer(_config(compose_config, *common, f"schedule.counts={counts}"))
+    decay = ("schedule.shape=linear_decay", "schedule.decay_steps=10")
+
+    def rates(counts: str) -> list[float]:
+        echo = ("echo=batch", "echo.factor=3", "max_steps=6", f"schedule.counts={counts}")
+        trainer, found = _trainer(compose_config, *decay, *echo), list[float]()
         step = trainer._step
 
-        def spy(batch: Any, trainer: Trainer = trainer, step: Any = step, found: list[float] = found) -> None:
+        def spy(batch: Any) -> None:
             step(batch)
             found.append(trainer.optimizer.param_groups[0]["lr"])
 
         trainer._step = spy  # type: ignore[method-assign]
         with trainer.loader:
             trainer.train()
-    assert len(set(rates["steps"])) == 6
-    assert [len(set(rates["fresh_examples"][k : k + 3])) for k in (0, 3)] == [1, 1]
-    assert rates["fresh_examples"][0] > rates["fresh_examples"][3]
+        return found
+
+    assert len(set(rates("steps"))) == 6
+    of_fresh = rates("fresh_examples")
+    assert [len(set(of_fresh[k : k + 3])) for k in (0, 3)] == [1, 1]
+    assert of_fresh[0] > of_fresh[3]
 
 
 @pytest.mark.parametrize(
@@ -143,3 +124,38 @@ def test_the_configured_optimizer_with_its_decay_spares_norms_and_biases(
     assert [p.dim() for p in decayed["params"]] == [4, 2]
     assert {p.dim() for p in spared["params"]} == {1}
     assert len(parameter_groups(model, 0.1, all_decay=True)) == 1
+
+
+def trained(make: Any, settings: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    optimizer = make(model.parameters(), lr=0.1, **settings)
+    for _ in range(5):
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([one.detach().flatten() for one in model.parameters()]), optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"momentum": 0.9, "weight_decay": 1e-2}, {"momentum": 0.9, "nesterov": True}], ids=str
+)
+def test_weights_and_state_equal_those_of_torchs_sgd_bit_for_bit(settings: dict[str, Any]) -> None:
+    (ours, our_state), (theirs, their_state) = (
+        trained(make, settings) for make in (EagerSGD, torch.optim.SGD)
+    )
+    assert torch.equal(ours, theirs)
+    assert our_state["param_groups"] == their_state["param_groups"]
+    for key, state in their_state["state"].items():
+        for name, value in state.items():
+            own = our_state["state"][key][name]
+            assert value is own is None or torch.equal(own, value)
+
+
+def test_a_step_records_no_graph() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = EagerSGD([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.grad_fn is None
+    assert torch.is_grad_enabled()

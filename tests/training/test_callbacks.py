@@ -31,11 +31,9 @@ from tests.training.several_ranks import run_on
 BLOCKS = blocks("Callbacks")
 FOLDER = Path("run")
 RUN = (
-    "max_fresh_examples=640",
-    "evaluate.every_fresh_examples=160",
-    "target.value=null",
+    "max_fresh_examples=640", "evaluate.every_fresh_examples=160", "target.value=null",
     "echo.shuffle_buffer=64",
-)
+)  # fmt: skip
 Told = list[tuple[Any, ...]]
 
 
@@ -76,25 +74,21 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, build: Callable[..., Any
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_they_see_each_evaluation_and_the_end(compose_config: Compose, told: Told) -> None:
-    summary = run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER)
+def test_they_see_each_evaluation_and_the_end_and_change_nothing(compose_config: Compose, told: Told) -> None:
+    config, without, folder = compose_config(*RUN, "callbacks=[seen]"), compose_config(*RUN), Path("without")
+    summary = run_trial(config, FOLDER)
     lines = metrics(FOLDER, clocks=True)
     assert len(lines) == 4
     assert [({**seen, "fresh_examples": fresh, "steps": steps}) for seen, fresh, steps in told[:-1]] == lines
     assert told[-1] == (summary,)
-    assert run_trial(compose_config(*RUN, "callbacks=[seen]"), FOLDER) == summary
+    assert run_trial(config, FOLDER) == summary
     assert len(told) == 5, "a finished run tells nothing"
-
-
-def test_they_change_nothing(compose_config: Compose, told: Told) -> None:
-    with_them, without = compose_config(*RUN, "callbacks=[seen]"), compose_config(*RUN)
-    run_trial(with_them, Path("with"))
-    run_trial(without, Path("without"))
-    assert metrics(Path("with")) == metrics(Path("without"))
-    assert run_id(to_plain(with_them)) == run_id(to_plain(without))
+    run_trial(without, folder)
+    assert metrics(FOLDER) == metrics(folder)
+    assert run_id(to_plain(config)) == run_id(to_plain(without))
     seen, line = Seen(told), {"accuracy": 0.5, "fresh_examples": 8, "steps": 1}
     assert draws(lambda: seen.on_evaluation({}, 8, 1))
-    assert not draws(lambda: Callbacks(with_them, FOLDER, torch.device("cpu")).on_evaluation(line))
+    assert not draws(lambda: Callbacks(config, FOLDER, torch.device("cpu")).on_evaluation(line))
 
 
 def test_what_they_take_is_on_no_clock(
@@ -116,44 +110,35 @@ def test_an_interrupted_run_tells_each_evaluation_once(compose_config: Compose, 
     assert [line[1] for line in told if len(line) == 3] == [160, 320, 480, 640]
 
 
+@pytest.mark.parametrize("hook", ["on_evaluation", "on_end"])
 def test_an_error_ends_the_run_with_its_name_and_the_same_command_continues(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
-    whole = Path("whole")
-    run_trial(compose_config(*RUN), whole)
-    for hook in ("on_evaluation", "on_end"):
+    def fails(*_: Any) -> None:
+        raise KeyError("no such key")
 
-        def fails(*_: Any) -> None:
-            raise KeyError("no such key")
-
-        install(monkeypatch, "wrong", lambda *_, hook=hook, fails=fails: type("W", (), {hook: fails})())
-        folder = Path(hook)
-        with pytest.raises(
-            UserError, match=rf"callbacks: {hook} of wrong raised KeyError: 'no such key'\. Its"
-        ):
-            run_trial(compose_config(*RUN, "callbacks=[wrong]"), folder)
-        summary = RunFolder(folder).read_summary()
-        assert summary is not None
-        assert summary["status"] == "failed"
-        assert 'raise KeyError("no such key")' in (folder / "traceback.txt").read_text()
-        heard: Told = []
-        install(monkeypatch, "wrong", lambda *_, heard=heard: Seen(heard))
-        assert run_trial(compose_config(*RUN, "callbacks=[wrong]"), folder)["status"] == "budget_spent"
-        assert metrics(folder) == metrics(whole)
-        assert len(heard[-1]) == 1, "the end is told after all"
+    run_trial(compose_config(*RUN), Path("whole"))
+    install(monkeypatch, "wrong", lambda *_: type("W", (), {hook: fails})())
+    config = compose_config(*RUN, "callbacks=[wrong]")
+    with pytest.raises(UserError, match=rf"callbacks: {hook} of wrong raised KeyError: 'no such key'\. Its"):
+        run_trial(config, FOLDER)
+    assert (RunFolder(FOLDER).read_summary() or {})["status"] == "failed"
+    assert 'raise KeyError("no such key")' in (FOLDER / "traceback.txt").read_text()
+    heard: Told = []
+    install(monkeypatch, "wrong", lambda *_: Seen(heard))
+    assert run_trial(config, FOLDER)["status"] == "budget_spent"
+    assert metrics(FOLDER) == metrics("whole")
+    assert len(heard[-1]) == 1, "the end is told after all"
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (None, r"callbacks=\[odd\]: odd.py has no function build\(config, folder\)"),
-        (
-            lambda *_: [],
-            r"callbacks=\[odd\]: its build returned list, which has neither of the methods on_ev",
-        ),
-        (lambda: 1, r"callbacks: build of odd raised TypeError: .* takes 0 positional"),
-    ],
-)
+NO_CALLBACK = {
+    "no build": (None, r"callbacks=\[odd\]: odd.py has no function build\(config, folder\)"),
+    "no method": (lambda *_: [], r"callbacks=\[odd\]: its build returned list, which has neither"),
+    "no arguments": (lambda: 1, r"callbacks: build of odd raised TypeError: .* takes 0 positional"),
+}
+
+
+@pytest.mark.parametrize(("build", "message"), NO_CALLBACK.values(), ids=NO_CALLBACK)
 def test_what_is_no_callback_is_refused_before_training(
     build: Any, message: str, compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,9 +150,8 @@ def test_what_is_no_callback_is_refused_before_training(
 
 def test_a_record_names_none_by_itself(compose_config: Compose, told: Told) -> None:
     plain = {**to_plain(compose_config(*RUN)), "callbacks": ["seen"]}
-    with pytest.raises(
-        ConfigError, match=r"callbacks=\[seen\]: .* a record can name no other, .*--callback seen"
-    ):
+    says = r"callbacks=\[seen\]: .* a record can name no other, .*--callback seen"
+    with pytest.raises(ConfigError, match=says):
         from_plain(plain)
     assert from_plain(plain, ["seen"]).callbacks == ["seen"]
     with pytest.raises(ConfigError, match=r"callbacks=\[gone\]: .* no module that can be imported from here"):
@@ -216,20 +200,15 @@ def test_the_first_of_several_ranks_alone_has_them(compose_config: Compose, told
     assert not told
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    write(BLOCKS, tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("line", commands(BLOCKS))
-def test_every_command_of_the_page_runs(project: Path, line: str) -> None:
+def test_every_command_of_the_page_runs(tmp_path: Path, line: str) -> None:
+    write(BLOCKS, tmp_path)
     python, *arguments = shlex.split(line)
     assert (python, arguments[0]) == ("python", "-m")
-    done = typed(*arguments[1:], *RUN, "tracking=none", folder=project, forks_workers=True)
+    done = typed(*arguments[1:], *RUN, "tracking=none", folder=tmp_path, forks_workers=True)
     assert done.code == 0, done.out + done.err
-    said = (project / "progress.txt").read_text().splitlines()
-    summaries = [json.loads(path.read_text()) for path in project.rglob("*/summary.json")]
+    said = (tmp_path / "progress.txt").read_text().splitlines()
+    summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("*/summary.json")]
     runs = [one for one in summaries if "echo" in one]
     assert len(runs) == (2 if " -m task" in line else 1)
     assert len(said) == 5 * len(runs)

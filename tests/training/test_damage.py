@@ -4,13 +4,17 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from adaecho.config.schema import to_plain
 from adaecho.errors import DiskError, FolderError
+from adaecho.records.folder import RunFolder
+from adaecho.training import checkpoint
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.helpers import metrics
@@ -51,9 +55,8 @@ def _flip(path: Path) -> None:
 
 
 def _zero(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[1024:1536] = bytes(512)
-    path.write_bytes(data)
+    data = path.read_bytes()
+    path.write_bytes(data[:1024] + bytes(512) + data[1536:])
 
 
 def _first_lines(number: int) -> None:
@@ -127,14 +130,12 @@ def test_what_can_not_be_continued_is_told_and_nothing_is_begun_or_lost(
     go_on: Callable[[], str], fault: Callable[[], object], says: str
 ) -> None:
     fault()
-    kept = [path for path in FOLDER.rglob("*") if path.is_file() and path not in (SUMMARY, ENVIRONMENT)]
-    before = {path: path.read_bytes() for path in kept if path.name != "traceback.txt"}
+    told = {SUMMARY, ENVIRONMENT, CONFIG, FOLDER / "traceback.txt"}
+    before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file() and path not in told}
     for _ in range(2):
         with pytest.raises(FolderError, match=says):
             go_on()
-    assert {path: path.read_bytes() for path in before if path != CONFIG} == {
-        path: content for path, content in before.items() if path != CONFIG
-    }
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_an_empty_config_alone_is_a_new_run(compose_config: Compose) -> None:
@@ -159,31 +160,35 @@ def test_an_empty_config_without_a_fitting_checkpoint_moves_the_folder_aside(
     assert metrics(FOLDER) == undisturbed
 
 
-def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each file that is renamed into place was synced before, config.yaml ahead of all others."""
-    synced: set[str] = set()
-    renamed: list[str] = []
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced, and what is renamed into place, which was synced before."""
+    events: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
     def record(descriptor: int) -> None:
-        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        events.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
         fsync(descriptor)
 
     def rename(self: Path, target: Path) -> Path:
         if self.name.endswith(".tmp"):
-            assert self.name in synced, f"{target.name} got its name before its bytes were on disk"
-            synced.discard(self.name)
-            renamed.append(target.name)
+            assert self.name in events, f"{target.name} got its name before its bytes were on disk"
+            events.append(f"rename {target.name}")
         return replace(self, target)
 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(Path, "replace", rename)
+    return events
+
+
+def test_records_reach_the_disk_in_an_order_that_a_power_cut_may_stop_anywhere(
+    compose_config: Compose, on_disk: list[str]
+) -> None:
     run_trial(compose_config(*RUN, "max_steps=5"), FOLDER)
-    assert renamed[0] == "config.yaml"
-    assert {"environment.json", "last.pt", "summary.json"} <= set(renamed)
-    assert "metrics.jsonl" in synced
+    renamed = [event for event in on_disk if event.startswith("rename ")]
+    assert renamed[0] == "rename config.yaml"
+    assert {"rename environment.json", "rename last.pt", "rename summary.json"} <= set(renamed)
+    assert "metrics.jsonl" in on_disk
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -221,3 +226,96 @@ def test_a_finished_run_where_nothing_can_be_written_gives_its_summary(
     for other in (["max_steps=3"], ["max_steps=2", "seed=1"], ["max_steps=2", "fresh=true"]):
         with pytest.raises(DiskError, match="can't be written"):
             run_trial(compose_config(*RUN, *other), FOLDER)
+
+
+@pytest.fixture
+def run(compose_config: Compose, tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        folder.start(to_plain(compose_config()))
+        yield folder
+
+
+def _states(run: RunFolder) -> list[dict[str, Any]]:
+    return [checkpoint.load(run, path) for path in run.checkpoints()]
+
+
+def _save(run: RunFolder, steps: int, **more: Any) -> None:
+    for step in range(steps):
+        checkpoint.save(run, {"progress": {"steps": step}, **more})
+
+
+def test_the_last_two_are_kept_the_last_one_first(run: RunFolder) -> None:
+    assert run.checkpoints() == []
+    for step in range(3):
+        checkpoint.save(run, {"progress": step, "weights": torch.full((2,), float(step))})
+    assert [state["progress"] for state in _states(run)] == [2, 1]
+    assert torch.equal(_states(run)[0]["weights"], torch.full((2,), 2.0))
+    assert sorted(path.name for path in run.checkpoint_dir.iterdir()) == [LAST.name, PREVIOUS.name]
+    # The seal is the comment of an archive that torch reads without us.
+    assert torch.load(run.checkpoint_dir / LAST.name, weights_only=True)["progress"] == 2
+
+
+def test_every_flipped_bit_is_found(run: RunFolder) -> None:
+    _save(run, 1, weights=torch.arange(40.0))
+    path = run.checkpoint_dir / LAST.name
+    whole = path.read_bytes()
+    for position in range(0, len(whole) * 8, 13):  # each of the eight bits of a byte has its turn
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(FolderError, match=r"last\.pt: (damaged|of another run)"):
+            checkpoint.load(run, path)
+    path.write_bytes(whole)
+    assert checkpoint.load(run, path)["progress"] == {"steps": 0}
+
+
+def test_every_zeroed_sector_and_every_cut_is_found(run: RunFolder) -> None:
+    _save(run, 1, weights=torch.arange(2000.0))
+    path = run.checkpoint_dir / LAST.name
+    whole = path.read_bytes()
+    assert len(whole) > 8000
+    for start in range(0, len(whole), 512):
+        sector = whole[start : start + 512]
+        for damaged in (whole[:start] + bytes(len(sector)) + whole[start + 512 :], whole[:start]):
+            if damaged == whole:  # a sector of zeros
+                continue
+            path.write_bytes(damaged)
+            with pytest.raises(FolderError, match=r"last\.pt: damaged"):
+                checkpoint.load(run, path)
+
+
+def test_garbage_and_a_checkpoint_of_another_run_are_named(run: RunFolder, compose_config: Compose) -> None:
+    _save(run, 1)
+    other = RunFolder(run.path.with_name("other"))
+    with other.lock():
+        other.start(to_plain(compose_config("seed=1")))
+    theirs = (run.checkpoint_dir / LAST.name).read_bytes()
+    path = other.checkpoint_dir / LAST.name
+    for garbage in (b"no checkpoint", b"PK\3\4" + bytes(100), b"\x80\2}q\0.", bytes(4096), theirs):
+        path.write_bytes(garbage)
+        says = "of another run" if garbage == theirs else "damaged"
+        with pytest.raises(FolderError, match=rf"last\.pt: {says}"):
+            checkpoint.load(other, path)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(run, {"progress": 0})
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(FolderError, match="the disk is full"):
+        checkpoint.save(run, {"progress": 1})
+    assert [state["progress"] for state in _states(run)] == [0]
+    assert [path.name for path in run.checkpoint_dir.iterdir()] == [LAST.name]
+
+
+def test_what_a_checkpoint_relies_on_reaches_the_disk_before_it(run: RunFolder, on_disk: list[str]) -> None:
+    run.append_metrics({"fresh_examples": 160})
+    _save(run, 1)
+    at = on_disk.index("rename last.pt")
+    assert on_disk.index("metrics.jsonl") < at
+    assert on_disk[at - 1].startswith(".last.pt.")
+    assert on_disk[at + 1] == "checkpoint", "the rename itself is made durable"

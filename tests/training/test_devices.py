@@ -51,7 +51,7 @@ def test_a_compiled_model_takes_the_same_steps(
     assert losses("compiled") == pytest.approx(losses("eager"), rel=1e-4)
 
 
-@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
+@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")], ids=str)
 def test_a_fused_optimizer_takes_the_same_steps(compose_config: Compose, more: tuple[str, ...]) -> None:
     run_trial(compose_config(*RUN, "device=cpu", *more), Path("plain"))
     run_trial(compose_config(*RUN, "device=cpu", *more, "optimizer.fused=true"), Path("fused"))
@@ -66,7 +66,7 @@ def test_an_unknown_way_to_compile_is_refused(compose_config: Compose) -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no CUDA device, whose waits it watches"
 )
-@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")])
+@pytest.mark.parametrize("more", [(), ("adascale=on", "adascale.num_gradients_to_accumulate=2")], ids=str)
 def test_a_step_never_waits_for_the_gpu(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:

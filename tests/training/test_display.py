@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from adaecho.config.schema import Config
 from adaecho.training import display as display_module
 from adaecho.training.display import Display
 from adaecho.training.trial import run_trial
@@ -24,79 +26,85 @@ from tests.helpers import metrics
 RUN = ("task=digits_mlp", "max_steps=40", "target.value=null")
 
 
-def _shown(compose_config: Compose, *overrides: str, terminal: bool = False) -> list[str]:
-    config = compose_config(*RUN, *overrides)
+@pytest.fixture
+def config(compose_config: Compose) -> Config:
+    return compose_config(*RUN)
+
+
+def _shown(config: Config, *, terminal: bool = False) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=80, color_system=None, soft_wrap=True)
     run_trial(config, Path("run"), display=Display(config, console))
     return file.getvalue().splitlines()
 
 
-def test_a_short_run_prints_no_lines_of_its_own(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Short by this clock, on a machine however slow.
-    monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    assert _shown(compose_config) == []
-    # Its budget grown, it says from where it goes on; with fresh=true, where the old run is.
-    assert _shown(compose_config, "max_steps=50") == ["continuing at step 40"]
-    assert _shown(compose_config, "fresh=true") == ["old run kept in run.old-1"]
+def _trainer(loader: Any) -> Any:
+    """What a display reads, before the first step."""
+    return SimpleNamespace(
+        progress=SimpleNamespace(steps=0), fresh_examples=0, clocks=SimpleNamespace(train_time_s=0.0),
+        loader=loader,
+    )  # fmt: skip
+
+
+class _Listening(Display):
+    """Its lines are kept, and ``told`` is set at each."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.lines: list[str] = []
+        self.told = threading.Event()
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.told.set()
+
+
+def test_a_short_run_prints_no_lines_of_its_own(compose_config: Compose, config: Config) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # short by this clock, on a machine however slow
+        patch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        assert _shown(config) == []
+        # Its budget grown, it says from where it goes on; with fresh=true, where the old run is.
+        assert _shown(compose_config(*RUN, "max_steps=50")) == ["continuing at step 40"]
+        assert _shown(compose_config(*RUN, "fresh=true")) == ["old run kept in run.old-1"]
 
 
 def test_lines_come_ever_more_rarely(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.05)
-    lines = _shown(compose_config, "checkpoint_every_s=1000000", "max_steps=null", "max_train_time_s=2")
+    lines = _shown(compose_config(*RUN, "checkpoint_every_s=1000000", "max_steps=null", "max_train_time_s=2"))
     assert 3 <= len(lines) <= 6  # after 0.05, 0.15, 0.35, 0.75 and 1.55 seconds, and evaluations besides
     assert all("left" in line and "fresh" in line for line in lines[1:])
     assert "accuracy" in lines[-1]
 
 
-def test_the_filling_of_a_large_buffer_is_told_until_the_first_step(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+class _Filling:
+    """A loader that has read a part."""
+
+    settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
+
+    def __init__(self) -> None:
+        self.read = iter([7, *[12_007] * 10**6])
+
+    examples_read = property(lambda self: next(self.read))
+
+
+def test_what_takes_long_before_the_first_step_and_at_the_end_is_told(
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    file, told = io.StringIO(), threading.Event()
-    read = iter([7, *[12_007] * 10**6])
-
-    class Loader:
-        settings = SimpleNamespace(to_fill={"shuffle_buffer": 20_000.0})
-        examples_read = property(lambda _: next(read))
-
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(steps=0),
-        clocks=SimpleNamespace(train_time_s=0.0),
-        loader=Loader(),
-        fresh_examples=0,
-    )
-    display = Display(compose_config(*RUN), Console(file=file, width=80, soft_wrap=True))
-    monkeypatch.setattr(display, "say", lambda text: (file.write(text + "\n"), told.set()))
-    with display.showing(trainer):  # type: ignore[arg-type]
-        assert told.wait(30)
-    assert set(file.getvalue().splitlines()) == {
-        "reading before the first step: 12,000 of about 20,000 fresh examples"
-    }
-
-
-def test_a_long_measurement_at_the_end_is_told(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(display_module, "_FIRST_LINE_S", 0.01)
-    display, told = Display(compose_config(*RUN)), threading.Event()
-    lines: list[str] = []
-    monkeypatch.setattr(display, "say", lambda text: (lines.append(text), told.set()))
-    with display.evaluating("test", 61.0):
-        assert told.wait(30)
-    assert lines[0] == (
-        "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
-    )
-    told.clear()
-    shown = len(lines)
-    assert not told.wait(0.05), "nothing is told after the end"
-    assert len(lines) == shown
+    filling, measuring = _Listening(config), _Listening(config)
+    with filling.showing(_trainer(_Filling())):
+        assert filling.told.wait(30)
+    assert set(filling.lines) == {"reading before the first step: 12,000 of about 20,000 fresh examples"}
+    with measuring.evaluating("test", 61.0):
+        assert measuring.told.wait(30)
+    says = "measuring the weights of the end on the test split: 0:00 (an evaluation took 1:01 on average)"
+    assert measuring.lines[0] == says
+    measuring.told.clear()
+    assert not measuring.told.wait(0.05), "nothing is told after the end"
 
 
 def test_the_end_of_a_run_is_measured_beside_the_display(
-    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, bool]] = []
 
@@ -106,37 +114,31 @@ def test_the_end_of_a_run_is_measured_beside_the_display(
         yield
 
     monkeypatch.setattr(Display, "evaluating", evaluating)
-    _shown(compose_config)
+    _shown(config)
     assert asked == [("validation", True)]
 
 
-def test_the_time_left_is_of_the_steps_without_what_came_before_them(compose_config: Compose) -> None:
+def test_the_time_left_is_of_the_steps_without_what_came_before_them(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     display = Display(compose_config("task=digits_mlp", "max_steps=100", "max_fresh_examples=null"))
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(steps=0), fresh_examples=0, clocks=SimpleNamespace(train_time_s=0.0),
-        loader=SimpleNamespace(settings=SimpleNamespace(to_fill={}), examples_read=0),
-    )  # fmt: skip
-    at = iter([100.0, 101.0, 111.0])  # 100 s of compiling, then a step a second
+    trainer = _trainer(SimpleNamespace(settings=SimpleNamespace(to_fill={}), examples_read=0))
 
-    def state(steps: int) -> str:
+    def state(steps: int, now: float) -> str:
         trainer.progress.steps = steps
-        now = next(at)
-        display_module.time = SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
-        display.step(trainer)  # type: ignore[arg-type]
-        return display._state(trainer, now)  # type: ignore[arg-type]
+        monkeypatch.setattr(display_module, "time", SimpleNamespace(monotonic=lambda: now))
+        display.step(trainer)
+        return display._state(trainer, now)
 
-    original = display_module.time
-    try:
-        assert "left" not in state(0)
-        assert "left" not in state(1)
-        assert state(11).endswith("1:51, <= 1:29 left")
-    finally:
-        display_module.time = original
+    # 100 s of compiling, then a step a second.
+    assert "left" not in state(0, 100.0)
+    assert "left" not in state(1, 101.0)
+    assert state(11, 111.0).endswith("1:51, <= 1:29 left")
 
 
-def test_a_display_changes_no_record(compose_config: Compose) -> None:
-    _shown(compose_config, terminal=True)
-    run_trial(compose_config(*RUN), Path("silent"))
+def test_a_display_changes_no_record(config: Config) -> None:
+    _shown(config, terminal=True)
+    run_trial(config, Path("silent"))
     assert metrics("run") == metrics("silent")
 
 

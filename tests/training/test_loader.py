@@ -48,32 +48,26 @@ def test_a_split_puts_the_echo_between_the_parts(compose_config: Compose, split:
 
 
 def test_a_task_without_parts_cant_be_split(compose_config: Compose, tmp_path: Path) -> None:
-    text = (
-        f"data.path={write_folder(tmp_path / 'text')}",
-        "data.validation_examples=2",
-        "task.vocabulary=300",
-    )
-    config = compose_config("task=small_text", "echo=example_before_augmentation", "echo.split=true", *text)
+    text = ("task=small_text", f"data.path={write_folder(tmp_path / 'text')}", "data.validation_examples=2")
+    split = ("echo=example_before_augmentation", "echo.split=true")
+    config = compose_config(*text, "task.vocabulary=300", *split)
     with pytest.raises(ConfigError, match=r"echo\.split=true: task small_text doesn't name two parts"):
         upstream_arguments(config, build_task(config), CPU)
 
 
-def test_an_order_that_the_source_lacks_is_refused(compose_config: Compose) -> None:
-    config = compose_config("data.order=shards")
-    with pytest.raises(ConfigError, match="order='shards': this source has no shard_lengths"):
-        make_loader(config, build_task(config), CPU)
+REFUSED = {
+    ("data.order=shards",): "order='shards': this source has no shard_lengths",
+    ("batch_size=100000000000",): r"batch_size: it would take 24,959\.4 GiB and .* are free",
+    ("echo.shuffle_buffer=1000", "max_fresh_examples=500"):
+        r"max_fresh_examples=500: echo\.shuffle_buffer=1000 fills first",
+    ("batch_size=501", "max_fresh_examples=500"): "max_fresh_examples=500: batch_size=501 fills first",
+}  # fmt: skip
 
 
-def test_a_batch_beyond_all_memory_is_refused(compose_config: Compose) -> None:
-    config = compose_config("batch_size=100000000000")
-    with pytest.raises(ConfigError, match=r"batch_size: it would take 24,959\.4 GiB and .* are free"):
-        make_loader(config, build_task(config), CPU)
-
-
-def test_a_budget_that_filling_the_buffer_would_spend_is_refused_before_anything_is_read(
-    compose_config: Compose,
+@pytest.mark.parametrize(("overrides", "says"), REFUSED.items(), ids=["order", "memory", "buffer", "batch"])
+def test_what_cannot_be_read_is_refused_before_anything_is(
+    compose_config: Compose, overrides: tuple[str, ...], says: str
 ) -> None:
-    for key in (r"echo\.shuffle_buffer=1000 fills first", "batch_size=501 fills first"):
-        config = compose_config(key.partition(" ")[0].replace("\\", ""), "max_fresh_examples=500")
-        with pytest.raises(ConfigError, match=f"max_fresh_examples=500: {key}"):
-            make_loader(config, build_task(config), CPU)
+    config = compose_config(*overrides)
+    with pytest.raises(ConfigError, match=says):
+        make_loader(config, build_task(config), CPU)

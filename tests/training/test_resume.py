@@ -1,18 +1,22 @@
-"""Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves."""
+"""Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves, also a sleeper."""
 
 import os
 import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adaecho.config.schema import Config, from_plain, to_plain
+from adaecho.errors import FolderError
+from adaecho.records import lock
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
 from tests.helpers import dying, metrics, signal_at, summary
-from tests.needs import first_form
+from tests.needs import first_form, needs
 
 RUN = ("max_steps=30", "target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
 
@@ -28,11 +32,10 @@ def _run_until_killed(plain: dict[str, Any], folder: str, die_at: int) -> None:
     run_trial(from_plain(plain), Path(folder))
 
 
-def _piece(config: Config, folder: Path, die_at: int) -> int:
+def _piece(config: Config, folder: Path, die_at: int) -> int | None:
     process = FORKS.Process(target=_run_until_killed, args=(to_plain(config), str(folder), die_at))
     process.start()
     process.join()
-    assert process.exitcode is not None
     return process.exitcode
 
 
@@ -48,15 +51,11 @@ def _piece(config: Config, folder: Path, die_at: int) -> int:
 def test_killed_anywhere_it_continues_to_the_same_metrics(
     compose_config: Compose, echo: tuple[str, ...]
 ) -> None:
-    config = compose_config(*RUN, *echo)
-    undisturbed = Path("undisturbed")
+    config, undisturbed, folder = compose_config(*RUN, *echo), Path("undisturbed"), Path("killed")
     run_trial(config, undisturbed)
-
-    folder, kills = Path("killed"), 0
     # Ever later deaths, so that each piece gets past the last one's end and each kind of place has its turn.
-    for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9):
-        kills += _piece(config, folder, die_at) == -signal.SIGKILL
-    assert kills >= 5
+    ends = [_piece(config, folder, die_at) for die_at in (1, 2, 4, 9, 20, 41, 83, 10**9)]
+    assert ends.count(-signal.SIGKILL) >= 5
     assert summary(folder)["status"] == "budget_spent"
     assert metrics(folder) == metrics(undisturbed)
     assert len(metrics(folder)) > 3
@@ -66,15 +65,10 @@ def test_killed_anywhere_it_continues_to_the_same_metrics(
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    config = compose_config(*RUN[:-1])
-    undisturbed, folder = Path("undisturbed"), Path("signalled")
-    run_trial(config, undisturbed)
-    with monkeypatch.context() as patched:
-        signal_at(patched, 20, number)
-        ended = run_trial(config, folder)
-    assert (ended["status"], ended["steps"]) == ("preempted", 20)
-    assert run_trial(config, folder)["status"] == "budget_spent"
-    assert metrics(folder) == metrics(undisturbed)
+    signal_at(monkeypatch, 20, number)
+    ended = run_trial(compose_config(*RUN[:-1]), Path("signalled"))
+    assert (ended["status"], ended["steps"], ended["signal"]) == ("preempted", 20, number.name)
+    assert Path("signalled/checkpoint/last.pt").exists()
 
 
 _SOON_HARM = ("task=digits_mlp", "evaluate.every_fresh_examples=160", "optimizer.learning_rate=1")
@@ -126,3 +120,61 @@ def test_a_run_in_two_pieces_is_the_whole_run(
     for name in ("final", "best"):
         pieces, whole = (Path(folder, f"model/{name}.safetensors") for folder in ("pieces", "whole"))
         assert pieces.read_bytes() == whole.read_bytes()
+
+
+FOLDER = Path("run")
+ASLEEP = ("target.value=null", "evaluate.every_fresh_examples=64", "checkpoint_every_s=0")
+
+
+def _sleeper(plain: dict[str, Any], sleep_at: int) -> None:
+    """A run that falls asleep right before a write to disk; exits with 3 if it is refused when it wakes."""
+    from adaecho.records import files
+
+    calls = [0]
+    for module, name in ((os, "write"), (os, "fsync"), (os, "truncate"), (files.Path, "replace")):
+        setattr(module, name, dying(getattr(module, name), sleep_at, calls, signal.SIGSTOP))
+    try:
+        run_trial(from_plain(plain), FOLDER)
+    except FolderError:
+        os._exit(3)
+    os._exit(0)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _records() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.is_file()}
+
+
+@needs("/proc", present=Path("/proc/self/stat").exists(), remedy="nothing else tells that a process sleeps")
+@pytest.mark.parametrize("sleep_at", [9, 41, 43, 45, 47, 49])
+def test_a_woken_run_leaves_its_successor_alone(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, sleep_at: int
+) -> None:
+    sleeper = FORKS.Process(target=_sleeper, args=(to_plain(compose_config(*ASLEEP)), sleep_at))
+    sleeper.start()
+    try:
+        while _state(sleeper.pid) != "T":
+            assert sleeper.is_alive(), "it ended before it fell asleep"
+            time.sleep(0.01)
+        with monkeypatch.context() as elsewhere:  # another host, where that process can't be looked up
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            elsewhere.setattr(lock, "STALE_AFTER_S", 0.0)
+            other = (*ASLEEP, "optimizer.learning_rate=0.001")
+            run_trial(compose_config(*other, "max_steps=6", "fresh=true"), FOLDER)
+        before = _records()
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    sleeper.join()
+    assert sleeper.exitcode == 3
+    after = _records()
+    # Caught while it made room for its checkpoint, it may have renamed one of the new run's, but no more.
+    assert {name: data for name, data in after.items() if "/checkpoint/" not in name} == {
+        name: data for name, data in before.items() if "/checkpoint/" not in name
+    }
+    assert set(after.values()) <= set(before.values()), "nothing of the woken run's is there"
+    run_trial(compose_config(*other, "max_steps=12"), FOLDER)
+    run_trial(compose_config(*other, "max_steps=12"), Path("undisturbed"))
+    assert metrics(FOLDER) == metrics(Path("undisturbed"))

@@ -6,21 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests import paced
 from tests.conftest import Compose
 from tests.helpers import metrics, summary
-from tests.training.several_ranks import run_on
+from tests.training.several_ranks import needs_gloo, run_on
 
-pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch is built without gloo, by which ranks talk to one another on a CPU",
-)
+pytestmark = [
+    needs_gloo,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has"),
+]
 
 RUN = (
     "task=digits_mlp", "tracking=none", "precision=float32", "device=cpu", "target.value=null",
@@ -31,16 +31,13 @@ PACED = f"task.name={paced.NAME}"  # it can't end before it was seen
 END_S = 240
 
 
-def torchrun(
-    folder: str, *more: str, options: tuple[str, ...] = (), gate: str | None = None
-) -> subprocess.Popen[str]:
+def torchrun(folder: str, *more: str, options: tuple[str, ...] = (), gate: str = "") -> subprocess.Popen[str]:
     """Two ranks on this machine, with a port of their own; paced until that file is there."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     return subprocess.Popen(
         [*start, "-m", "adaecho.run", *RUN, f"hydra.run.dir={folder}", *more],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ if gate is None else {**os.environ, paced.GATE: str(Path(gate).absolute())},
-        start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, **({paced.GATE: str(Path(gate).absolute())} if gate else {})},
     )  # fmt: skip
 
 
@@ -50,13 +47,23 @@ def ranks_of(launcher: int) -> list[int]:
     return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
-def wait_for_steps(folder: str, launcher: subprocess.Popen[str]) -> None:
-    """Until the run has written a checkpoint."""
+def wait(until: Callable[[], object]) -> None:
     end = time.monotonic() + END_S
-    while not (Path(folder) / "checkpoint/last.pt").exists():
-        assert launcher.poll() is None, launcher.communicate()
+    while not until():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def paced_run(*options: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """In ``run``, which has written a checkpoint, until ``gate`` is there; its launcher and its ranks."""
+    launcher = torchrun("run", PACED, options=options, gate="gate")
+
+    def has_a_checkpoint() -> bool:
+        assert launcher.poll() is None, launcher.communicate()
+        return Path("run/checkpoint/last.pt").exists()
+
+    wait(has_a_checkpoint)
+    return launcher, ranks_of(launcher.pid)
 
 
 _whole: list[list[dict[str, Any]]] = []
@@ -73,11 +80,9 @@ def whole(compose_config: Compose, tmp_path_factory: pytest.TempPathFactory) -> 
     return _whole[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> None:
-    launcher = torchrun("run", PACED, options=("--max-restarts", "2"), gate="gate")
-    wait_for_steps("run", launcher)
-    os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
+    launcher, ranks = paced_run("--max-restarts", "2")
+    os.kill(ranks[-1], signal.SIGKILL)
     Path("gate").touch()
     out, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 0, errors
@@ -86,17 +91,11 @@ def test_started_again_after_a_kill_it_goes_on(whole: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.other_forms
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[dict[str, Any]]) -> None:
-    launcher = torchrun("run", PACED, gate="gate")
-    wait_for_steps("run", launcher)
-    ranks = ranks_of(launcher.pid)
+    launcher, ranks = paced_run()
     launcher.kill()
     launcher.communicate(timeout=END_S)
-    end = time.monotonic() + END_S
-    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
     assert summary("run")["status"] == "preempted"
     again = torchrun("run", PACED)
     out, errors = again.communicate(timeout=END_S)
@@ -110,12 +109,9 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(whole: list[
 
 
 @pytest.mark.other_forms
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc, which Linux alone has")
 def test_ctrl_c_twice_ends_all_ranks_with_a_checkpoint() -> None:
     """The ranks have sessions of their own: a terminal's signals reach the launcher, which passes one on."""
-    launcher = torchrun("run", PACED, gate="gate")
-    wait_for_steps("run", launcher)
-    ranks = ranks_of(launcher.pid)
+    launcher, ranks = paced_run()
     for _ in range(2):
         os.killpg(launcher.pid, signal.SIGINT)
         time.sleep(0.5)

@@ -1,29 +1,36 @@
-"""How a run ends, and what it leaves behind."""
+"""How a run ends, and what it leaves behind: its record, its weights, the factors that it chose."""
 
 import io
+import itertools
 import json
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from adaecho import evaluate
+from adaecho.config.identity import run_id
 from adaecho.config.schema import Config, to_plain
 from adaecho.echo import EchoLoader
-from adaecho.errors import FolderError
+from adaecho.echo.threads.timers import Timers
+from adaecho.errors import ConfigError, FolderError
 from adaecho.ranks import Ranks
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint, trial
-from adaecho.training import trainer as trainer_module
-from adaecho.training.trainer import Trainer
+from adaecho.training.trainer import LOSS_CHECK_STEPS, Trainer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
-from tests.helpers import metrics
+from tests.helpers import metrics, signal_at
 
 FOLDER = Path("run")
 
@@ -36,6 +43,7 @@ def test_reaching_the_target_ends_the_run_and_is_read_off_there(compose_config: 
     assert summary["to_target"]["fresh_examples"] == lines[-1]["fresh_examples"] == summary["fresh_examples"]
     assert summary["to_target"]["steps"] == lines[-1]["steps"]
     assert summary["best"]["value"] == max(line["accuracy"] for line in lines)
+    assert "final" not in summary
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
 
 
@@ -69,33 +77,35 @@ def test_a_row_of_evaluations_goes_on_after_an_interruption(
     "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
 )
 def test_evaluations_fall_on_the_same_grid_for_every_arm(compose_config: Compose, echo: str) -> None:
-    every = 160
     run_trial(compose_config(f"echo={echo}", "max_fresh_examples=1600", "target.value=null"), FOLDER)
-    lines = metrics(FOLDER, clocks=True)
-    cells = [math.ceil(line["fresh_examples"] / every) for line in lines]
+    read = [line["fresh_examples"] for line in metrics(FOLDER, clocks=True)]
+    cells = [math.ceil(fresh_examples / 160) for fresh_examples in read]
     assert cells == sorted(set(cells)), "one evaluation for each multiple"
-    assert cells[-1] == 1600 // every
+    assert cells[-1] == 1600 // 160
     # Batches of 32 divide 160: an arm that reads whole batches is measured on the multiple itself.
     if echo in ("none", "batch"):
-        assert all(line["fresh_examples"] % every == 0 for line in lines)
-    assert all(line["fresh_examples"] <= 1600 for line in lines)
+        assert all(fresh_examples % 160 == 0 for fresh_examples in read)
+    assert max(read) <= 1600
 
 
 def test_batch_echoing_takes_every_repeat_before_an_evaluation(compose_config: Compose) -> None:
-    config = compose_config(
-        "echo=batch", "echo.factor=3", "echo.shuffle_buffer=1", "max_fresh_examples=1600", "target.value=null"
-    )
-    summary = run_trial(config, FOLDER)
+    echo = ("echo=batch", "echo.factor=3", "echo.shuffle_buffer=1")
+    summary = run_trial(compose_config(*echo, "max_fresh_examples=1600", "target.value=null"), FOLDER)
+    lines = metrics(FOLDER, clocks=True)
     # A buffer of one holds one example more than was trained on.
-    assert all(
-        line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in metrics(FOLDER, clocks=True)
-    )
+    assert all(line["steps"] == 3 * ((line["fresh_examples"] - 1) // 32) for line in lines)
     assert summary["steps"] == 3 * ((1600 - 1) // 32)
 
 
-def test_a_step_budget_ends_the_run(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_steps=7"), FOLDER)
-    assert (summary["status"], summary["steps"], summary["to_target"]) == ("budget_spent", 7, None)
+def test_a_budget_ends_the_run_and_is_never_exceeded(compose_config: Compose) -> None:
+    steps, fresh, time = (
+        run_trial(compose_config(f"max_{budget}", "target.value=null"), Path(budget))
+        for budget in ("steps=7", "fresh_examples=1000", "train_time_s=0.05")
+    )
+    assert [one["status"] for one in (steps, fresh, time)] == ["budget_spent"] * 3
+    assert (steps["steps"], steps["to_target"]) == (7, None)
+    assert 1000 - 32 < fresh["fresh_examples"] <= 1000
+    assert time["train_time_s"] >= 0.05
 
 
 def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -> None:
@@ -105,42 +115,29 @@ def test_a_spent_budget_leaves_the_metrics_of_its_end(compose_config: Compose) -
     (line,) = metrics(FOLDER)
     assert summary["best"]["value"] == line["accuracy"], "though no evaluation was due yet"
     assert summary["final"] == {name: line[name] for name in ("accuracy", "cross_entropy")}
-    state = torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)
-    config = compose_config("task=digits_mlp")
-    task = build_task(config)
+    task = build_task(compose_config("task=digits_mlp"))
     model = task.build_model()
-    model.load_state_dict(state["model"])
+    model.load_state_dict(torch.load(FOLDER / "checkpoint" / "last.pt", weights_only=True)["model"])
     with torch.inference_mode():
         at_the_end = task.evaluate(model.eval(), "validation", device=torch.device("cpu"))
     assert summary["final"] == pytest.approx(at_the_end)
-    assert "final" not in run_trial(compose_config("target.value=0.2"), Path("another"))
-
-
-def test_a_fresh_budget_is_never_exceeded(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_fresh_examples=1000", "target.value=null"), FOLDER)
-    assert summary["status"] == "budget_spent"
-    assert 1000 - 32 < summary["fresh_examples"] <= 1000
-
-
-def test_a_time_budget_ends_the_run(compose_config: Compose) -> None:
-    summary = run_trial(compose_config("max_train_time_s=0.05", "target.value=null"), FOLDER)
-    assert summary["status"] == "budget_spent"
-    assert summary["train_time_s"] >= 0.05
 
 
 def test_a_finished_run_is_not_run_again(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_trial(compose_config("max_steps=5"), FOLDER)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
-    monkeypatch.setattr(trainer_module.Trainer, "train", lambda _: pytest.fail("trained again"))
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")}
+
+    first, before = run_trial(compose_config("max_steps=5"), FOLDER), files()
+    monkeypatch.setattr(Trainer, "train", lambda _: pytest.fail("trained again"))
     assert run_trial(compose_config("max_steps=5"), FOLDER) == first
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in FOLDER.glob("model/*")} == before
+    assert files() == before != {}
 
 
-@pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)])
+@pytest.mark.parametrize("overrides", [("max_loss=0.001",), ("optimizer.learning_rate=1e30",)], ids=str)
 def test_divergence_is_an_outcome(compose_config: Compose, overrides: tuple[str, ...]) -> None:
     summary = run_trial(compose_config(*overrides), FOLDER)
     assert summary["status"] == "diverged"
-    assert summary["steps"] <= 2 * trainer_module.LOSS_CHECK_STEPS
+    assert summary["steps"] <= 2 * LOSS_CHECK_STEPS
     assert not (FOLDER / "metrics.jsonl").exists(), "no evaluation of a broken model is recorded"
     assert run_trial(compose_config(*overrides), FOLDER) == summary
 
@@ -152,7 +149,25 @@ def test_no_better_than_chance_after_a_share_of_the_budget_has_diverged(compose_
     assert run_trial(compose_config("max_steps=60", *rule), Path("learns"))["status"] != "diverged"
 
 
-def _change_checkpoint(config: Config, change: Any) -> None:
+def _of_another_loader(state: Any) -> Any:
+    first = state["ranks"][0]
+    return {**state, "ranks": [{**first, "loader": {**first["loader"], "version": -1}}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda _: {"step": 1}, "fresh=true"),
+        (lambda state: {**state, "model": {}}, "fresh=true"),
+        (_of_another_loader, "fresh=true"),
+        (lambda state: [state], "fresh=true"),
+        (lambda state: {**state, "precision": "elsewhere"}, "precision=elsewhere"),
+    ],
+    ids=["no training state", "another model", "another loader", "no dict", "another number format"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, change: Any, says: str) -> None:
+    config = compose_config("max_steps=5", "precision=auto", "device=cpu")
+    run_trial(config, FOLDER)
     run = RunFolder(FOLDER)
     with run.lock():
         run.start(to_plain(config))
@@ -160,48 +175,16 @@ def _change_checkpoint(config: Config, change: Any) -> None:
         torch.save(change(checkpoint.load(run, run.checkpoint_dir / "last.pt")), state)
         run.save_checkpoint(state.getbuffer())
         (run.checkpoint_dir / "previous.pt").unlink()
-
-
-def test_another_number_format_is_refused_on_resume(compose_config: Compose) -> None:
-    config = compose_config("max_steps=5", "precision=auto", "device=cpu")
-    run_trial(config, FOLDER)
-    _change_checkpoint(config, lambda state: {**state, "precision": "elsewhere"})
-    with pytest.raises(FolderError, match="precision=elsewhere"):
-        run_trial(compose_config("max_steps=9", "precision=auto", "device=cpu"), FOLDER)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda _: {"step": 1},
-        lambda state: {**state, "model": {}},
-        lambda state: {
-            **state,
-            "ranks": [{**state["ranks"][0], "loader": {**state["ranks"][0]["loader"], "version": -1}}],
-        },
-        lambda state: [state],
-    ],
-    ids=["no training state", "another model", "another loader", "no dict"],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused(compose_config: Compose, change: Any) -> None:
-    config = compose_config("max_steps=5")
-    run_trial(config, FOLDER)
-    _change_checkpoint(config, change)
     for _ in range(2):  # the refusal changes nothing
-        with pytest.raises(FolderError, match="fresh=true"):
-            run_trial(compose_config("max_steps=9"), FOLDER)
+        with pytest.raises(FolderError, match=says):
+            run_trial(compose_config("max_steps=9", "precision=auto", "device=cpu"), FOLDER)
 
 
 def test_equal_seeds_repeat_and_others_differ(compose_config: Compose) -> None:
-    def weights(config: Config, folder: str) -> torch.Tensor:
-        run_trial(config, Path(folder))
-        state = torch.load(Path(folder) / "checkpoint" / "last.pt", weights_only=True)
-        return torch.cat([tensor.flatten().double() for tensor in state["model"].values()])
-
-    a, b = (weights(compose_config("max_steps=5", "seed=1"), name) for name in "ab")
-    c = weights(compose_config("max_steps=5", "seed=2"), "c")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run_trial(compose_config("max_steps=5", f"seed={seed}"), Path(folder))
+    a, b, c = (Path(folder, "model/final.safetensors").read_bytes() for folder in "abc")
+    assert a == b != c
 
 
 def test_an_outcome_that_is_told_stays_whatever_fails_after_it(
@@ -224,14 +207,14 @@ def test_a_signal_in_the_last_evaluation_is_told_to_the_caller_alone(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is over, but a worker has to hear that it may not begin another."""
-    config, measure = compose_config("task=digits_mlp", "max_steps=1"), trainer_module.Trainer.measure
+    config, measure = compose_config("task=digits_mlp", "max_steps=1"), Trainer.measure
 
     def signalled(*arguments: Any) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
         return measure(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module.Trainer, "measure", signalled)
+        patched.setattr(Trainer, "measure", signalled)
         summary = run_trial(config, FOLDER)
     assert (summary.pop("signal"), summary["status"]) == ("SIGTERM", "budget_spent")
     assert json.loads((FOLDER / "summary.json").read_text()) == summary
@@ -265,7 +248,9 @@ def test_a_pruned_trial_stops_at_an_evaluation(compose_config: Compose) -> None:
 _ENDS = ("task=digits_mlp", "target.value=null", "evaluate.every_fresh_examples=320", "echo.shuffle_buffer=1")
 
 
-def test_the_end_of_a_budget_is_an_evaluation_like_the_others(compose_config: Compose) -> None:
+def test_the_end_of_a_budget_is_an_evaluation_like_the_others_and_none_is_made_twice(
+    compose_config: Compose,
+) -> None:
     summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=800"), FOLDER)
     lines = metrics(FOLDER)
     assert [line["fresh_examples"] for line in lines] == [289, 609, 769]
@@ -275,13 +260,9 @@ def test_the_end_of_a_budget_is_an_evaluation_like_the_others(compose_config: Co
     reached = run_trial(compose_config(*_ENDS[:1], *_ENDS[2:], *goal), Path("met"))
     assert reached["status"] == "reached"
     assert (reached["to_target"]["fresh_examples"], reached["best"]["value"]) == (769, met)
-
-
-def test_an_end_that_was_just_evaluated_is_not_evaluated_again(compose_config: Compose) -> None:
-    summary = run_trial(compose_config(*_ENDS, "max_fresh_examples=640"), FOLDER)
-    lines = metrics(FOLDER)
-    assert [line["fresh_examples"] for line in lines] == [289, 609]
-    assert summary["final"]["accuracy"] == lines[-1]["accuracy"]
+    just_evaluated = run_trial(compose_config(*_ENDS, "max_fresh_examples=640"), Path("just evaluated"))
+    assert [line["fresh_examples"] for line in metrics(Path("just evaluated"))] == [289, 609]
+    assert just_evaluated["final"]["accuracy"] == lines[1]["accuracy"]
 
 
 def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_config: Compose) -> None:
@@ -291,3 +272,139 @@ def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_c
     run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), Path("at once"))
     assert metrics(FOLDER) == metrics(Path("at once"))
     assert [line["fresh_examples"] for line in metrics(FOLDER)] == [289, 609, 929, 993]
+
+
+FOLDER = Path("run")
+WEIGHTS = ("task=digits_mlp", "precision=float32", "evaluate.every_fresh_examples=160")
+
+
+def _accuracy(config: Config, path: Path) -> float:
+    task = build_task(config)
+    model = task.build_model()
+    model.load_state_dict(load_file(path))
+    with torch.inference_mode():
+        return task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "status"),
+    [
+        (("target.value=0.7",), "reached"),
+        # A rate that soon does harm: the best evaluation is not the last.
+        (("target.value=null", "optimizer.learning_rate=0.5", "max_steps=60"), "budget_spent"),
+    ],
+    ids=["best at the end", "best before the end"],
+)
+def test_a_run_keeps_the_weights_of_its_best_evaluation_and_of_its_end(
+    compose_config: Compose, overrides: tuple[str, ...], status: str
+) -> None:
+    config = compose_config(*WEIGHTS, *overrides)
+    summary = run_trial(config, FOLDER)
+    kept, best = summary["model"], summary["best"]
+    assert summary["status"] == status
+    assert (best["steps"] == summary["steps"]) == (status == "reached")
+    assert kept == {"final": "model/final.safetensors", "best": "model/best.safetensors"}
+    final = best["value"] if status == "reached" else summary["final"]["accuracy"]
+    accuracies = [_accuracy(config, FOLDER / kept[name]) for name in ("best", "final")]
+    assert accuracies == pytest.approx([best["value"], final])
+    with safe_open(FOLDER / kept["best"], "pt") as file:
+        assert file.metadata() == {"steps": str(best["steps"])}
+
+
+def test_killed_between_the_weights_and_the_summary_it_ends_the_same(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_config(*WEIGHTS, "target.value=0.7")
+    whole = run_trial(config, Path("whole"))
+    write = RunFolder.write_summary
+
+    def killed(self: RunFolder, summary: dict[str, Any]) -> None:
+        if summary["status"] == "reached":
+            raise FolderError("killed here")
+        write(self, summary)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_summary", killed)
+        with pytest.raises(FolderError, match="killed here"):
+            run_trial(config, FOLDER)
+    assert (FOLDER / "model/final.safetensors").exists()
+    assert run_trial(config, FOLDER)["to_target"]["steps"] == whole["to_target"]["steps"]
+    for path in whole["model"].values():
+        assert (FOLDER / path).read_bytes() == (Path("whole") / path).read_bytes()
+
+
+def test_every_change_is_in_the_metrics_once(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = itertools.cycle([1.5, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(Timers, "ratio", property(lambda _: next(measured)))
+    config = compose_config(
+        "task=digits", "echo=batch", "echo.factor=auto", "max_steps=400", "target.value=null",
+        "evaluate.every_fresh_examples=800", "checkpoint_every_s=1000000",
+    )  # fmt: skip
+    folder = Path("run")
+    with monkeypatch.context() as patched:
+        signal_at(patched, 230)  # between two evaluations
+        assert run_trial(config, folder)["status"] == "preempted"
+    before = metrics(folder)
+    summary = run_trial(config, folder)
+    assert summary["status"] == "budget_spent"
+
+    after = metrics(folder)
+    assert after[: len(before)] == before
+    recorded = [change for line in after for change in line["echo_factor_changes"]]
+    assert len(recorded) > 10
+    assert any(len(line["echo_factor_changes"]) > 1 for line in after)
+    # The last changes may come after the last evaluation.
+    assert summary["echo_factor_changes"][: len(recorded)] == recorded
+    assert len(recorded) >= len(summary["echo_factor_changes"]) - 4
+    numbers = [number for number, _ in recorded]
+    assert numbers == sorted(set(numbers))
+    fixed = run_trial(
+        compose_config("echo=batch", "echo.factor=2", "max_steps=20", "target.value=null"), Path("fixed")
+    )
+    assert not any("echo_factor_changes" in record for record in (fixed, *metrics(Path("fixed"))))
+
+
+AVERAGED = ("task=digits", "target.value=null", "echo.shuffle_buffer=64", "optimizer.ema_decay=0.9")
+
+
+def test_the_average_is_that_of_torch(compose_config: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_config(*AVERAGED, "max_steps=7")
+    trainer = Trainer(config, build_task(config), record=lambda _: None, interrupted=lambda: 0)
+    theirs = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    update = trainer._update
+
+    def both() -> None:
+        update()
+        theirs.update_parameters(trainer.model)
+
+    monkeypatch.setattr(trainer, "_update", both)
+    with trainer.loader:
+        trainer.train()
+    assert trainer.progress.steps == 7
+    average, expected = trainer.evaluated.state_dict(), theirs.module.state_dict()
+    assert all(torch.equal(average[name], value) for name, value in expected.items())
+    assert any(not torch.equal(average[name], value) for name, value in trainer.model.state_dict().items())
+    assert all(torch.equal(average[name], value) for name, value in trainer.weights().items())
+
+
+def test_the_average_is_what_is_saved_and_training_goes_on_without_it(compose_config: Compose) -> None:
+    run_trial(compose_config(*AVERAGED, "max_steps=30"), Path("whole"))
+    (found,) = evaluate.evaluate(Path("whole"))
+    assert found.metrics == found.recorded
+    run_trial(compose_config(*AVERAGED[:-1], "max_steps=30"), Path("plain"))
+    losses = [[line["train_loss"] for line in metrics(name)] for name in ("plain", "whole")]
+    assert losses[0] == losses[1], "training itself is the same"
+    assert metrics("plain") != metrics("whole")
+
+
+def test_without_an_average_a_run_is_what_it_was(compose_config: Compose) -> None:
+    config = compose_config(*AVERAGED[:-1])
+    plain = to_plain(config)
+    del plain["optimizer"]["ema_decay"]
+    assert run_id(plain) == run_id(to_plain(config))
+    with_average = replace(config, optimizer=replace(config.optimizer, ema_decay=0.9))
+    assert run_id(to_plain(with_average)) != run_id(plain)
+    with pytest.raises(ConfigError, match=r"optimizer\.ema_decay=1\.0: must lie in \[0, 1\)"):
+        compose_config(*AVERAGED[:-1], "optimizer.ema_decay=1.0")

@@ -30,9 +30,7 @@ class Dripping:
 
     def __init__(self, arrays: dict[str, Any], stuck_at: int, *signals: int) -> None:
         self.arrays, self.stuck_at, self.signals = arrays, stuck_at, signals or (signal.SIGTERM,)
-        self.reads = 0
-        self.heard = threading.Event()
-        self.released = threading.Event()
+        self.reads, self.heard, self.released = 0, threading.Event(), threading.Event()
 
     def __len__(self) -> int:
         return len(self.arrays["label"])
@@ -107,10 +105,8 @@ def test_a_second_ctrl_c_ends_at_once(
         sources[0].heard.set()
 
     monkeypatch.setattr(interrupt.Interrupt, "_ask_to_end", hear)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext(),
-    ):
+    left_behind = pytest.warns(RuntimeWarning, match="left behind") if workers else nullcontext()
+    with pytest.raises(KeyboardInterrupt), left_behind:
         run_trial(compose_config(*RUN, f"data.num_workers={workers}"), Path("run"))
     sources[0].released.set()
     assert summary("run")["status"] == "preempted"
