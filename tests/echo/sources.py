@@ -4,7 +4,7 @@ import gc
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -135,15 +135,19 @@ def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
     return [(ragged if kind == "ragged" else example)(row) for row in range(length)]
 
 
+def soon(comes: Callable[[], object]) -> bool:
+    """Whether this comes to be true, on a machine however busy."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not comes():
+        time.sleep(0.005)
+    return bool(comes())
+
+
 def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
     """Whether nothing of these is left, once the threads of loaders that were dropped have ended."""
-    references, deadline = list(references), time.monotonic() + 120
-    while time.monotonic() < deadline:
-        gc.collect()  # a loader, and then what its end leaves
-        if all(reference() is None for reference in references):
-            return True
-        time.sleep(0.01)
-    return False
+    references = list(references)
+    # First a loader goes, and then what its end leaves.
+    return soon(lambda: gc.collect() >= 0 and all(reference() is None for reference in references))
 
 
 def held_serials(loader: EchoLoader) -> list[int]:

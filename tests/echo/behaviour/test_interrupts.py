@@ -4,9 +4,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,40 +15,35 @@ import torch
 
 import adaecho.echo
 from adaecho import EchoLoader
+from adaecho.echo import variants as echoes
 from adaecho.echo.memory.tree import collate
 from tests.echo.read.test_marks import Seekable
-from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset, Stream, add_noise, arrays, example, ragged
-
-INNER_TRIED = 5  # of the calls within functions, with each variant
+from tests.echo.sources import (
+    IDS,
+    VARIANTS,
+    AddNoise,
+    Dataset,
+    Stream,
+    add_noise,
+    arrays,
+    example,
+    labels,
+    ragged,
+    soon,
+)  # fmt: skip
 
 
 class Interrupting:
-    """Calls what it wraps, and at some of the calls raises KeyboardInterrupt before or after."""
+    """Calls what it wraps, and at some of the calls raises KeyboardInterrupt instead."""
 
-    def __init__(self, call: Callable[..., Any], *at: int, after: bool = False) -> None:
-        self.call, self.at, self.after, self.calls = call, at, after, 0
+    def __init__(self, call: Callable[..., Any], *at: int) -> None:
+        self.call, self.at, self.calls = call, at, 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
-        if self.calls in self.at and not self.after:
-            raise KeyboardInterrupt
-        result = self.call(*arguments)
         if self.calls in self.at:
             raise KeyboardInterrupt
-        return result
-
-
-class Source(Dataset):
-    def __init__(self, length: int, read: Callable[[int], Any]) -> None:
-        super().__init__(length)
-        self.read = read
-
-    def __getitem__(self, row: int) -> Any:
-        return self.read(super().__getitem__(row))
-
-
-def same(one: Any) -> Any:
-    return one
+        return self.call(*arguments)
 
 
 def taken(loader: EchoLoader, batches: int) -> tuple[list[Any], int]:
@@ -65,29 +59,30 @@ def taken(loader: EchoLoader, batches: int) -> tuple[list[Any], int]:
 
 
 @pytest.mark.parametrize("where", ["read", "decode", "augment", "collate"])
-@pytest.mark.parametrize(
-    "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
-)
+@pytest.mark.parametrize("echo", echoes.VARIANTS)
 def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
-    def make(*at: int) -> EchoLoader:
-        calls = {"read": same, "decode": same, "augment": add_noise, "collate": collate}
-        user: dict[str, Any] = {
-            name: Interrupting(call, *(at if name == where else ())) for name, call in calls.items()
-        }
-        user["augment"] = partial(lambda call, one, rng: call(one, rng), user["augment"])
-        source, factor = Source(30, user.pop("read")), 1 if echo == "none" else 2
-        return EchoLoader(source, 4, echo=echo, factor=factor, shuffle_buffer=5, **user)
+    class Source(Dataset):
+        def __getitem__(self, row: int) -> Any:
+            return read(super().__getitem__(row))
 
-    expected, _ = taken(make(), 12)
     at = (2, 3, 5) if where == "collate" else (3, 9, 10, 21)
-    assert taken(make(*at), 12) == (expected, len(at))
+    seen = []
+    for interrupts in ((), at):
+        calls: dict[str, Any] = {"read": dict, "decode": dict, "augment": add_noise, "collate": collate}
+        calls[where] = Interrupting(calls[where], *interrupts)
+        read, augment = calls.pop("read"), calls.pop("augment")
+        loader = EchoLoader(
+            Source(30), 4, echo=echo, factor=1 if echo == "none" else 2, shuffle_buffer=5, **calls,
+            augment=lambda one, rng, augment=augment: augment(one, rng),
+        )  # fmt: skip
+        seen.append(taken(loader, 12))
+    (expected, none), (batches, interrupted) = seen
+    assert batches == expected
+    assert (none, interrupted) == (0, len(at))
 
-
-# Any call within the loader. What each variant goes through, in two iterations of one pass and their states.
 
 ECHO = str(Path(adaecho.echo.__file__).parent)
-# What these return is the consumer's: an interrupt after it is one of the consumer's own code.
-OUTERMOST = {"__iter__", "__next__"}
+
 EVENTS = ("call", "return", "c_call", "c_return")
 
 Site = tuple[str, str, int, str]  # file, function, line where that is not at its beginning or end, event
@@ -109,8 +104,10 @@ class Profiler:
             return  # of a lock: CPython looks for no signal between the end of a with block and this
         if not code.co_filename.startswith(ECHO) or event not in EVENTS:
             return
-        if code.co_name == "<genexpr>" or (event == "return" and code.co_name in OUTERMOST):
-            return  # the first may be ended by the garbage collector, which lets no exception out
+        # A generator may be ended by the garbage collector, which lets no exception out; what the loader's
+        # own methods return is the consumer's, and so is an interrupt after it.
+        if code.co_name == "<genexpr>" or (event == "return" and code.co_name in ("__iter__", "__next__")):
+            return
         line = frame.f_lineno if event.startswith("c_") else 0
         self.sites.append((code.co_filename, code.co_name, line, event))
         self.due |= len(self.sites) in self.at
@@ -153,24 +150,20 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
     return seen
 
 
-def makers() -> Iterator[tuple[str, Callable[[], EchoLoader]]]:
+def maker(index: int, num_workers: int) -> tuple[str, Callable[[], EchoLoader]]:
+    """Of a variant around one kind of source, with its name."""
     sources: dict[str, Callable[[], Any]] = {
         "rows": lambda: Dataset(9), "arrays": lambda: arrays(9), "stream": lambda: Stream(9),
         "ragged": lambda: Dataset(9, ragged), "seekable": lambda: Seekable(9),
     }  # fmt: skip
-    for index, (name, variant) in enumerate(zip(IDS, VARIANTS, strict=True)):
-        for num_workers in (0, 1):
-            kind = list(sources)[(index + 2 * num_workers) % len(sources)]
-            common: dict[str, Any] = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **variant}
-            common["augment"] = AddNoise() if kind == "arrays" else add_noise
-            common["decode"] = (lambda row: example(int(row))) if kind == "seekable" else None
-            yield (
-                f"{name}-{kind}-{num_workers}",
-                lambda source=sources[kind], common=common: EchoLoader(source(), 3, **common),
-            )
+    kind = list(sources)[(index + 2 * num_workers) % len(sources)]
+    common: dict[str, Any] = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **VARIANTS[index]}
+    common["augment"] = AddNoise() if kind == "arrays" else add_noise
+    common["decode"] = (lambda row: example(int(row))) if kind == "seekable" else None
+    return f"{IDS[index]}-{kind}-{num_workers}", lambda: EchoLoader(sources[kind](), 3, **common)
 
 
-MAKERS = dict(makers())
+MAKERS = dict(maker(index, num_workers) for index in range(len(VARIANTS)) for num_workers in (0, 1))
 _tried: set[Site] = set()  # each function's beginning and end is tried with one variant
 
 
@@ -184,7 +177,7 @@ def test_an_interrupt_anywhere_in_the_loader_loses_and_doubles_nothing(name: str
         numbers.setdefault(site, []).append(number)
     functions = [site for site in numbers if not site[3].startswith("c_") and site not in _tried]
     inner = sorted(site for site in numbers if site[3].startswith("c_"))
-    for site in (*functions, *rng.sample(inner, min(INNER_TRIED, len(inner)))):
+    for site in (*functions, *rng.sample(inner, min(5, len(inner)))):
         _tried.add(site)
         first = rng.choice(numbers[site])
         # Sometimes another one, while the loader goes back because of the first.
@@ -194,16 +187,15 @@ def test_an_interrupt_anywhere_in_the_loader_loses_and_doubles_nothing(name: str
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_can_be_read_only_once_says_so_after_an_interrupt(num_workers: int) -> None:
-    loader = EchoLoader(map(example, range(30)), 4, shuffle_buffer=5, num_workers=num_workers)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader._pipeline.run, "next", Interrupting(loader._pipeline.run.next, 1))
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-    with pytest.raises(ValueError, match="map is an iterator, which can be iterated once"):
+    with EchoLoader(map(example, range(30)), 4, shuffle_buffer=5, num_workers=num_workers) as loader:
+        iterator = iter(loader)
         next(iterator)
-    loader.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loader._pipeline.run, "next", Interrupting(max, 1))
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        with pytest.raises(ValueError, match="map is an iterator, which can be iterated once"):
+            next(iterator)
 
 
 def test_a_generator_that_an_interrupt_has_ended_is_opened_again() -> None:
@@ -216,29 +208,24 @@ def test_a_generator_that_an_interrupt_has_ended_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(
-    batch_size: int | None,
-) -> None:
+def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(batch_size: Any) -> None:
     waiting, trying_again = threading.Event(), True
 
-    class Retried:
-        def __len__(self) -> int:
-            return 40
+    def decode(row: int) -> torch.Tensor:
+        if row == 5 and trying_again:
+            waiting.set()
+            threading.current_thread().rest(200)  # type: ignore[attr-defined] # as a transfer does
+        return torch.full((1,), row)
 
-        def __getitem__(self, row: int) -> torch.Tensor:
-            if row == 5 and trying_again:
-                waiting.set()
-                threading.current_thread().rest(200)  # as a transfer does
-            return torch.full((1,), row)
-
-    with EchoLoader(Retried(), batch_size, order="stored", num_workers=1, prefetch=4) as loader:
+    rows: dict[str, Any] = {"source": range(40), "decode": decode, "order": "stored", "place": "decoded"}
+    with EchoLoader(batch_size=batch_size, num_workers=1, prefetch=4, **rows) as loader:
         iterator = iter(loader)
-        rows = [int(next(iterator)) for _ in range(2)]
+        found = [int(next(iterator)) for _ in range(2)]
         assert waiting.wait(120)
         del iterator  # abandoned
         loader._pipeline.pool.join()  # type: ignore[union-attr]
         trying_again = False
-        assert rows + [int(batch) for batch in islice(loader, 8)] == list(range(10))
+        assert found + [int(batch) for batch in islice(loader, 8)] == list(range(10))
 
 
 @pytest.mark.parametrize(("call", "message"), [("stop", "asking again goes on"), ("close", "closed")])
@@ -299,7 +286,7 @@ def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, eve
     armed: list[bool] = []
     with EchoLoader(Dataset(1000), 4, num_workers=2) as loader:
         iterator = iter(loader)
-        batches = list(islice(iterator, 2))
+        batches = labels(iterator, 2)
         sys.setprofile(interrupt)
         try:
             with suppress(KeyboardInterrupt), loader.paused():
@@ -307,10 +294,8 @@ def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, eve
         finally:
             sys.setprofile(None)
         assert not armed
-        batches += islice(iterator, 60)
-    with EchoLoader(Dataset(1000), 4) as undisturbed:
-        expected = list(islice(undisturbed, 62))
-    assert [batch["label"].tolist() for batch in batches] == [batch["label"].tolist() for batch in expected]
+        batches += labels(iterator, 60)
+    assert batches == labels(EchoLoader(Dataset(1000), 4), 62)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -329,9 +314,7 @@ def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_that_bef
         thread = threading.Thread(target=lambda: taken.append(next(iterator)), daemon=True)
         thread.start()
         started.wait(200)
-        deadline = time.monotonic() + 200
-        while not loader._taking and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert soon(lambda: loader._taking)
         state = loader.state_dict()
         assert state["fresh_examples"] == 8
         with pytest.raises(RuntimeError, match="another thread is taking a batch"):
@@ -353,20 +336,22 @@ def test_states_that_another_thread_asks_for_are_right() -> None:
         while not ended.is_set():
             states.append(loader.state_dict())
 
-    ended, states = threading.Event(), []
-    with make() as loader:
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        while not states:
-            time.sleep(0.01)
-        stream = [batch["label"].tolist() for batch in islice(loader, 300)]
-        ended.set()
-        thread.join(200)
-        stream += [batch["label"].tolist() for batch in islice(loader, 10)]
+    ended, states = threading.Event(), list[Any]()
+    loader = make()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    assert soon(lambda: states)
+    stream = labels(loader, 300)
+    ended.set()
+    thread.join(200)
+    stream += labels(loader, 10)
     for state in states[:: max(1, len(states) // 20)]:
-        with make() as resumed:
-            resumed.load_state_dict(state)
-            found = [batch["label"].tolist() for batch in islice(resumed, 10)]
+        resumed = make()
+        resumed.load_state_dict(state)
+        found = labels(resumed, 10)
         assert any(found == stream[place : place + 10] for place in range(301))
+
+
+def test_inline_a_pause_has_no_thread_to_wait_for() -> None:
     with EchoLoader(Dataset(1000), 4) as loader, loader.paused():
-        next(iter(loader))  # inline there is no thread to wait for
+        next(iter(loader))
