@@ -72,6 +72,18 @@ class Broken(Dataset):
         return super().__getitem__(row)
 
 
+class Bad:
+    """A decode that fails for some rows, which are bad examples."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = frozenset(rows)
+
+    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
+        if int(one["label"]) in self.rows:
+            raise ValueError(f"cannot decode {one['label']}")
+        return one
+
+
 class Stream:
     """Iterable; counts its own reads."""
 

@@ -19,7 +19,7 @@ from adaecho.echo.order import keyed
 from tests.echo import record_streams
 from tests.echo.mini_loader import MiniLoader
 from tests.echo.reference import uniform
-from tests.echo.sources import SOURCES, Dataset, Stream, reference_examples
+from tests.echo.sources import SOURCES, Bad, Dataset, Stream, reference_examples
 from tests.helpers import through_torch_save
 
 SETTINGS, CHUNKS = 540, 30
@@ -42,18 +42,6 @@ def scale_by_key(one: dict[str, Any], key: int) -> dict[str, Any]:
 
 def scale_block_by_key(one: dict[str, Any], key: int) -> dict[str, Any]:
     return {**one, "x": one["x"] * uniform(key, 0)}
-
-
-class Decode:
-    """Fails for some rows, which are bad."""
-
-    def __init__(self, bad: frozenset[int]) -> None:
-        self.bad = bad
-
-    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
-        if int(one["label"]) in self.bad:
-            raise ValueError("cannot be decoded")
-        return one
 
 
 def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]:
@@ -104,7 +92,7 @@ def loaders(number: int) -> tuple[Any, MiniLoader, dict[str, Any]]:
         **dict(zip(("once", "augment"), both.get(augments, (once_by_key, each_time_by_key)), strict=True)),
     )  # fmt: skip
     augment = {"none": None, "each time": each_time}.get(augments, (once, each_time))
-    damage = {"decode": Decode(bad), "max_bad_examples": len(bad)} if bad else {}
+    damage = {"decode": Bad(*bad), "max_bad_examples": len(bad)} if bad else {}
     return make(length), mini, {"augment": augment, **damage, **given}
 
 

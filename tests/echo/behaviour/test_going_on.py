@@ -10,7 +10,7 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.state import VERSION
-from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream, arrays, labels
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, arrays, labels
 from tests.helpers import through_torch_save
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -181,18 +181,6 @@ def test_a_state_of_another_format_is_refused_and_changes_nothing(version: Any) 
     assert labels(loader, 1) == [[4, 5, 6, 7]]
     loader.load_state_dict(state)
     assert labels(loader, 1) == [[0, 1, 2, 3]]
-
-
-class Bad:
-    """A decode that some examples fail."""
-
-    def __init__(self, *labels: int) -> None:
-        self.labels = labels
-
-    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        if example["label"] in self.labels:
-            raise ValueError(f"cannot decode {example['label']}")
-        return example
 
 
 @WORKERS
