@@ -280,13 +280,6 @@ def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
             copied(loader)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
-def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made(device: Any) -> None:
-    with pytest.raises(ValueError, match=r"device='cuda(:1)?': torch finds no CUDA device here"):
-        EchoLoader(arrays(9), 3, device=device)
-
-
 def test_an_echo_that_does_nothing_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing") as caught:
         EchoLoader(arrays(9), 3, echo="batch")

@@ -183,7 +183,11 @@ def again_and_again(iterator: Any) -> Any:
     return lambda: iterator
 
 
-@pytest.mark.parametrize("make", [OwnIterator, lambda: numbers(20), lambda: again_and_again(numbers(20))])
+@pytest.mark.parametrize(
+    "make",
+    [OwnIterator, lambda: numbers(20), lambda: again_and_again(numbers(20))],
+    ids=["own", "generator", "by a function"],
+)
 def test_an_iterator_left_in_the_middle_of_a_pass_is_not_taken_for_begun_anew(make: Any) -> None:
     loader = EchoLoader(make(), 2, epochs=1)
     next(iter(loader))

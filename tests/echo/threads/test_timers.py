@@ -1,6 +1,6 @@
-"""The clocks and R: by hand, and around sources whose R is known; where the automatic factor ends up.
+"""The clocks and R: by hand, and around sources whose R is known; the automatic factor, which follows R.
 
-Every clock here is moved by hand, so that a busy machine changes nothing.
+Clocks are moved by hand, so that a busy machine changes nothing.
 """
 
 import threading
@@ -14,8 +14,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
+from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.threads.timers import Counters, Timers
+from adaecho.echo.variants import MAX_FACTOR
 from tests.conftest import HandClock
+from tests.echo.sources import Dataset as Rows
+from tests.echo.sources import arrays, labels
 
 UPSTREAM_S, STEP_S = 4.0, 1.0
 R = UPSTREAM_S / STEP_S
@@ -182,8 +187,53 @@ def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None
         for _ in islice(loader, 200):
             CLOCK.work(STEP_S)
         # It leaves changes of less than 5 % alone.
-        expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
-        assert loader.factor == expected
+        assert loader.factor == pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
+
+
+@pytest.mark.usefixtures("_thread_clock")
+@pytest.mark.parametrize("echo", ["batch", "example_before_augmentation"])
+def test_the_automatic_factor_goes_on_after_a_resume(echo: str) -> None:
+    def decode(row: dict[str, Any]) -> dict[str, Any]:
+        CLOCK.work(0.002)
+        return row
+
+    def make() -> EchoLoader:
+        given: dict[str, Any] = {"factor": "auto", "max_factor": 3, "shuffle_buffer": 4, "decode": decode}
+        return EchoLoader(Rows(50), 4, echo=echo, num_workers=1, **given)
+
+    with make() as loader:
+        assert loader.factor == 1
+        iterator = iter(loader)
+        for _ in islice(iterator, 400):
+            CLOCK.work(1e-4)  # R is far beyond the bound
+        assert loader.factor == loader.factor_changes[-1][1] == 3
+        assert loader.R is not None
+        assert loader.R > 1
+        state = loader.state_dict()
+        expected = labels(iterator, 4)
+    with make() as restored:
+        restored.load_state_dict(state)
+        assert restored.factor == 3
+        level = "batches" if echo == "batch" else "examples"
+        assert restored.factor_changes == [tuple(change) for change in state["factors"][level][1:]]
+        assert labels(restored, 4) == expected
+
+
+def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
+    loader = EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor="auto")
+    factor = loader._pipeline.streams.factor
+    asked: list[float] = []
+    factor.change = asked.append  # type: ignore[method-assign]
+    auto = AutoFactor(max_factor=4)
+    for ratio in (None, 0.3, 1.04, 2.5, 9.0):
+        for _ in range(20):
+            if auto.due():
+                auto.follow(ratio, factor)
+    assert asked == [2.5, 4]
+
+
+def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
+    assert MAX_FACTOR == 1 << keyed.ECHO_BITS
 
 
 def test_a_factor_that_follows_a_source_which_works_ahead_needs_a_thread() -> None:
