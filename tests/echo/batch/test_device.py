@@ -18,7 +18,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 WHOLE = [{"x": torch.full((3,), row)} for row in range(9)]
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     f"{'whole-' * (source is WHOLE)}{name}": (source, {**arguments, **variant})
-    for source, arguments in ((arrays(20), {"batch_size": 4, "shuffle_buffer": 3}), (WHOLE, {"batch_size": None}))
+    for source, arguments in (
+        (arrays(20), {"batch_size": 4, "shuffle_buffer": 3}),
+        (WHOLE, {"batch_size": None}),
+    )
     for name, variant in zip(IDS, VARIANTS, strict=True)
     if source is not WHOLE or not name.startswith("example")
 }
