@@ -3,7 +3,7 @@
 import io
 import random
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.data import (
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
-)
+)  # fmt: skip
 
 ROWS, SIZE = 44, 8
 Make = Callable[[Path, int | None], Any]
@@ -36,9 +36,9 @@ def of_batches(size: int | None) -> Any:
     return data_loader(size, batch_sampler=sampler, num_workers=2)
 
 
-def stateful_data_loader(_: Path, size: int | None) -> Any:
+def stateful_data_loader(source: Any, size: int | None, **more: Any) -> Any:
     library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
-    return library.StatefulDataLoader(TensorDataset(torch.arange(ROWS)), size, shuffle=True)
+    return library.StatefulDataLoader(source, size, **more)
 
 
 def grain(_: Path, size: int | None) -> Any:
@@ -80,12 +80,6 @@ class ByPass:
         return iter(self._make(self._number))
 
 
-def web_dataset_by_pass(folder: Path, size: int | None) -> Any:
-    return ByPass(
-        lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
-    )
-
-
 LOADERS: dict[str, Make] = {
     "DataLoader": lambda _, size: data_loader(size, shuffle=True),
     "DataLoader, seeded": lambda _, size: data_loader(
@@ -98,8 +92,12 @@ LOADERS: dict[str, Make] = {
     "DataLoader, persistent workers": lambda _, size: data_loader(
         size, shuffle=True, num_workers=1, persistent_workers=True
     ),
-    "StatefulDataLoader": stateful_data_loader,
-    "WebDataset": web_dataset_by_pass,
+    "StatefulDataLoader": lambda _, size: stateful_data_loader(
+        TensorDataset(torch.arange(ROWS)), size, shuffle=True
+    ),
+    "WebDataset": lambda folder, size: ByPass(
+        lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
+    ),
     "WebDataset, shuffled": lambda folder, size: web_dataset(folder, size, lambda one: one.shuffle(20)),
     "Grain": grain,
     "Hugging Face": hugging_face,
@@ -115,34 +113,21 @@ def nodes(size: int | None, sampler: Any) -> Any:
     )
 
 
-def hugging_face_in_a_stateful_data_loader(folder: Path, size: int | None) -> Any:
-    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
-    return library.StatefulDataLoader(hugging_face(folder, None), size)
-
-
-def lawless(size: int | None) -> Any:
-    """A generator function that draws from a global generator."""
-
-    def generator() -> Iterator[Any]:
-        rows = torch.tensor(random.sample(range(ROWS), ROWS))
-        yield from rows.split(size) if size else rows
-
-    return generator
-
-
 MORE: dict[str, Make] = {
     "nodes": lambda _, size: nodes(size, DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
     "nodes, drawn anew": lambda _, size: nodes(size, RandomSampler(range(ROWS))),
-    "Hugging Face in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
-    "told of passes": lambda _, size: ByPass(lambda number: numbers(number, size)),
-    "lawless": lambda _, size: lawless(size),
+    "Hugging Face in a StatefulDataLoader": lambda folder, size: stateful_data_loader(
+        hugging_face(folder, None), size
+    ),
+    "told of passes": lambda _, size: ByPass(lambda number: numbers(random.Random(number), size)),
+    "lawless": lambda _, size: lambda: iter(numbers(random, size)),  # which draws from a global generator
 }
 REFUSED = {"WebDataset, shuffled", "nodes, drawn anew", "lawless"}
 REMEDY = r"is another one than when .*set_epoch\(pass\).*makes it anew in __iter__.*give a DataLoader"
 
 
-def numbers(seed: int, size: int | None) -> Any:
-    rows = torch.tensor(random.Random(seed).sample(range(ROWS), ROWS))
+def numbers(draws: Any, size: int | None) -> Any:
+    rows = torch.tensor(draws.sample(range(ROWS), ROWS))
     return rows.split(size) if size else rows
 
 

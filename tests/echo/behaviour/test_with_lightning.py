@@ -103,23 +103,21 @@ def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) 
     return seen
 
 
+def assert_each_goes_on(make: Make, folder: Path, seen: list[Any], *steps: int) -> None:
+    for step in steps:
+        assert fit(make, checkpoint=folder / f"{step}.ckpt") == seen[step:], step
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_resume_goes_on_with_the_batch_that_was_taken_ahead(name: str, tmp_path: Path) -> None:
     make = LOADERS[name]
     seen = fit(make, tmp_path)
-    each_epoch = len(seen) // 2
-    for step in (1, 6, each_epoch - 1, each_epoch, len(seen) - 1):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    half = len(seen) // 2
+    assert_each_goes_on(make, tmp_path, seen, 1, 6, half - 1, half, len(seen) - 1)
 
 
 def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
     """A state of the position itself forgets nothing that Lightning's, of a batch before, still needs."""
-    made: list[EchoLoader] = []
-
-    def make() -> EchoLoader:
-        made.append(LOADERS["examples"]())
-        return made[-1]
-
     asked = []
     save_of_lightning = EchoLoader.state_dict
 
@@ -128,12 +126,12 @@ def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
         asked.append(loader.fresh_examples_in_buffer)
         return save_of_lightning(loader)
 
+    make = LOADERS["examples"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EchoLoader, "state_dict", twice)
         seen = fit(make, tmp_path)
     assert asked
-    for step in (3, 14):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    assert_each_goes_on(make, tmp_path, seen, 3, 14)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
@@ -150,5 +148,4 @@ def test_lightning_around_another_loader(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=others.REMEDY):
             fit(make, checkpoint=tmp_path / "3.ckpt")
         return
-    for step in (3, len(seen) - 3):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    assert_each_goes_on(make, tmp_path, seen, 3, len(seen) - 3)
