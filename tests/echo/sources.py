@@ -102,10 +102,10 @@ def arrays(length: int) -> dict[str, Any]:
     return {"x": np.stack([rows, -rows], axis=1).astype(float), "label": rows}
 
 
-def memory_map(length: int) -> dict[str, Any]:
+def memory_map(fields: dict[str, Any]) -> dict[str, Any]:
     """The same arrays in files, which go with the last of their views."""
     mapped = {}
-    for name, array in arrays(length).items():
+    for name, array in fields.items():
         with tempfile.TemporaryFile() as file:
             array.tofile(file)
             file.flush()
@@ -136,7 +136,7 @@ def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:
 SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     # name: source of a length, augment, the reference's, extra arguments
     "arrays": (arrays, AddNoise(), reference_block, {}),
-    "memory map": (memory_map, AddNoise(), reference_block, {}),
+    "memory map": (lambda length: memory_map(arrays(length)), AddNoise(), reference_block, {}),
     "map": (Dataset, add_noise, reference_single, {}),
     "ragged": (lambda length: Dataset(length, ragged), add_noise, reference_single, {}),
     "stream": (Stream, add_noise, reference_single, {"order": "stored"}),
