@@ -50,19 +50,15 @@ DECLARED: dict[str, Any] = {
 
 @pytest.mark.parametrize("source", UNDECLARED.values(), ids=UNDECLARED)
 def test_batches_whose_part_nobody_declares_are_warned_of_once(source: Any) -> None:
-    with pytest.warns(
-        UserWarning, match=r"each of 2 ranks takes all batches .*rank=0, world_size=1"
-    ) as caught:
+    message = r"each of 2 ranks takes all batches .*rank=0, world_size=1"
+    with pytest.warns(UserWarning, match=message) as caught:
         next(iter(EchoLoader(source, None, **RANKS)))
     assert [warning.filename for warning in caught] == [__file__]
 
 
-@pytest.mark.parametrize(
-    ("source", "ranks"),
-    [(source, RANKS) for source in DECLARED.values()]
-    + [(source, {"rank": 0, "world_size": 1}) for source in UNDECLARED.values()],
-)
-def test_what_is_declared_is_not_warned_of(source: Any, ranks: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", [*DECLARED, *UNDECLARED])
+def test_what_is_declared_is_not_warned_of(kind: str) -> None:
+    ranks = RANKS if kind in DECLARED else {"rank": 0, "world_size": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        next(iter(EchoLoader(source, None, **ranks)))
+        next(iter(EchoLoader((DECLARED | UNDECLARED)[kind], None, **ranks)))
