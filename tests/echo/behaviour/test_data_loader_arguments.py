@@ -4,7 +4,6 @@ import copy
 import inspect
 import pickle
 import tracemalloc
-import warnings
 from itertools import islice
 from typing import Any
 
@@ -51,11 +50,10 @@ def test_each_is_taken_or_refused_in_one_line_that_says_what_replaces_it(name: s
     taken, refused, message = ANSWERS[name]
     for value in taken:
         with EchoLoader(Rows(9), 2, epochs=1, **{name: value}) as loader:
-            assert sum(1 for _ in loader) == (4 if value is True and name == "drop_last" else 5)
+            assert len(list(loader)) == (4 if (name, value) == ("drop_last", True) else 5)
     if message:
-        with pytest.raises(ValueError, match=message) as caught:
+        with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
             EchoLoader(Rows(9), 2, **{name: refused})
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -78,26 +76,15 @@ def test_another_name_of_the_same(given: dict[str, Any], same: dict[str, Any], n
         assert batches(**given) == [batch.tolist() for batch in DataLoader(range(20), 4)]  # type: ignore[arg-type]
 
 
-def test_a_prefetch_factor_is_a_prefetch_of_all_workers() -> None:
-    source = Rows(1000)
-    with EchoLoader(source, 2, prefetch_factor=3, num_workers=2) as loader:
-        next(iter(loader))
-        loader.stop()
-        # 6 batches ahead, and what the threads of reading and batching have in their hands.
-        assert source.reads <= 2 * (1 + 6 + 2 * 2 * 2)
-
-
 def test_attributes_are_those_of_a_data_loader() -> None:
     source, sampler = Rows(9), SequentialSampler(range(9))
     loader = EchoLoader(source, 3, num_workers=2, drop_last=True, epochs=1, sampler=sampler)
     assert loader.dataset is source
-    assert (loader.batch_size, loader.num_workers, loader.drop_last, len(loader)) == (3, 2, True, 3)
     assert loader.sampler is sampler  # type: ignore[attr-defined]
-    plain = EchoLoader(source, 3)
-    assert getattr(plain, "sampler", None) is None
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, len(loader)) == (3, 2, True, 3)
     for name in ("sampler", "batch_sampler", "other"):
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'$"):
-            getattr(plain, name)
+            getattr(EchoLoader(source, 3), name)
 
 
 def test_set_epoch_goes_to_an_iteration() -> None:
@@ -153,10 +140,15 @@ def test_the_length_around_what_is_iterated(batched: bool, source: Any, factor: 
         ({"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"}, "factor='auto'"),
         ({"source": Stream(9), "epochs": 1}, "around a Stream isn't known: that has no length"),
     ],
+    ids=["endless", "automatic factor", "stream"],
 )
 def test_where_there_is_no_length_the_reason_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         len(EchoLoader(batch_size=3, **arguments))
+
+
+BATCHED: Any = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
+ROWS: Any = TensorDataset(torch.arange(3))
 
 
 class Frame:
@@ -169,10 +161,6 @@ class Frame:
 
     def __getitem__(self, name: str) -> Any:
         return {"x": [1, 2, 3]}[name]
-
-
-BATCHED: Any = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
-ROWS: Any = TensorDataset(torch.arange(3))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +239,10 @@ def test_what_can_not_be_is_refused_by_name(arguments: dict[str, Any], message: 
 def test_what_a_function_forgot_to_return_is_told() -> None:
     with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
         next(iter(EchoLoader(lambda: None, 3, epochs=1)))
-    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1, "a dict of rows is a dataset"
+
+
+def test_a_dict_of_rows_is_a_dataset() -> None:
+    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1
 
 
 def test_calls_as_of_a_data_loader() -> None:
@@ -267,11 +258,6 @@ def test_calls_as_of_a_data_loader() -> None:
             EchoLoader(*given, **arguments)  # type: ignore[arg-type]
 
 
-def test_it_shows_what_it_was_made_with() -> None:
-    shown = repr(EchoLoader(arrays(9), 3, echo="batch", factor=2, epochs=1))
-    assert shown == "EchoLoader(dict, batch_size=3, echo='batch', factor=2, epochs=1)"
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
     with EchoLoader(arrays(9), 3, num_workers=1) as loader:
@@ -280,17 +266,18 @@ def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
             copied(loader)
 
 
+@pytest.mark.filterwarnings("error")
 def test_an_echo_that_does_nothing_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing") as caught:
         EchoLoader(arrays(9), 3, echo="batch")
     assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an example follow one another"):
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(arrays(9), 3)
-        EchoLoader(arrays(9), 3, echo="batch", factor="auto")
-        EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=6)
+    for quiet in (
+        {}, {"echo": "batch", "factor": "auto"}, {"shuffle_buffer": 9}, {"shuffle_buffer": 1000, "epochs": 1},
+        {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 6},
+    ):  # fmt: skip
+        EchoLoader(arrays(9), 3, **quiet)  # type: ignore[arg-type]
 
 
 def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
@@ -298,10 +285,6 @@ def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
     with pytest.raises(ValueError, match=r"shuffle_buffer=1000000000: to fill .* 83,333,333.3 passes"):
         EchoLoader(rows, 3, shuffle_buffer=10**9)
     assert rows.reads == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(rows, 3, shuffle_buffer=12)
-        EchoLoader(rows, 3, shuffle_buffer=1000, epochs=1)
 
 
 @pytest.mark.parametrize("source", [arrays(12), lambda: iter(range(12))], ids=["rows", "stream"])
@@ -348,20 +331,9 @@ def test_passes_of_whole_batches_are_told_too() -> None:
         next(iter(EchoLoader(source, None, echo="batch", factor=2, batch_shuffle_buffer=16)))
 
 
-class Enormous:
-    """Rows that nobody reads."""
-
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, row: int) -> int:
-        return row
-
-
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "batch"])
-def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str) -> None:
-    factor = 1 if echo == "none" else 3
-    loader = EchoLoader(Enormous(), 64, echo=echo, factor=factor, shuffle_buffer=99, epochs=5)
+@pytest.mark.parametrize(("echo", "factor"), [("none", 1), ("example_before_augmentation", 3), ("batch", 3)])
+def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str, factor: int) -> None:
+    loader = EchoLoader(range(10**9), 64, echo=echo, factor=factor, shuffle_buffer=99, epochs=5)
     tracemalloc.start()
     try:
         assert len(loader) == factor * 5 * 10**9 // 64

@@ -1,8 +1,11 @@
 """Examples that hold more than plain arrays keep it, whatever they are chunked and stacked with."""
 
 import copy
+import itertools
+import json
 from collections import OrderedDict, namedtuple
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,3 +180,42 @@ def test_a_copy_of_such_a_tensor_keeps_its_attributes_and_no_gradient() -> None:
     assert copied.tag == ["three"]
     assert copied.tag is not one.tag
     assert not copied.requires_grad
+
+
+def coco(folder: Path, **transforms: Any) -> Any:
+    """Pictures whose columns grow brighter, each with as many boxes at the left as its number and one."""
+    pytest.importorskip("pycocotools")
+    library = pytest.importorskip("torchvision.datasets")
+    columns = np.broadcast_to(np.arange(WIDTH, dtype=np.uint8)[:, None] * 20, (6, WIDTH, 3))
+    for number in range(12):
+        pytest.importorskip("PIL.Image").fromarray(columns).save(folder / f"{number}.png")
+    sizes = [
+        {"id": number, "file_name": f"{number}.png", "height": 6, "width": WIDTH} for number in range(12)
+    ]
+    box = {"bbox": [1, 1, 2, 3], "area": 6, "category_id": 1, "iscrowd": 0, "segmentation": []}
+    of_picture = [number for number in range(12) for _ in range(number % 3 + 1)]
+    boxes = [{"id": one, "image_id": number, **box} for one, number in enumerate(of_picture, start=1)]
+    told = {"images": sizes, "annotations": boxes, "categories": [{"id": 1, "name": "box"}]}
+    (folder / "boxes.json").write_text(json.dumps(told))
+    dataset = library.CocoDetection(str(folder), str(folder / "boxes.json"), **transforms)
+    return library.wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels"))
+
+
+@pytest.mark.filterwarnings("ignore:source. .*CocoDetection draws random numbers as it reads")
+@pytest.mark.parametrize("where", ["augment", "transforms"])
+def test_wrapped_detection_datasets(where: str, tmp_path: Path) -> None:
+    flip = v2.RandomHorizontalFlip(0.5)
+    given: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 4}
+    flips: list[list[bool]] = []
+    for num_workers in (0, 1):  # each thread has a process of its own, which takes seconds to start
+        dataset = coco(tmp_path, **({"transforms": flip} if where == "transforms" else {}))
+        given |= {"collate": list, "augment": flip if where == "augment" else None}
+        flips.append([])
+        with EchoLoader(dataset, 4, num_workers=num_workers, **given) as loader:
+            for picture, target in itertools.chain(*islice(loader, 12)):
+                flips[-1].append(picture.getpixel((0, 0))[0] > 60)
+                assert type(target["boxes"]) is tv_tensors.BoundingBoxes
+                left = WIDTH - 3 if flips[-1][-1] else 1
+                assert target["boxes"][:, 0].tolist() == [left] * len(target["boxes"])
+    assert flips[0] == flips[1]
+    assert 8 < sum(flips[0]) < 40
