@@ -26,15 +26,21 @@ Item = tuple[int, int]  # a local number (the serial is number * world + rank) a
 Made = tuple[list[Item], int]  # of each example of a batch; how many examples had been read
 
 
+@dataclass
 class Echo:
     """Repeats each good one of the numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
 
-    def __init__(
-        self, seed: int, factor: float, size: int, first: int, end: int | None, rank: int, world: int,
-        good: Callable[[int], bool],
-    ) -> None:  # fmt: skip
-        self.seed, self.factor, self.size, self.end, self.good = seed, factor, size, end, good
-        self.rank, self.world, self.first, self.next = rank, world, first, first
+    seed: int
+    factor: float
+    size: int
+    first: int
+    end: int | None
+    rank: int
+    world: int
+    good: Callable[[int], bool]
+
+    def __post_init__(self) -> None:
+        self.next = self.first
         self.slot = lru_cache(None)(self.slot)
         self.entered: list[Item] = []  # item t at t
 
@@ -97,25 +103,16 @@ class MiniLoader:
     def stages(self, iteration: int) -> tuple[Echo, Echo]:
         """That of examples and that of batches, of which one echoes."""
 
-        def stage(
-            echoes: bool, seed: int, size: int, first: int, end: int, good: Callable[..., bool]
-        ) -> Echo:
-            return Echo(
-                seed, self.factor if echoes else 1, size, first, end if self.epochs else None, self.rank,
-                self.world_size, good,
-            )  # fmt: skip
+        def stage(echoes: bool, seed: int, size: int, first: int, count: int, good: Any) -> Echo:
+            factor, end = self.factor if echoes else 1, first + count if self.epochs else None
+            return Echo(seed, factor, size, first, end, self.rank, self.world_size, good)
 
-        first, batches = iteration * self.of_each, [self.batches_of(one) for one in range(iteration + 1)]
+        *before, batches = map(self.batches_of, range(iteration + 1))
+        of_batches, first = self.echo == "batch", iteration * self.of_each
         return (
-            stage(
-                self.echo.startswith("example"), self.seed, self.shuffle_buffer, first, first + self.of_each,
-                self.good,
-            ),
-            stage(
-                self.echo == "batch", self.seed + 1, self.batch_shuffle_buffer, sum(batches[:-1]),
-                sum(batches), lambda _: True,
-            ),
-        )  # fmt: skip
+            stage(not of_batches, self.seed, self.shuffle_buffer, first, self.of_each, self.good),
+            stage(of_batches, self.seed + 1, self.batch_shuffle_buffer, sum(before), batches, lambda _: True),
+        )
 
     def good(self, number: int) -> bool:
         return self.row(number * self.world_size + self.rank) not in self.bad
