@@ -62,13 +62,13 @@ class Dataset:
 class Broken(Dataset):
     """Some rows can't be decoded."""
 
-    def __init__(self, length: int, *bad: int) -> None:
+    def __init__(self, length: int, *bad: int, error: type[Exception] = ValueError) -> None:
         super().__init__(length)
-        self.bad = bad
+        self.bad, self.error = bad, error
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         if row in self.bad:
-            raise ValueError(f"cannot decode {row}")
+            raise self.error(f"cannot decode {row}")
         return super().__getitem__(row)
 
 

@@ -135,17 +135,6 @@ def numbers(length: int) -> Iterator[int]:
     yield from range(length)
 
 
-class Begun:
-    """Its own iterator, which begins anew with every iter()."""
-
-    def __iter__(self) -> "Begun":
-        self._left = iter(range(20))
-        return self
-
-    def __next__(self) -> int:
-        return next(self._left)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "make",
@@ -168,41 +157,40 @@ def test_an_iterator_is_never_resumed_silently(make: Any, num_workers: int) -> N
             other.load_state_dict(state)
 
 
-class OwnIterator(Begun):
-    """Goes on where it was, whatever its ``__iter__`` does beside."""
+class Begun:
+    """Its own iterator, which begins anew with every iter() or goes on where it was."""
 
-    def __init__(self) -> None:
-        self._left, self.begun = iter(range(20)), 0
+    def __init__(self, *, anew: bool) -> None:
+        self.anew, self.left = anew, iter(range(20))
 
     def __iter__(self) -> "Begun":
-        self.begun += 1
+        self.left = iter(range(20)) if self.anew else self.left
         return self
 
+    def __next__(self) -> int:
+        return next(self.left)
 
-def again_and_again(iterator: Any) -> Any:
-    return lambda: iterator
 
-
-@pytest.mark.parametrize(
-    "make",
-    [OwnIterator, lambda: numbers(20), lambda: again_and_again(numbers(20))],
-    ids=["own", "generator", "by a function"],
-)
-def test_an_iterator_left_in_the_middle_of_a_pass_is_not_taken_for_begun_anew(make: Any) -> None:
-    loader = EchoLoader(make(), 2, epochs=1)
+@pytest.mark.parametrize("source", [Begun(anew=False), numbers(20), numbers(20).__iter__])
+def test_an_iterator_left_in_the_middle_of_a_pass_is_not_taken_for_begun_anew(source: Any) -> None:
+    loader = EchoLoader(source, 2, epochs=1)
     next(iter(loader))
     with pytest.raises(ValueError, match="is an iterator"):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("make", [lambda: numbers(20), Begun, lambda: lambda: numbers(20)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: numbers(20), lambda: Begun(anew=True), lambda: lambda: numbers(20)],
+    ids=["generator", "its own iterator", "function"],
+)
 def test_what_is_sure_to_begin_anew_is_resumed(make: Any) -> None:
     loader, resumed = (EchoLoader(make(), 2) for _ in range(2))
     iterator = iter(loader)
     next(iterator)
     resumed.load_state_dict(loader.state_dict())
     assert [one.tolist() for one in islice(resumed, 5)] == [one.tolist() for one in islice(iterator, 5)]
-    begun = EchoLoader(Begun(), 2, epochs=1)
+    begun = EchoLoader(Begun(anew=True), 2, epochs=1)
     assert [len(list(begun)) for _ in range(2)] == [10, 10], "after its end it may begin anew"
 
 
@@ -215,15 +203,13 @@ class Together(Dataset):
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
         self.asked.append(rows)
-        if self.how == "raises":
+        if self.how == "out of range":
             raise IndexError("out of range of a cache")
-        if self.how == "raises for a bad one":
-            return [self[row] for row in rows]
-        found = [self.examples[row] for row in rows]
-        return found[:-1] if self.how == "short" else [*found, found[0]]
+        found = [self[row] for row in rows]
+        return {"short": found[:-1], "long": [*found, found[0]]}.get(self.how, found)
 
     def __getitem__(self, row: int) -> Any:
-        if self.how == "raises for a bad one" and row == 1:
+        if self.how == "one is bad" and row == 1:
             raise IndexError("row 1 is missing")
         return super().__getitem__(row)
 
@@ -231,35 +217,34 @@ class Together(Dataset):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> None:
     common: dict[str, Any] = {"order": "stored", "num_workers": num_workers}
-    for how, error, message in (
-        ("short", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
-        ("long", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
-        ("raises", IndexError, "out of range of a cache"),
-        ("raises for a bad one", IndexError, "row 1 is missing"),
+    for how, budget, error, message in (
+        ("short", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("long", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("out of range", 12, IndexError, "out of range of a cache"),
+        ("one is bad", 0, IndexError, "row 1 is missing"),
     ):
-        budget = 12 if how != "raises for a bad one" else 0
-        with (
-            EchoLoader(Together(how), 4, max_bad_examples=budget, **common) as loader,
-            pytest.raises(error, match=message),
-        ):
+        loader = EchoLoader(Together(how), 4, max_bad_examples=budget, **common)
+        with loader, pytest.raises(error, match=message):
             next(iter(loader))
-    with EchoLoader(Together("raises for a bad one"), 4, max_bad_examples=1, **common) as loader:
-        assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
+    with EchoLoader(Together("one is bad"), 4, max_bad_examples=1, **common) as loader:
+        assert labels(loader, 1) == [[0, 2, 3, 4]]
         assert num_workers or loader.dataset.asked == [[0, 1, 2, 3], [4]]
         assert [bad["row"] for bad in loader.bad_examples] == [1]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    "collate", [None, lambda examples: dict(examples[0])], ids=["stacked", "own collate"]
+)
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_writing_into_a_batch_changes_no_repeat(variant: dict[str, Any], kind: str, num_workers: int) -> None:
+def test_writing_into_a_batch_changes_no_repeat(
+    variant: Any, kind: str, collate: Any, num_workers: int
+) -> None:
     make, augment, _, extra = SOURCES[kind]
-    for own_collate in (None, lambda examples: {"x": examples[0]["x"], "label": examples[0]["label"]}):
-        common: dict[str, Any] = {"batch_size": 3, "shuffle_buffer": 4, "collate": own_collate, **variant}
-        common.update(extra, num_workers=num_workers, augment=None if kind != "ragged" else augment)
-        if kind == "ragged" and own_collate is not None:
-            continue
-        with EchoLoader(make(8), **common) as clean, EchoLoader(make(8), **common) as written:
-            for one, other in zip(islice(clean, 20), written, strict=False):
-                assert np.array_equal(one["x"], other["x"])
-                other["x"][...] = -1
+    common: dict[str, Any] = {"shuffle_buffer": 4, **variant, **extra, "num_workers": num_workers}
+    common |= {"augment": augment if kind == "ragged" else None, "collate": collate}
+    with EchoLoader(make(8), 3, **common) as clean, EchoLoader(make(8), 3, **common) as written:
+        for one, other in zip(islice(clean, 20), written, strict=False):
+            assert np.array_equal(one["x"], other["x"])
+            other["x"][...] = -1

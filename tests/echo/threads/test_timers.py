@@ -50,30 +50,32 @@ def test_clocks_by_hand(clock: HandClock) -> None:
     assert other.ratio == clocks.ratio
 
 
-def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
-    counters = Counters((0.0,), (0.0, 0.0), 0.0)
+def driven(clock: HandClock, steps: int, after: Callable[[int], Counters]) -> tuple[Timers, list[float]]:
+    """Clocks after so many steps of 1 s each, by counters as they are after each; and the ratios told."""
+    counters, ratios = after(0), []
     clocks = Timers(lambda: counters)
-    for step in range(10):
-        counters = Counters((4.0 * step,), (0.5 * step, 2.0 * step), fresh_batches=step)
-        clocks.step()
-        clock.now += 1.0
-    assert clocks.downstream_s_per_step == pytest.approx(2)
-    assert clocks.ratio == pytest.approx(2)
-
-
-def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
-    counters = Counters((0.0,), (0.0,), 0.0)
-    clocks = Timers(lambda: counters)
-    ratios = []
-    for step in range(400):
-        upstream_s = counters.upstream_s[0] + (1.0 if step <= 200 else 9.0)
-        counters = Counters((upstream_s,), (0.0,), counters.fresh_batches + 1)
+    for step in range(steps):
+        counters = after(step)
         clocks.step()
         clock.now += 1.0
         ratios.append(clocks.ratio or 0.0)
+    return clocks, ratios
+
+
+def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
+    clocks, ratios = driven(clock, 10, lambda step: Counters((4.0 * step,), (0.5 * step, 2.0 * step), step))
+    assert clocks.downstream_s_per_step == pytest.approx(2)
+    assert ratios[-1] == pytest.approx(2)
+
+
+def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
+    def after(step: int) -> Counters:
+        return Counters((step + 8.0 * max(step - 200, 0),), (0.0,), step)
+
+    _, ratios = driven(clock, 400, after)
     assert ratios[200] == pytest.approx(1)
     assert 1.5 < ratios[210] < 4
-    assert ratios[400 - 1] == pytest.approx(9, rel=0.05)
+    assert ratios[-1] == pytest.approx(9, rel=0.05)
 
 
 class ThreadClock(threading.local):
@@ -148,30 +150,41 @@ def slow_decode(example: torch.Tensor) -> torch.Tensor:
 SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any], Callable[[int], int]]] = {
     "map-style": (lambda: SlowDataset(UPSTREAM_S / 4), 4, {}, lambda workers: max(workers, 1)),
     "decode": (lambda: SlowDataset(0.0), 4, {"decode": slow_decode}, lambda workers: max(workers, 1)),
+    "processes": (
+        lambda: SlowDataset(0.0),
+        4,
+        {"decode": slow_decode, "processes": True},
+        lambda workers: workers,
+    ),
     "examples": (lambda: examples, 4, {}, lambda _: 1),
     "batches": (lambda: batches, None, {}, lambda _: 1),
     "works ahead": (WorksAhead, None, {}, lambda _: 1),
 }
 # What works ahead is timed by a thread that waits for it: inline it also works during the steps.
-WORKERS = {name: (1, 4) if name == "works ahead" else (0, 1, 4) for name in SOURCES}
+WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1, 4)) for name in SOURCES}
 # Threads may have read up to two batches that no step has used yet, of the 25 that R is smoothed over (12 at
 # the factor where it ends up): how many changes from one look at the counters to the next.
 READ_AHEAD = 2 / 25
 
 
-@pytest.mark.usefixtures("_thread_clock")
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [(name, workers) for name in SOURCES for workers in WORKERS[name]]
-)
-def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
-    make, batch_size, arguments, divide = SOURCES[name]
-    with EchoLoader(
-        make(), batch_size, echo="batch", factor=2, num_workers=num_workers, prefetch=1, **arguments
-    ) as loader:
+def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
+    """R and the factor of a loader after 200 steps."""
+    make, batch_size, more, _ = SOURCES[name]
+    common: dict[str, Any] = {"echo": "batch", "factor": factor, "num_workers": num_workers, "prefetch": 1}
+    with EchoLoader(make(), batch_size, **common, **more) as loader:
         for _ in islice(loader, 200):
             CLOCK.work(STEP_S)
-        measured = loader.R
-    assert measured == pytest.approx(R / divide(num_workers), rel=READ_AHEAD if num_workers else 1e-9)
+        return loader.R, loader.factor
+
+
+@pytest.mark.usefixtures("_thread_clock")
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [(name, count) for name in SOURCES for count in WORKERS[name]]
+)
+def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
+    expected = R / SOURCES[name][3](num_workers)
+    measured, _ = followed(name, 2, num_workers)
+    assert measured == pytest.approx(expected, rel=READ_AHEAD if num_workers else 1e-9)
 
 
 @pytest.mark.usefixtures("_thread_clock")
@@ -180,14 +193,9 @@ def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
     [(name, workers) for name in ("examples", "batches", "works ahead") for workers in WORKERS[name]],
 )
 def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None:
-    make, batch_size, arguments, _ = SOURCES[name]
-    with EchoLoader(
-        make(), batch_size, echo="batch", factor="auto", num_workers=num_workers, prefetch=1, **arguments
-    ) as loader:
-        for _ in islice(loader, 200):
-            CLOCK.work(STEP_S)
-        # It leaves changes of less than 5 % alone.
-        assert loader.factor == pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
+    # It leaves changes of less than 5 % alone.
+    expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
+    assert followed(name, "auto", num_workers)[1] == expected
 
 
 @pytest.mark.usefixtures("_thread_clock")
