@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from adaecho import EchoLoader
 
 PACKAGES = {"ddp": "torch", "fabric": "lightning", "accelerate": "accelerate", "lightning": "lightning"}
+Saw = dict[str, Any]
 ROWS, EPOCHS = 64, 3
 SAVED_IN_EPOCH, SAVED_AFTER = 1, 3  # a state is taken after so many batches of that epoch
 dataset = TensorDataset(torch.arange(ROWS * 3.0).reshape(ROWS, 3) / ROWS, torch.arange(ROWS))
@@ -52,14 +54,7 @@ def rest_of(loader: EchoLoader) -> list[list[list[int]]]:
     return [[labels.tolist() for _, labels in loader] for _ in range(2)]
 
 
-def trained(
-    loader: EchoLoader,
-    model: Any,
-    optimizer: Any,
-    backward: Any,
-    save: Callable[[], None],
-    scheduler: Any = None,
-) -> dict[str, Any]:
+def trained(loader: EchoLoader, model: Any, backward: Any, save: Callable[[], None], *stepped: Any) -> Saw:
     """What a loop sees, and the lengths of its epochs; a state is saved in the middle of one."""
     seen: list[list[list[int]]] = []
     lengths = []
@@ -68,11 +63,10 @@ def trained(
         lengths.append(len(loader))
         seen.append([])
         for inputs, labels in loader:
-            optimizer.zero_grad()
+            model.zero_grad()
             backward(cross_entropy(model(inputs), labels))
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
+            for optimizer_or_scheduler in stepped:
+                optimizer_or_scheduler.step()
             seen[-1].append(labels.tolist())
             if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
                 save()
@@ -80,11 +74,9 @@ def trained(
     return {"seen": seen, "lengths": lengths, "fresh": loader.fresh_examples, "weight": weight}
 
 
-def ddp(folder: Path) -> dict[str, Any]:
-    early = make()
+def ddp(folder: Path) -> Saw:
     torch.distributed.init_process_group("gloo")
-    loader = make()
-    model, optimizer = parts()
+    loader, (model, optimizer) = make(), parts()
     model = DistributedDataParallel(model)
 
     def save() -> None:
@@ -92,29 +84,25 @@ def ddp(folder: Path) -> dict[str, Any]:
         if torch.distributed.get_rank() == 0:
             torch.save(state, folder / "checkpoint.pt")
 
-    saw = trained(loader, model, optimizer, torch.Tensor.backward, save)
+    saw = trained(loader, model, torch.Tensor.backward, save, optimizer)
     torch.distributed.barrier()
-    resumed = make()
+    resumed, sampler = make(), DistributedSampler(dataset)
     resumed.load_state_dict(torch.load(folder / "checkpoint.pt")["loader"])
     rest = rest_of(resumed)
-
     loader.set_epoch(1)
-    sampler = DistributedSampler(dataset)
     by_sampler = make(sampler=sampler, rank=0, world_size=1)
     return saw | {
         "rest": rest,
         "again": [labels.tolist() for _, labels in loader],
-        "early": [error_of(lambda: iter(early)), error_of(lambda: len(early)), error_of(early.state_dict)],
         "sampler": error_of(lambda: make(sampler=sampler)),
         "its_set_epoch": error_of(lambda: loader.sampler.set_epoch(1)),  # type: ignore[attr-defined]
         "by_sampler": [labels.tolist() for _, labels in by_sampler],
     }
 
 
-def fabric(folder: Path) -> dict[str, Any]:
+def fabric(folder: Path) -> Saw:
     from lightning.fabric import Fabric
 
-    early = make()
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     model, optimizer = fabric.setup(*parts())
@@ -123,46 +111,39 @@ def fabric(folder: Path) -> dict[str, Any]:
     def save() -> None:
         fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
 
-    saw = trained(loader, model, optimizer, fabric.backward, save)
+    saw = trained(loader, model, fabric.backward, save, optimizer)
     resumed = make(device=fabric.device)
     fabric.load(folder / "checkpoint.pt", {"model": model, "loader": resumed})
     return saw | {
         "rest": rest_of(resumed),
-        "early": [error_of(lambda: iter(early))],
         "setup_dataloaders": error_of(lambda: fabric.setup_dataloaders(loader)),
     }
 
 
-def accelerate(folder: Path) -> dict[str, Any]:
+def accelerate(folder: Path) -> Saw:
     from accelerate import Accelerator
 
-    early = make()
     accelerator = Accelerator(cpu=True)
-    made = make(device=accelerator.device)
-    model, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.LinearLR(
-        optimizer, total_iters=EPOCHS * len(made) * accelerator.num_processes
-    )
+    made, (model, optimizer) = make(device=accelerator.device), parts()
+    steps = EPOCHS * len(made) * accelerator.num_processes
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, made)
     accelerator.register_for_checkpointing(loader)
 
-    def save() -> None:
-        accelerator.save_state(folder / "checkpoint")
-
-    saw = trained(loader, model, optimizer, accelerator.backward, save, scheduler)
+    saves = partial(accelerator.save_state, folder / "checkpoint")
+    saw = trained(loader, model, accelerator.backward, saves, optimizer, scheduler)
     scheduled = scheduler.scheduler.last_epoch
     accelerator.wait_for_everyone()
     accelerator.load_state(folder / "checkpoint")
     return saw | {
         "rest": rest_of(loader),
-        "early": [error_of(lambda: iter(early))],
         "unchanged": loader is made,
         "scheduled": scheduled,
         "skip_first_batches": error_of(lambda: accelerator.skip_first_batches(loader, 2)),
     }
 
 
-def lightning(folder: Path) -> dict[str, Any]:
+def lightning(folder: Path) -> Saw:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -192,17 +173,14 @@ def lightning(folder: Path) -> dict[str, Any]:
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
 
-    early = make()
-    model = Model()
+    model, resumed = Model(), Model()
     trainer().fit(model)
-    resumed = Model()
     (checkpoint,) = (path for path in folder.glob("*.ckpt") if "=11." in path.name)
     trainer().fit(resumed, ckpt_path=checkpoint, weights_only=False)
     return {
         "seen": list(model.seen.values()),
         "lengths": [len(model.loader)] * EPOCHS,
         "rest": list(resumed.seen.values()),
-        "early": [error_of(lambda: iter(early))],
         "fresh": model.loader.fresh_examples,
         "weight": model.linear.weight.tolist(),
         "resumed_weight": resumed.linear.weight.tolist(),
@@ -212,7 +190,9 @@ def lightning(folder: Path) -> dict[str, Any]:
 def _train(name: str, folder: Path, rank: int, port: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
     torch.manual_seed(0)
+    early = make()
     saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
+    saw["early"] = [error_of(use) for use in (early.__iter__, early.__len__, early.state_dict)]
     (folder / f"{rank}.json").write_text(json.dumps(saw))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)  # fmt: skip
+from torch.utils import data
 
 ROWS, SIZE = 44, 8
 Make = Callable[[Path, int | None], Any]
@@ -24,15 +17,16 @@ Make = Callable[[Path, int | None], Any]
 
 
 def data_loader(size: int | None, **more: Any) -> Any:
-    return DataLoader(
-        TensorDataset(torch.arange(ROWS)), **more if "batch_sampler" in more else {"batch_size": size, **more}
+    return data.DataLoader(
+        data.TensorDataset(torch.arange(ROWS)),
+        **more if "batch_sampler" in more else {"batch_size": size, **more},
     )
 
 
 def of_batches(size: int | None) -> Any:
     if size is None:  # batches of one row, taken apart
-        return data_loader(None, sampler=RandomSampler(range(ROWS)), num_workers=1)
-    sampler = BatchSampler(RandomSampler(range(ROWS)), size, drop_last=False)
+        return data_loader(None, sampler=data.RandomSampler(range(ROWS)), num_workers=1)
+    sampler = data.BatchSampler(data.RandomSampler(range(ROWS)), size, drop_last=False)
     return data_loader(size, batch_sampler=sampler, num_workers=2)
 
 
@@ -86,14 +80,14 @@ LOADERS: dict[str, Make] = {
         size, shuffle=True, generator=torch.Generator().manual_seed(7)
     ),
     "DataLoader, weighted": lambda _, size: data_loader(
-        size, sampler=WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
+        size, sampler=data.WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
     ),
     "DataLoader, batch_sampler and workers": lambda _, size: of_batches(size),
     "DataLoader, persistent workers": lambda _, size: data_loader(
         size, shuffle=True, num_workers=1, persistent_workers=True
     ),
     "StatefulDataLoader": lambda _, size: stateful_data_loader(
-        TensorDataset(torch.arange(ROWS)), size, shuffle=True
+        data.TensorDataset(torch.arange(ROWS)), size, shuffle=True
     ),
     "WebDataset": lambda folder, size: ByPass(
         lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
@@ -114,8 +108,8 @@ def nodes(size: int | None, sampler: Any) -> Any:
 
 
 MORE: dict[str, Make] = {
-    "nodes": lambda _, size: nodes(size, DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
-    "nodes, drawn anew": lambda _, size: nodes(size, RandomSampler(range(ROWS))),
+    "nodes": lambda _, size: nodes(size, data.DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
+    "nodes, drawn anew": lambda _, size: nodes(size, data.RandomSampler(range(ROWS))),
     "Hugging Face in a StatefulDataLoader": lambda folder, size: stateful_data_loader(
         hugging_face(folder, None), size
     ),

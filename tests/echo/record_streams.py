@@ -17,16 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-)  # fmt: skip
+from torch.utils import data
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
@@ -134,7 +125,7 @@ class Fetched(Rows):
         return [self[row] for row in rows]
 
 
-class Stream(IterableDataset[Any]):
+class Stream(data.IterableDataset[Any]):
     """Iterated in an order of its own."""
 
     def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
@@ -223,10 +214,10 @@ def orders(draw: random.Random) -> Setting:
 def sampled(draw: random.Random) -> Setting:
     length, given = draw.choice([20, 33]), {**echo(draw), **common(draw)}
     samplers: list[Callable[[], Any]] = [
-        lambda: SequentialSampler(range(length)),
-        lambda: RandomSampler(range(length)),
-        lambda: RandomSampler(range(length), replacement=True, num_samples=length + 5),
-        lambda: SubsetRandomSampler(range(0, length, 2)),
+        lambda: data.SequentialSampler(range(length)),
+        lambda: data.RandomSampler(range(length)),
+        lambda: data.RandomSampler(range(length), replacement=True, num_samples=length + 5),
+        lambda: data.SubsetRandomSampler(range(0, length, 2)),
         lambda: range(length - 1, -1, -1),
     ]
     # A sampler is a loader's own: another for the one that resumes.
@@ -238,8 +229,8 @@ def others(draw: random.Random) -> Setting:
     length = draw.choice([24, 50])
     kinds: list[Callable[[], Any]] = [
         lambda: mapped(length),
-        lambda: TensorDataset(torch.arange(length), torch.arange(2 * length).reshape(length, 2)),
-        lambda: Subset(Rows(2 * length, as_dict), range(1, 2 * length, 2)),
+        lambda: data.TensorDataset(torch.arange(length), torch.arange(2 * length).reshape(length, 2)),
+        lambda: data.Subset(Rows(2 * length, as_dict), range(1, 2 * length, 2)),
         lambda: torch.arange(length, dtype=torch.int32),
         lambda: [as_dict(row) for row in range(length)],
         lambda: {"x": torch.arange(length * 3).reshape(length, 3), "label": np.arange(length)},
@@ -251,14 +242,14 @@ def around_data_loaders(draw: random.Random) -> Setting:
     length, size, seed = draw.choice([22, 40]), draw.choice([3, 5]), draw.randrange(100)
     rows = partial(Rows, length, FORMS[draw.choice(OF_ARRAYS)])
     makers: list[Callable[[], Any]] = [
-        lambda: DataLoader(rows(), size),
-        lambda: DataLoader(rows(), size, shuffle=True),
-        lambda: DataLoader(rows(), size, shuffle=True, drop_last=True),
-        lambda: DataLoader(rows(), size, shuffle=True, generator=torch.Generator().manual_seed(seed)),
-        lambda: DataLoader(
-            rows(), batch_sampler=BatchSampler(SubsetRandomSampler(range(length)), size, False)
+        lambda: data.DataLoader(rows(), size),
+        lambda: data.DataLoader(rows(), size, shuffle=True),
+        lambda: data.DataLoader(rows(), size, shuffle=True, drop_last=True),
+        lambda: data.DataLoader(rows(), size, shuffle=True, generator=torch.Generator().manual_seed(seed)),
+        lambda: data.DataLoader(
+            rows(), batch_sampler=data.BatchSampler(data.SubsetRandomSampler(range(length)), size, False)
         ),
-        lambda: DataLoader(rows(), size, sampler=SequentialSampler(range(length))),
+        lambda: data.DataLoader(rows(), size, sampler=data.SequentialSampler(range(length))),
     ]
     return draw.choice(makers), whole_batches(draw)
 

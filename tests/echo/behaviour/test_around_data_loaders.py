@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)  # fmt: skip
+from torch.utils import data
 
 from adaecho import EchoLoader
 from adaecho.echo.read.around import data_loader as data_loader_module
@@ -27,10 +17,10 @@ from tests.echo.others import plain
 from tests.helpers import through_torch_save
 
 ROWS, PASSES = 40, 3
-Loader = DataLoader[Any]
+Loader = data.DataLoader[Any]
 
 
-class Drawn(Dataset[Any]):
+class Drawn(data.Dataset[Any]):
     """Rows with what they drew from each of the global generators."""
 
     def __len__(self) -> int:
@@ -40,7 +30,7 @@ class Drawn(Dataset[Any]):
         return row, random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-class DrawnStream(IterableDataset[Any]):
+class DrawnStream(data.IterableDataset[Any]):
     """Rows in an order drawn from a global generator."""
 
     def __iter__(self) -> Any:
@@ -51,18 +41,22 @@ class DrawnStream(IterableDataset[Any]):
 
 WEIGHTS = torch.arange(1.0, ROWS + 1)
 LOADERS: dict[str, Callable[..., Loader]] = {
-    "shuffle": lambda **more: DataLoader(Drawn(), 8, shuffle=True, **more),
-    "seeded": lambda: DataLoader(Drawn(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
-    "weighted": lambda **more: DataLoader(Drawn(), 8, sampler=WeightedRandomSampler(WEIGHTS, ROWS), **more),
-    "subset": lambda: DataLoader(Drawn(), 8, sampler=SubsetRandomSampler(range(ROWS))),
-    "batch_sampler": lambda **more: DataLoader(
-        Drawn(), batch_sampler=BatchSampler(RandomSampler(range(ROWS)), 8, drop_last=False), **more
+    "shuffle": lambda **more: data.DataLoader(Drawn(), 8, shuffle=True, **more),
+    "seeded": lambda: data.DataLoader(Drawn(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "weighted": lambda **more: data.DataLoader(
+        Drawn(), 8, sampler=data.WeightedRandomSampler(WEIGHTS, ROWS), **more
     ),
-    "no collation": lambda: DataLoader(
-        torch.arange(ROWS), batch_size=None, sampler=BatchSampler(RandomSampler(range(ROWS)), 8, True)
+    "subset": lambda: data.DataLoader(Drawn(), 8, sampler=data.SubsetRandomSampler(range(ROWS))),
+    "batch_sampler": lambda **more: data.DataLoader(
+        Drawn(), batch_sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, drop_last=False), **more
     ),
-    "distributed": lambda: DataLoader(Drawn(), 8, sampler=DistributedSampler(Drawn(), 1, 0)),
-    "stream": lambda: DataLoader(DrawnStream(), 8),
+    "no collation": lambda: data.DataLoader(
+        torch.arange(ROWS),
+        batch_size=None,
+        sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, True),
+    ),
+    "distributed": lambda: data.DataLoader(Drawn(), 8, sampler=data.DistributedSampler(Drawn(), 1, 0)),
+    "stream": lambda: data.DataLoader(DrawnStream(), 8),
 }
 PERSISTENT: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
 WITH_WORKERS: dict[str, Callable[..., Loader]] = {
@@ -113,9 +107,11 @@ def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None
         assert torch.equal(data_loader.generator.get_state(), own)
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler(range(ROWS)), WeightedRandomSampler(WEIGHTS, ROWS)])
+@pytest.mark.parametrize(
+    "sampler", [data.RandomSampler(range(ROWS)), data.WeightedRandomSampler(WEIGHTS, ROWS)]
+)
 def test_a_sampler_gives_the_same_rows_inside_a_data_loader_and_without(sampler: Any) -> None:
-    inside = EchoLoader(DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
+    inside = EchoLoader(data.DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
     without = EchoLoader(range(ROWS), 8, sampler=sampler, seed=5, epochs=2)
     assert [batch.tolist() for batch in inside] == [batch.tolist() for batch in without]
     assert sampler.generator is None
@@ -169,7 +165,7 @@ class Opaque:
 @pytest.mark.parametrize("rows", [torch.arange(ROWS), [Opaque()] * ROWS], ids=["shown", "opaque"])
 def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume(rows: Any, batches: int, message: str) -> None:
     loader, other = (
-        wrapped(DataLoader(rows, 8, sampler=Lawless(), collate_fn=list), batch_length=len)  # type: ignore[arg-type]
+        wrapped(data.DataLoader(rows, 8, sampler=Lawless(), collate_fn=list), batch_length=len)  # type: ignore[arg-type]
         for _ in range(2)
     )
     list(islice(loader, batches))
@@ -210,18 +206,18 @@ class Heard:
         return iter(range(ROWS))
 
 
-class OfItsOwnKind(DataLoader[Any]):
+class OfItsOwnKind(data.DataLoader[Any]):
     """Overrides how it is iterated."""
 
     def __iter__(self) -> Any:
         return iter(list(super().__iter__()))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, OfItsOwnKind])
+@pytest.mark.parametrize("kind", [data.DataLoader, OfItsOwnKind])
 @pytest.mark.parametrize("within", [False, True])
 def test_each_pass_is_told_to_the_sampler(kind: type[Loader], within: bool) -> None:
     sampler: Any = Heard()
-    parts = {"batch_sampler": BatchSampler(sampler, 8, False)} if within else {"sampler": sampler}
+    parts = {"batch_sampler": data.BatchSampler(sampler, 8, False)} if within else {"sampler": sampler}
     loader = EchoLoader(kind(range(ROWS), **parts), None, epochs=1)  # type: ignore[arg-type]
     for _ in range(2):
         list(loader)
@@ -230,7 +226,7 @@ def test_each_pass_is_told_to_the_sampler(kind: type[Loader], within: bool) -> N
     assert list(dict.fromkeys(sampler.told)) == [0, 1, 7]
 
 
-class OfItsPass(Dataset[int]):
+class OfItsPass(data.Dataset[int]):
     number = 0
 
     def set_epoch(self, number: int) -> None:
@@ -244,12 +240,12 @@ class OfItsPass(Dataset[int]):
 
 
 def test_each_pass_is_told_to_copies_of_the_dataset_in_persistent_workers() -> None:
-    data_loader: Loader = DataLoader(OfItsPass(), 4, num_workers=1, persistent_workers=True)
+    data_loader: Loader = data.DataLoader(OfItsPass(), 4, num_workers=1, persistent_workers=True)
     with EchoLoader(data_loader, None, epochs=1) as loader:
         assert [[batch.tolist() for batch in loader] for _ in range(3)] == [[[n] * 4] * 2 for n in range(3)]
 
 
-class Counting(Sampler[int]):
+class Counting(data.Sampler[int]):
     """One that counts its passes, and draws with NumPy's generator in the attribute that torch's use."""
 
     def __init__(self) -> None:
@@ -262,12 +258,12 @@ class Counting(Sampler[int]):
 
 def test_a_sampler_that_counts_its_passes_goes_on_counting() -> None:
     sampler = Counting()
-    loader = wrapped(DataLoader(range(ROWS), 8, sampler=sampler))  # type: ignore[arg-type]
+    loader = wrapped(data.DataLoader(range(ROWS), 8, sampler=sampler))  # type: ignore[arg-type]
     assert plain(list(loader)) != plain(list(loader))
     assert sampler.passes == 0, "the given one stays as it was"
 
 
-class Around(Sampler[int]):
+class Around(data.Sampler[int]):
     """One of the user's own that passes on what another gives."""
 
     def __init__(self, inner: Any) -> None:
@@ -279,12 +275,12 @@ class Around(Sampler[int]):
 
 @pytest.mark.parametrize(
     "inner",
-    [RandomSampler(range(ROWS), generator=torch.Generator()), DistributedSampler(Drawn(), 1, 0)],
+    [data.RandomSampler(range(ROWS), generator=torch.Generator()), data.DistributedSampler(Drawn(), 1, 0)],
     ids=["random", "distributed"],
 )
 def test_samplers_within_others_are_keyed_and_told_the_pass(inner: Any) -> None:
     undisturbed, stopped, resumed = (
-        wrapped(DataLoader(range(ROWS), 8, sampler=Around(inner)))  # type: ignore[arg-type]
+        wrapped(data.DataLoader(range(ROWS), 8, sampler=Around(inner)))  # type: ignore[arg-type]
         for _ in range(3)
     )
     first, second = (plain(list(undisturbed)) for _ in range(2))

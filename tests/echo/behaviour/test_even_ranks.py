@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
+from torch.utils import data
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays, labels
@@ -44,8 +37,8 @@ def test_every_rank_makes_as_many_batches_of_the_same_sizes(variant: Any, make: 
 def test_around_data_loaders_whose_sampler_shares_out(factor: float) -> None:
     counts = []
     for rank in range(2):
-        sampler: Any = DistributedSampler(range(129), num_replicas=2, rank=rank)  # type: ignore[arg-type]
-        data_loader = DataLoader(range(129), batch_size=16, sampler=sampler)  # type: ignore[arg-type]
+        sampler: Any = data.DistributedSampler(range(129), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        data_loader = data.DataLoader(range(129), batch_size=16, sampler=sampler)  # type: ignore[arg-type]
         common: dict[str, Any] = {"rank": rank, "world_size": 2, "factor": factor}
         loader = EchoLoader(data_loader, None, echo="batch", epochs=1, **common)
         counts.append([(len(loader), sum(1 for _ in loader)) for _ in range(3)])
@@ -83,31 +76,33 @@ def test_what_would_make_ranks_wait_for_each_other_is_refused(arguments: Any, me
 
 ROWS = 40
 RANKS: dict[str, Any] = {"rank": 0, "world_size": 2}
-ROWS_OF_ALL: Any = TensorDataset(torch.arange(ROWS))
+ROWS_OF_ALL: Any = data.TensorDataset(torch.arange(ROWS))
 BATCHES = list(torch.arange(ROWS).split(4))
 
 
-class OfRank(IterableDataset[Any]):
+class OfRank(data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(0, ROWS, 2))
 
 
 def distributed(ranks: int) -> Any:
-    return DistributedSampler(ROWS_OF_ALL, ranks, 0)
+    return data.DistributedSampler(ROWS_OF_ALL, ranks, 0)
 
 
 UNDECLARED: dict[str, Any] = {
-    "shuffled": DataLoader(ROWS_OF_ALL, 4, shuffle=True),
-    "a sampler of one rank": DataLoader(ROWS_OF_ALL, 4, sampler=distributed(1)),
-    "a subset by rank": DataLoader(Subset(ROWS_OF_ALL, range(0, ROWS, 2)), 4),
-    "rows by rank": DataLoader(range(ROWS)[0::2], 4),  # type: ignore[arg-type]
+    "shuffled": data.DataLoader(ROWS_OF_ALL, 4, shuffle=True),
+    "a sampler of one rank": data.DataLoader(ROWS_OF_ALL, 4, sampler=distributed(1)),
+    "a subset by rank": data.DataLoader(data.Subset(ROWS_OF_ALL, range(0, ROWS, 2)), 4),
+    "rows by rank": data.DataLoader(range(ROWS)[0::2], 4),  # type: ignore[arg-type]
     "batches by rank": BATCHES[0::2],
-    "a stream's part": DataLoader(OfRank(), 4),
+    "a stream's part": data.DataLoader(OfRank(), 4),
     "a function": lambda: iter(BATCHES),
 }
 DECLARED: dict[str, Any] = {
-    "sampler": DataLoader(ROWS_OF_ALL, 4, sampler=distributed(2)),
-    "batch_sampler": DataLoader(ROWS_OF_ALL, batch_sampler=BatchSampler(distributed(2), 4, drop_last=False)),
+    "sampler": data.DataLoader(ROWS_OF_ALL, 4, sampler=distributed(2)),
+    "batch_sampler": data.DataLoader(
+        ROWS_OF_ALL, batch_sampler=data.BatchSampler(distributed(2), 4, drop_last=False)
+    ),
     "an EchoLoader": EchoLoader(ROWS_OF_ALL, 4, epochs=1, **RANKS),
 }
 

@@ -173,11 +173,10 @@ class EndsAtItsEnd:
         self.start = self.next = self.number = 0
 
     def __iter__(self) -> Iterator[Any]:
-        rows = np.random.default_rng(self.number).permutation(40)
         self.next, self.start = self.start, 0
         while self.next < 40:
             self.next += 1
-            yield rows[self.next - 1 : self.next]
+            yield np.random.default_rng(self.number).permutation(40)[self.next - 1 : self.next]
         self.number += 1
 
     def state_dict(self) -> dict[str, int]:

@@ -5,26 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)  # fmt: skip
+from torch.utils import data
 
 from adaecho import EchoLoader
 from tests.echo.sources import Dataset, arrays, labels
 
 LENGTH = 23
 SAMPLERS: dict[str, Any] = {
-    "weighted": lambda: WeightedRandomSampler([1.0 + row % 5 for row in range(LENGTH)], 17),
-    "with replacement": lambda: RandomSampler(range(LENGTH), replacement=True, num_samples=30),
-    "random": lambda: RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
-    "subset": lambda: SubsetRandomSampler(range(0, LENGTH, 2)),
+    "weighted": lambda: data.WeightedRandomSampler([1.0 + row % 5 for row in range(LENGTH)], 17),
+    "with replacement": lambda: data.RandomSampler(range(LENGTH), replacement=True, num_samples=30),
+    "random": lambda: data.RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
+    "subset": lambda: data.SubsetRandomSampler(range(0, LENGTH, 2)),
     "list": lambda: [5, 3, 3, 1],
-    "distributed": lambda: DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
+    "distributed": lambda: data.DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
 }
 
 
@@ -83,11 +76,14 @@ class Given:
         (Given(0, []), "sampler=Given: it gives no rows"),
         (Given(2, [1.5, 2]), "sampler=Given: it must give rows, one whole number after another"),
         ("rows", "sampler=str: it must give rows"),
-        (BatchSampler(SequentialSampler(range(9)), 3, False), r"of a BatchSampler give its sampler, batch"),
+        (
+            data.BatchSampler(data.SequentialSampler(range(9)), 3, False),
+            r"of a BatchSampler give its sampler, batch",
+        ),
         (SAMPLERS["distributed"](), r"=DistributedSampler with world_size=2.*leave the sampler out"),
     ],
 )
 def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, message: str) -> None:
-    ranks = {"rank": 1, "world_size": 2} if isinstance(sampler, DistributedSampler) else {}
+    ranks = {"rank": 1, "world_size": 2} if isinstance(sampler, data.DistributedSampler) else {}
     with pytest.raises(ValueError, match=message):
         EchoLoader(arrays(LENGTH), 4, sampler=sampler, **ranks)  # type: ignore[arg-type]

@@ -20,9 +20,8 @@ def draw(numbers: int) -> list[Any]:
 
 
 def disturb() -> None:
-    random.seed(5)
-    np.random.seed(6)
-    torch.manual_seed(7)
+    for number, seed in enumerate((random.seed, np.random.seed, torch.manual_seed)):
+        seed(number)
     draw(3)
 
 
