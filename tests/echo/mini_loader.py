@@ -118,7 +118,6 @@ class MiniLoader:
         return self.row(number * self.world_size + self.rank) not in self.bad
 
     def batches_of(self, iteration: int) -> int:
-        """Fresh batches of an iteration."""
         numbers = range(iteration * self.of_each, (iteration + 1) * self.of_each)
         return self.parts(sum(map(self.good, numbers)), self.batch_size)
 

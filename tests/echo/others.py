@@ -126,7 +126,6 @@ def numbers(draws: Any, size: int | None) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """A batch as numbers in lists."""
     if isinstance(batch, dict):
         return {name: plain(part) for name, part in batch.items()}
     if isinstance(batch, list | tuple):

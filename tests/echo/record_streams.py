@@ -48,7 +48,6 @@ def ragged(row: int) -> Any:
 
 
 def as_lists(examples: list[Any]) -> Any:
-    """A collate for examples of any form."""
     return [plain(one) for one in examples]
 
 
@@ -81,8 +80,6 @@ class DrawsInBlocks:
 
 
 class Decode:
-    """Of any form; fails for some rows."""
-
     def __init__(self, form: str, bad: frozenset[int] = frozenset()) -> None:
         self.make, self.bad = FORMS[form], bad
 
@@ -93,8 +90,6 @@ class Decode:
 
 
 class Rows:
-    """Map-style."""
-
     thread_safe = True
 
     def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
@@ -110,8 +105,6 @@ class Rows:
 
 
 class Shards(Rows):
-    """In shards of unequal lengths, one of them empty."""
-
     @property
     def shard_lengths(self) -> list[int]:
         half, quarter = self.length // 2, self.length // 4
@@ -119,15 +112,11 @@ class Shards(Rows):
 
 
 class Fetched(Rows):
-    """Reads several rows at once."""
-
     def __getitems__(self, rows: list[int]) -> list[Any]:
         return [self[row] for row in rows]
 
 
 class Stream(data.IterableDataset[Any]):
-    """Iterated in an order of its own."""
-
     def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
         self.length, self.make = length, make
 
@@ -163,7 +152,6 @@ def echo(draw: random.Random, *, of_batches: bool = False, after: bool = True) -
 
 
 def common(draw: random.Random, *, ranks: bool = True, epochs: bool = True) -> dict[str, Any]:
-    """Batches, buffers, passes and ranks."""
     world = draw.choice([1, 1, 2, 3]) if ranks else 1
     given: dict[str, Any] = {
         "batch_size": draw.choice([1, 3, 4, 7]), "shuffle_buffer": draw.choice([0, 1, 6, 17]),
@@ -225,7 +213,6 @@ def sampled(draw: random.Random) -> Setting:
 
 
 def others(draw: random.Random) -> Setting:
-    """Sources of other kinds."""
     length = draw.choice([24, 50])
     kinds: list[Callable[[], Any]] = [
         lambda: mapped(length),
@@ -255,7 +242,6 @@ def around_data_loaders(draw: random.Random) -> Setting:
 
 
 def around_batches(draw: random.Random) -> Setting:
-    """Whole batches that are indexed, or iterated."""
     number, size = draw.choice([9, 16]), draw.choice([2, 4])
 
     def batch(index: int) -> Any:
@@ -367,7 +353,6 @@ def taken(loader: EchoLoader, count: int) -> Iterator[str]:
 
 
 def digest(name: str) -> str:
-    """That of a stream; raises AssertionError where its resume differs."""
     make, given = setting(name)
     stop = random.Random(name + ", resumed").randrange(BATCHES - RESUMED)
 

@@ -29,7 +29,6 @@ IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANT
 
 
 def labels(loader: Iterable[Any], batches: int | None = None) -> list[list[int]]:
-    """Of the next batches, or of all."""
     return [batch["label"].tolist() for batch in islice(loader, batches)]
 
 
@@ -43,8 +42,6 @@ def ragged(row: int) -> dict[str, Any]:
 
 
 class Dataset:
-    """Map-style; counts its own reads."""
-
     thread_safe = True
 
     def __init__(self, length: int, make: Any = example) -> None:
@@ -60,8 +57,6 @@ class Dataset:
 
 
 class Broken(Dataset):
-    """Some rows can't be decoded."""
-
     def __init__(self, length: int, *bad: int, error: type[Exception] = ValueError) -> None:
         super().__init__(length)
         self.bad, self.error = bad, error
@@ -85,8 +80,6 @@ class Bad:
 
 
 class Stream:
-    """Iterable; counts its own reads."""
-
     def __init__(self, length: int, make: Any = example) -> None:
         self.reads = 0
         self.examples = [make(row) for row in range(length)]
@@ -114,8 +107,6 @@ def memory_map(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class AddNoise:
-    """Vectorised: adds a keyed number to x."""
-
     def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
         return {**fields, "x": fields["x"] + keyed.uniform(item_keys, 0)[:, None]}
 

@@ -27,8 +27,6 @@ SETTINGS, CHUNKS = 540, 30
 
 
 class Scale:
-    """Vectorised: multiplies x by a keyed number."""
-
     def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
         return {**fields, "x": fields["x"] * keyed.uniform(item_keys, 0)[:, None]}
 
@@ -77,7 +75,6 @@ def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]
 
 
 def loaders(number: int) -> tuple[Any, MiniLoader, dict[str, Any]]:
-    """The source, its mini loader, and the arguments of an EchoLoader of it."""
     kind, length, augments, bad, given = setting(number)
     make, each_time, each_time_by_key, _ = SOURCES[kind]
     once, once_by_key = (
@@ -131,7 +128,6 @@ def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], told: str, so
 
 
 def resume(loader: EchoLoader, mini: MiniLoader, n: int, fresh: int, state: Any, told: str) -> None:
-    """Compare batches from a state on."""
     if n % 3 == 0:
         state = through_torch_save(state)
     loader.load_state_dict(state)

@@ -31,8 +31,6 @@ class Drawn(data.Dataset[Any]):
 
 
 class DrawnStream(data.IterableDataset[Any]):
-    """Rows in an order drawn from a global generator."""
-
     def __iter__(self) -> Any:
         rows = list(range(ROWS))
         random.shuffle(rows)
@@ -141,8 +139,6 @@ def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
 
 
 class Lawless:
-    """A sampler that draws from a generator of its own."""
-
     def __len__(self) -> int:
         return ROWS
 
@@ -207,8 +203,6 @@ class Heard:
 
 
 class OfItsOwnKind(data.DataLoader[Any]):
-    """Overrides how it is iterated."""
-
     def __iter__(self) -> Any:
         return iter(list(super().__iter__()))
 

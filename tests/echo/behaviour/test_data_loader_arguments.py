@@ -107,8 +107,6 @@ def test_set_epoch_goes_to_an_iteration() -> None:
 
 
 class Sized(IterableDataset[int]):
-    """Iterable, with a length."""
-
     def __len__(self) -> int:
         return 22
 
@@ -167,7 +165,6 @@ class Frame:
     ("arguments", "message"),
     [
         ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
-        ({"source": b"abc"}, "text is no source"),
         ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None"),
         ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches of 4"),
         ({"source": [BATCHED], "batch_size": None}, "a list of DataLoaders holds neither"),
@@ -176,7 +173,6 @@ class Frame:
         ({"source": Frame}, r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"),
         ({"source": {"train": ROWS, "test": ROWS}}, r"holds splits \(train, test\).*source\['train'\]"),
         ({"source": np.array(3.0)}, "is one number, and no array of examples"),
-        ({"source": torch.tensor(3.0)}, "is one number, and no array of examples"),
         ({"source": []}, "it holds no examples"),
         ({"source": 5}, "neither indexable with a length nor iterable"),
         ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
@@ -194,9 +190,7 @@ class Frame:
         ({"batch_length": 3, "batch_size": None, "source": [1]}, "batch_length=3: must be a function"),
         ({"augment": 3}, "augment: a int can't be called"),
         ({"augment": (max,)}, r"a tuple is \(once, each_time\), and this one has 1 parts"),
-        ({"augment": (max, max, max)}, "this one has 3 parts"),
         ({"augment": (max, None)}, "a NoneType can't be called"),
-        ({"augment": (3, max)}, "a int can't be called"),
         ({"batch_size": None, "source": {"x": np.zeros((5, 8, 2))}}, "batch_size=None: arrays hold examples"),
         ({"batch_size": None, "order": "shards"}, "order='shards' with batch_size=None"),
         ({"batch_size": None, "augment": max}, "augment with batch_size=None"),

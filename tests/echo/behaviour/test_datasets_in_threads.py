@@ -155,7 +155,6 @@ def test_copies_are_taken_anew_for_each_iteration(records: Path) -> None:
 
 
 def noisy(row: int) -> Any:
-    """Draws from each of the global generators."""
     return np.array([row, random.random(), np.random.rand(), float(torch.rand(()))])
 
 

@@ -126,7 +126,6 @@ def is_collected(frame: Any) -> bool:
 
 
 def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
-    """All batches of two iterations, and states between them."""
     seen: list[Any] = []
     with make() as loader:
         for _ in range(2):
@@ -142,7 +141,6 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
 
 
 def maker(index: int, num_workers: int) -> tuple[str, Callable[[], EchoLoader]]:
-    """Of a variant around one kind of source, with its name."""
     kinds = {name: SOURCES[name] for name in ("map", "arrays", "stream", "ragged")}
     kinds["seekable"] = (Seekable, add_noise, None, {"decode": lambda row: example(int(row))})
     kind = list(kinds)[(index + 2 * num_workers) % len(kinds)]

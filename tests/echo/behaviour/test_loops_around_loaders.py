@@ -44,7 +44,6 @@ def epochs(loader: EchoLoader, at: Place, *, told: bool = False) -> Iterator[Any
 
 
 def short_epochs(loader: EchoLoader, at: Place) -> Iterator[Any]:
-    """Each is left after nine batches."""
     taken = at.of_epoch
     for epoch in range(at.epoch, 2 * EPOCHS):
         for batch in loader:
@@ -79,7 +78,6 @@ LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
 
 
 def rows_of(batch: Any) -> list[int]:
-    """Of a batch of any of these loaders, in plain numbers."""
     batch = batch["row"] if isinstance(batch, dict) else batch
     return [row for part in batch for row in (part if isinstance(part, list) else [part])]
 

@@ -68,8 +68,6 @@ class LoaderOfItsOwn:
 
 
 class OfTellingIterators:
-    """Its iterators tell and take positions."""
-
     number = 0
 
     def set_epoch(self, number: int) -> None:

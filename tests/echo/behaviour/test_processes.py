@@ -32,8 +32,6 @@ OPEN = Path("/proc/self/fd")
 
 
 class Mixed:
-    """Of a kind of examples each: numbers, large tensors, of unequal shapes."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
 

@@ -24,7 +24,6 @@ EXAMPLES = 200
 
 
 def opened(kind: str) -> set[str]:
-    """Open files whose name has this in it."""
     found = set()
     for one in OPEN.iterdir():
         with suppress(FileNotFoundError):  # the folder's own

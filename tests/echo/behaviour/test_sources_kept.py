@@ -16,7 +16,6 @@ from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, lab
 
 
 def spoil(example: Any, _: Any = None) -> Any:
-    """Writes into all it is given."""
     if isinstance(example, Record):
         example.x += 1000
         return example

@@ -246,7 +246,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any]) 
     (name,) = damage
     lacking = {key: state[key] for key in state if key != name}
     for damaged in ({**state, **damage}, lacking, *({"ranks": ranks} for ranks in ([], 5, [None], [{}]))):
-        with pytest.raises(ValueError, match="^load_state_dict: (its .*the state is damaged|this is no)"):
+        with pytest.raises(ValueError, match=r"^load_state_dict: (its .*the state is damaged|this is no)"):
             other.load_state_dict(damaged)
     assert labels(other, 2) == whole[:2]
     other.load_state_dict(json.loads(json.dumps(state)))

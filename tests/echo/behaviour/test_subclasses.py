@@ -35,7 +35,6 @@ def detection(row: int, count: int = 2) -> dict[str, Any]:
 
 
 def ragged_detection(row: int) -> dict[str, Any]:
-    """Some neighbours have as many boxes."""
     return detection(row, 1 + (row // 8) % 3)
 
 

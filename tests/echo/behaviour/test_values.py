@@ -13,8 +13,6 @@ from adaecho import EchoLoader
 @pytest.mark.parametrize("base", [TensorDataset, object])
 def test_a_dataset_that_keeps_tensors_gives_its_own_items(base: type) -> None:
     class Transformed(base):  # type: ignore[misc]
-        """Transforms on access."""
-
         def __init__(self, *tensors: torch.Tensor) -> None:
             self.tensors = tensors
 

@@ -103,8 +103,6 @@ def _thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SlowDataset(Dataset[torch.Tensor]):
-    """Each example takes some time."""
-
     def __init__(self, example_s: float) -> None:
         self.example_s = example_s
 
@@ -168,7 +166,6 @@ READ_AHEAD = 2 / 25
 
 
 def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
-    """R and the factor of a loader after 200 steps."""
     make, batch_size, more, _ = SOURCES[name]
     common: dict[str, Any] = {"echo": "batch", "factor": factor, "num_workers": num_workers, "prefetch": 1}
     with EchoLoader(make(), batch_size, **common, **more) as loader:
