@@ -8,7 +8,8 @@ Shallue, Dahl 2019, section 2.) Where an item lies in the buffer is a hash of th
 2. what enters at t is counted up from the seed, for examples as for batches;
 3. what no later item pushes out leaves at the end of an iteration, in the order of a hash. So n is enough.
 
-It shares no code with the loader: plain Python, one example at a time, and slow. What it keeps is a cache.
+It shares no code with the loader, not even the hash: plain Python, one example at a time. What it keeps is
+a cache.
 """
 
 import itertools
@@ -18,9 +19,46 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from torch.utils.data import default_collate
 
-from tests.echo.reference import DRAIN, ONCE, SLOT, bits, key, permutation, repeats, uniform
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+REPEATS, SLOT, DRAIN = (1 << 20), (1 << 20) + 1, (1 << 20) + 2
+ONCE = 0x6F6E63655F666F72
+
+
+def splitmix_hash(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def key(seed: int, serial: int, echo: int) -> int:
+    base = splitmix_hash(((seed & MASK) + GOLDEN) & MASK)
+    item = (serial << 16) | echo
+    return splitmix_hash(splitmix_hash((item * GOLDEN + base) & MASK) ^ base)
+
+
+def bits(drawn: int, purpose: int) -> int:
+    return splitmix_hash((drawn + (purpose + 1) * 0xD1342543DE82EF95) & MASK)
+
+
+def uniform(drawn: int, purpose: int) -> float:
+    return (bits(drawn, purpose) >> 11) / 2**53
+
+
+def repeats(seed: int, serial: int, factor: float) -> int:
+    whole = math.floor(factor)
+    return whole + (uniform(key(seed, serial, 0), REPEATS) < factor - whole)
+
+
+@lru_cache
+def permutation(length: int, seed: int, number: int) -> list[int]:
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed & MASK, number], np.uint64)))
+    rows: list[int] = rng.permutation(np.arange(length, dtype=np.uint32)).tolist()
+    return rows
+
 
 Item = tuple[int, int]  # a local number (the serial is number * world + rank) and an echo index
 Made = tuple[list[Item], int]  # of each example of a batch; how many examples had been read

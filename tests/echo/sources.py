@@ -2,6 +2,7 @@
 
 import gc
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ import numpy as np
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
-from tests.echo import reference
+from tests.echo import mini_loader
 
 VARIANTS: list[dict[str, Any]] = [
     {"echo": "none"},
@@ -67,6 +68,20 @@ class Broken(Dataset):
         return super().__getitem__(row)
 
 
+class Halting(Dataset):
+    """At one row it waits to be let go on."""
+
+    def __init__(self, length: int, at: int) -> None:
+        super().__init__(length)
+        self.at, self.reading, self.go = at, threading.Event(), threading.Event()
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row == self.at:
+            self.reading.set()
+            self.go.wait(200)
+        return super().__getitem__(row)
+
+
 class Bad:
     """A decode that fails for some rows, which are bad examples."""
 
@@ -112,7 +127,7 @@ class AddNoise:
 
 
 def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:
-    return {**one, "x": one["x"] + reference.uniform(key, 0)}
+    return {**one, "x": one["x"] + mini_loader.uniform(key, 0)}
 
 
 def add_noise(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from adaecho import EchoLoader
 from adaecho.echo.order import keyed
 from adaecho.echo.variants import VARIANTS
 from tests.echo import record_streams
-from tests.echo.mini_loader import MiniLoader
-from tests.echo.reference import uniform
+from tests.echo.mini_loader import MiniLoader, uniform
 from tests.echo.sources import SOURCES, Bad, Dataset, Stream, reference_examples
 from tests.helpers import through_torch_save
 

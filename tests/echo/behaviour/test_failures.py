@@ -17,7 +17,7 @@ import pytest
 from adaecho import EchoLoader
 from adaecho.echo.read.failures import is_of_machine
 from adaecho.echo.variants import VARIANTS
-from tests.echo.global_augments import fail
+from tests.echo.behaviour.test_split_augmentation import fail
 from tests.echo.sources import Dataset, Stream, arrays
 
 

@@ -18,7 +18,17 @@ from adaecho import EchoLoader
 from adaecho.echo import variants as echoes
 from adaecho.echo.memory.tree import collate
 from tests.echo.read.test_marks import Seekable
-from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, add_noise, example, labels, soon  # fmt: skip
+from tests.echo.sources import (  # fmt: skip
+    IDS,
+    SOURCES,
+    VARIANTS,
+    Dataset,
+    Halting,
+    add_noise,
+    example,
+    labels,
+    soon,
+)
 
 
 class Interrupting:
@@ -207,22 +217,15 @@ def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(b
 
 @pytest.mark.parametrize(("call", "message"), [("stop", "asking again goes on"), ("close", "closed")])
 def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str, message: str) -> None:
-    go, reading = threading.Event(), threading.Event()
-
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if row == 4:
-                reading.set()
-                go.wait(200)
-            return super().__getitem__(row)
+    source = Halting(30, 4)
 
     def elsewhere() -> None:
-        reading.wait(120)
+        source.reading.wait(120)
         time.sleep(0.1)  # the consumer waits by now, or finds it when it comes
-        threading.Timer(0.2, go.set).start()
+        threading.Timer(0.2, source.go.set).start()
         getattr(loader, call)()
 
-    with EchoLoader(Slow(30), 4, order="stored", num_workers=1) as loader:
+    with EchoLoader(source, 4, order="stored", num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
         thread = threading.Thread(target=elsewhere)
@@ -231,7 +234,7 @@ def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str
             next(iterator)
         thread.join()
         if call == "stop":
-            assert next(iterator)["label"].tolist() == [4, 5, 6, 7]
+            assert labels(iterator, 1) == [[4, 5, 6, 7]]
         else:
             with pytest.raises(RuntimeError, match="was closed"):
                 next(iterator)
@@ -277,32 +280,25 @@ def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, eve
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_that_before(num_workers: int) -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def source() -> Any:
-        yield from ({"x": number} for number in range(8))
-        started.set()
-        go.wait(200)
-        yield from ({"x": number} for number in range(8, 16))
-
-    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as loader:
-        iterator, taken = iter(loader), []
-        taken += islice(iterator, 2)
-        thread = threading.Thread(target=lambda: taken.append(next(iterator)), daemon=True)
+    source = Halting(16, 8)
+    common: dict[str, Any] = {"order": "stored", "epochs": 1, "num_workers": num_workers}
+    with EchoLoader(source, 4, **common) as loader, EchoLoader(source, 4, **common) as restored:
+        iterator = iter(loader)
+        labels(iterator, 2)
+        thread = threading.Thread(target=lambda: next(iterator), daemon=True)
         thread.start()
-        started.wait(200)
+        source.reading.wait(200)
         assert soon(lambda: loader._taking)
         state = loader.state_dict()
         assert state["fresh_examples"] == 8
         with pytest.raises(RuntimeError, match="another thread is taking a batch"):
             next(iterator)
-        go.set()
+        source.go.set()
         thread.join(200)
         assert loader.state_dict()["fresh_examples"] == 12
-        assert [batch["x"].tolist() for batch in iterator] == [[12, 13, 14, 15]]
-    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as restored:
+        assert labels(iterator) == [[12, 13, 14, 15]]
         restored.load_state_dict(state)
-        assert [batch["x"].tolist() for batch in restored] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+        assert labels(restored) == [[8, 9, 10, 11], [12, 13, 14, 15]]
 
 
 def test_states_that_another_thread_asks_for_are_right() -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 from adaecho import EchoLoader, TarShards
 from tests.echo.read.test_marks import Seekable, SeekablePass
 from tests.echo.sources import soon
-from tests.echo.threads.test_workers import assert_no_threads_soon
+from tests.echo.threads.test_workers import assert_no_threads_soon, only_by_hand
 from tests.needs import needs
 from tests.shards.archives import QUICK, label_alone, labels, write_shards
 from tests.shards.nginx import needs_nginx, nginx
@@ -97,46 +97,30 @@ def test_no_file_stays_open_after_an_error(tmp_path: Path, num_workers: int) -> 
         assert soon(lambda: not opened(str(tmp_path)))
 
 
-class Watched(Seekable):
-    """Notices an iterator that is closed while it reads."""
+def watched(closed: list[bool], collect_at: int = -1) -> Seekable:
+    """Tells of each iterator that is closed whether it was reading; the collector comes while one reads."""
 
-    def __init__(self) -> None:
-        super().__init__(1000)
-        self.closed: list[bool] = []
-        self.collect_at = -1
+    class Pass(SeekablePass):
+        reading = False
 
-    def iterate_from(self, position: Any) -> "WatchedPass":
-        return WatchedPass(self, position[0])
+        def __next__(self) -> Any:
+            self.reading = True
+            if self._next == collect_at:
+                gc.collect()
+            self.reading = False
+            return super().__next__()
 
+        def close(self) -> None:
+            closed.append(self.reading)
 
-class WatchedPass(SeekablePass):
-    def __init__(self, source: Watched, next_: int) -> None:
-        super().__init__(next_, source.length)
-        self._source, self._in_use = source, False
-
-    def __next__(self) -> Any:
-        self._in_use = True
-        if self._next == self._source.collect_at:
-            gc.collect()
-        self._in_use = False
-        return super().__next__()
-
-    def close(self) -> None:
-        self._source.closed.append(self._in_use)
+    source = Seekable(1000)
+    source.iterate_from = lambda position: Pass(position[0], 1000)  # type: ignore[method-assign]
+    return source
 
 
-@pytest.fixture
-def _no_collection() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_no_collection")
 def test_the_garbage_collector_never_closes_what_is_being_read() -> None:
-    source = Watched()
-    source.collect_at = 9
-    with EchoLoader(source, 2) as loader:
+    closed: list[bool] = []
+    with EchoLoader(watched(closed, collect_at=9), 2) as loader, only_by_hand():
         old = iter(loader)
         cycle: list[Any] = [iter(loader)]  # the newest iterator
         cycle.append(cycle)
@@ -144,14 +128,14 @@ def test_the_garbage_collector_never_closes_what_is_being_read() -> None:
         with pytest.warns(UserWarning, match="from a newer one"):
             batches = [next(old).tolist() for _ in range(10)]
     assert batches == [[2 * number, 2 * number + 1] for number in range(10)]
-    assert not any(source.closed)
+    assert not any(closed)
 
 
 def test_nothing_is_closed_twice_or_for_nothing() -> None:
-    source = Watched()
-    with EchoLoader(source, 2) as loader:
+    closed: list[bool] = []
+    with EchoLoader(watched(closed), 2) as loader:
         loader.stop()  # nothing has been read yet
         for first in (0, 4, 8):
             assert [int(one) for batch in islice(loader, 2) for one in batch] == list(range(first, first + 4))
             loader.stop()
-    assert source.closed == 4 * [False]
+    assert closed == 4 * [False]

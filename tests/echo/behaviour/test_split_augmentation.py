@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -12,8 +13,23 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.batch.augment import Functions
-from tests.echo.global_augments import draw, draw_again, fail
 from tests.echo.sources import Dataset, add_noise, arrays
+
+
+def draw(example: dict[str, Any]) -> dict[str, Any]:
+    drawn = [float(torch.rand(())), random.random(), np.random.rand()]
+    return {"label": example["label"], "drawn": torch.tensor(drawn, dtype=torch.float64), "pid": os.getpid()}
+
+
+def draw_again(example: dict[str, Any]) -> dict[str, Any]:
+    return {**example, "drawn again": draw(example)["drawn"]}
+
+
+def fail(example: dict[str, Any]) -> dict[str, Any]:
+    if example["label"] == 5:
+        raise KeyError("no five")
+    return example
+
 
 ECHOED: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7}
 

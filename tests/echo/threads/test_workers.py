@@ -1,11 +1,14 @@
 """Threads: errors, bad examples, pausing, stopping; nothing is left behind and nothing is lost."""
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 
 from adaecho import EchoLoader
 from adaecho.echo.threads.workers import PoolThread, ThreadPool
-from tests.echo.sources import Broken, Dataset, Stream, arrays, labels, soon
+from tests.echo.sources import Broken, Dataset, Halting, Stream, arrays, labels, soon
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -25,6 +28,16 @@ def threads() -> list[str]:
 
 def assert_no_threads_soon() -> None:
     assert soon(lambda: not threads()), threads()
+
+
+@contextmanager
+def only_by_hand() -> Iterator[None]:
+    """The garbage collector comes when it is called."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_a_stop_while_threads_are_being_started_waits_for_them() -> None:
@@ -123,13 +136,10 @@ def test_the_collector_waits_for_no_thread_where_it_holds_what_that_thread_needs
     gone = weakref.ref(loader)
     cycle: list[Any] = [loader]
     cycle.append(cycle)
-    gc.disable()
-    try:
+    with only_by_hand():
         del loader, cycle
         forgotten.set()
         assert collected.wait(120)
-    finally:
-        gc.enable()
     assert gone() is None
     assert_no_threads_soon()  # and no warning of a wait that came to nothing
 
@@ -207,36 +217,22 @@ def test_an_old_iterator_may_be_collected_in_the_middle_of_a_newer_ones_pass(ech
         next(abandoned)
         cycle: list[Any] = [abandoned]
         cycle.append(cycle)
-        gc.disable()
-        try:
+        with only_by_hand():
             del abandoned, cycle
             assert len(list(islice(loader, 30))) == 30
-        finally:
-            gc.enable()
 
 
 def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, go = threading.Event(), threading.Event()
-
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if self.reads == 20:
-                reading.set()
-                go.wait(200)
-            return super().__getitem__(row)
-
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    with EchoLoader(Slow(1000), 4, num_workers=1, prefetch=8) as loader:
+    source = Halting(1000, 20)
+    with EchoLoader(source, 4, order="stored", num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
-        assert reading.wait(120)  # somebody works
+        assert source.reading.wait(120)  # somebody works
         with monkeypatch.context() as patch:
-            patch.setattr(time, "sleep", interrupted)
+            patch.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
-        go.set()
+        source.go.set()
         assert len(list(islice(iterator, 60))) == 60
 
 
