@@ -106,3 +106,7 @@ def test_the_current_device_is_that_of_the_thread_that_makes_the_loader(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert ToDevice("cuda")._device == torch.device("cuda", 3)
     assert ToDevice("cuda:1")._device == torch.device("cuda", 1)
+
+
+def test_only_tensors_on_the_cpu_are_pinned() -> None:
+    assert ToDevice("meta")._copy(torch.ones(2, device="meta")).device.type == "meta"

@@ -181,6 +181,13 @@ def test_a_length_that_is_known_once_it_is_iterated() -> None:
     assert len(loader) == 5
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sparse_tensors_are_repeated(num_workers: int) -> None:
+    source = [{"x": torch.ones(3), "edges": torch.eye(3).to_sparse() * number} for number in (1, 2)]
+    with EchoLoader(source, None, echo="batch", factor=2, epochs=1, num_workers=num_workers) as loader:
+        assert [int(batch["edges"].to_dense()[0, 0]) for batch in loader] == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("buffer", [0, 3])
 @pytest.mark.parametrize("factor", [1.5, 3])
 def test_batches_of_all_sizes(factor: float, buffer: int) -> None:
