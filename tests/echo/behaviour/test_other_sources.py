@@ -1,4 +1,6 @@
-"""Datasets and streams of Hugging Face in their formats; and over http, where it retries and gives up."""
+"""Less common sources keep values, types and counts; Hugging Face's in their formats, and over http, where it
+retries and gives up.
+"""
 
 import itertools
 import json
@@ -6,21 +8,69 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
 from tests.echo.sources import example, labels
 from tests.shards.nginx import needs_nginx, nginx
 
-datasets = pytest.importorskip("datasets")
+
+@pytest.mark.parametrize("base", [TensorDataset, object])
+def test_a_dataset_that_keeps_tensors_gives_its_own_items(base: type) -> None:
+    class Transformed(base):  # type: ignore[misc]
+        def __init__(self, *tensors: torch.Tensor) -> None:
+            self.tensors = tensors
+
+        def __len__(self) -> int:
+            return len(self.tensors[0])
+
+        def __getitem__(self, row: int) -> Any:
+            return tuple(tensor[row] + 100 for tensor in self.tensors)
+
+    x, y = next(iter(EchoLoader(Transformed(torch.zeros(8, 2), torch.arange(8)), 4, order="stored")))
+    assert x.tolist() == [[100, 100]] * 4
+    assert y.tolist() == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_tensors_may_be_of_a_type_that_numpy_lacks(dtype: torch.dtype) -> None:
+    rows = torch.arange(6).reshape(3, 2)
+    for source in (rows.to(dtype), TensorDataset(rows.to(dtype), torch.arange(3))):
+        batch = next(iter(EchoLoader(source, 3, order="stored")))
+        found = batch if isinstance(batch, torch.Tensor) else batch[0]
+        assert found.dtype == dtype
+        assert found.float().tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_numpy_scalars_keep_their_type_through_an_augmentation(size: int) -> None:
+    examples = [{"x": np.zeros(size, np.uint8), "y": np.float32(0.1), "n": 3, "f": 0.1}] * 4
+    seen = []
+
+    def same(example: dict[str, Any], _: Any) -> dict[str, Any]:
+        seen.append({name: type(value) for name, value in example.items()})
+        return example
+
+    batch, expected = next(iter(EchoLoader(examples, 2, augment=same))), next(iter(DataLoader(examples, 2)))  # type: ignore[arg-type]
+    assert {name: part.dtype for name, part in batch.items()} == {
+        name: part.dtype for name, part in expected.items()
+    }
+    assert seen[0] == {"x": np.ndarray, "y": np.float32, "n": int, "f": float}
+
 
 LENGTH = 23
 
 
+def library() -> Any:
+    return pytest.importorskip("datasets", reason="pip install '.[trainers]'")
+
+
 def hf() -> Any:
     examples = [example(row) for row in range(LENGTH)]
-    return datasets.Dataset.from_dict({name: [one[name] for one in examples] for name in ("x", "label")})
+    return library().Dataset.from_dict({name: [one[name] for one in examples] for name in ("x", "label")})
 
 
 def hf_stream() -> Any:
@@ -76,8 +126,8 @@ SHARD, SHARDS = 12, 3
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("no_proxy", "*")
     for phase in ("READ", "OPEN"):
-        monkeypatch.setattr(datasets.config, f"STREAMING_{phase}_MAX_RETRIES", 2)
-        monkeypatch.setattr(datasets.config, f"STREAMING_{phase}_RETRY_INTERVAL", 0.01)
+        monkeypatch.setattr(library().config, f"STREAMING_{phase}_MAX_RETRIES", 2)
+        monkeypatch.setattr(library().config, f"STREAMING_{phase}_RETRY_INTERVAL", 0.01)
     root = tmp_path / "root"
     root.mkdir()
     for shard in range(SHARDS):
@@ -89,7 +139,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def stream(url: str) -> Any:
     files = [f"{url}part-{shard}.jsonl" for shard in range(SHARDS)]
-    return datasets.load_dataset("json", data_files=files, streaming=True, split="train")
+    return library().load_dataset("json", data_files=files, streaming=True, split="train")
 
 
 @needs_nginx
