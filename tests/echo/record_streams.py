@@ -130,11 +130,6 @@ def columns(form: str, length: int) -> Any:
     return {"dict": fields, "tuple": tuple(fields.values()), "array": fields["x"]}[form]
 
 
-def mapped(length: int) -> Any:
-    """Arrays in a file, which goes with the last of its views."""
-    return memory_map({"x": columns("array", length)})["x"]
-
-
 # Settings, by what they are about, draw their own: a source's maker and arguments.
 
 Setting = tuple[Callable[[], Any], dict[str, Any]]
@@ -215,7 +210,7 @@ def sampled(draw: random.Random) -> Setting:
 def others(draw: random.Random) -> Setting:
     length = draw.choice([24, 50])
     kinds: list[Callable[[], Any]] = [
-        lambda: mapped(length),
+        lambda: memory_map({"x": columns("array", length)})["x"],
         lambda: data.TensorDataset(torch.arange(length), torch.arange(2 * length).reshape(length, 2)),
         lambda: data.Subset(Rows(2 * length, as_dict), range(1, 2 * length, 2)),
         lambda: torch.arange(length, dtype=torch.int32),

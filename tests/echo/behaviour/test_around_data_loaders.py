@@ -49,9 +49,7 @@ LOADERS: dict[str, Callable[..., Loader]] = {
         Drawn(), batch_sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, drop_last=False), **more
     ),
     "no collation": lambda: data.DataLoader(
-        torch.arange(ROWS),
-        batch_size=None,
-        sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, True),
+        torch.arange(ROWS), None, sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, True)
     ),
     "distributed": lambda: data.DataLoader(Drawn(), 8, sampler=data.DistributedSampler(Drawn(), 1, 0)),
     "stream": lambda: data.DataLoader(DrawnStream(), 8),

@@ -1,7 +1,6 @@
 """A loader that is not closed is freed once nobody holds it, with its dataset and whatever was raised."""
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from itertools import islice
@@ -38,13 +37,12 @@ class Rows(Dataset[Any]):
 class Locked(Rows):
     """Can't be copied for each thread."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot pickle a lock")
 
 
 class Raising:
-    """Decodes, and remembers what it raised for every fifth row."""
+    """Decodes, and remembers what it raised for every so many rows."""
 
     def __init__(self, raised: Kept, every: int) -> None:
         self._raised, self._every = raised, every

@@ -80,36 +80,28 @@ class OfTellingIterators:
         return iterator
 
 
-MAKERS: dict[str, tuple[Callable[[], Any], int, dict[str, Any]]] = {
-    # A source, how many of its passes' batches a loader makes, and the arguments of that.
-    "source": (LoaderOfItsOwn, LENGTH // 2, {"batch_size": 4, "shuffle_buffer": 10}),
-    "iterators": (OfTellingIterators, LENGTH // 2, {"batch_size": 4, "shuffle_buffer": 10}),
-    "EchoLoader": (
-        lambda: EchoLoader(np.arange(LENGTH), 1, epochs=1, shuffle_buffer=20),
-        2 * LENGTH,
-        {"batch_size": None},
-    ),
-}  # fmt: skip
+SOURCES: dict[str, Callable[[], Any]] = {
+    "source": LoaderOfItsOwn,
+    "iterators": OfTellingIterators,
+    "EchoLoader": lambda: EchoLoader(np.arange(LENGTH), 4, epochs=1, shuffle_buffer=20),
+}
+OF_EXAMPLES = itertools.product(("source", "iterators"), ("example_before_augmentation", "batch"))
+PER_PASS = LENGTH // 2  # batches: of four, each example twice or each batch
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("name", "echo"),
-    [
-        *itertools.product(("source", "iterators"), ("example_before_augmentation", "batch")),
-        ("EchoLoader", "batch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "echo"), [*OF_EXAMPLES, ("EchoLoader", "batch")])
 def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
     name: str, echo: str, num_workers: int
 ) -> None:
     torch.manual_seed(0)
-    source, per_pass, given = MAKERS[name]
+    whole = name == "EchoLoader"
+    given: dict[str, Any] = {"batch_size": None} if whole else {"batch_size": 4, "shuffle_buffer": 10}
 
     def make() -> EchoLoader:
-        return EchoLoader(source(), echo=echo, factor=2, num_workers=num_workers, prefetch=1, **given)
+        return EchoLoader(SOURCES[name](), echo=echo, factor=2, num_workers=num_workers, prefetch=1, **given)
 
-    stops = sorted({1, 7, per_pass // 2, per_pass - 1, per_pass, per_pass + 9, 2 * per_pass + 3})
+    stops = (1, 7, PER_PASS // 2, PER_PASS - 1, PER_PASS, PER_PASS + 9, 2 * PER_PASS + 3)
     batches: list[Any] = []
     states = []
     with make() as loader:
@@ -121,7 +113,7 @@ def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
         torch.manual_seed(1)  # what draws from the global generators draws otherwise
         with make() as restored:
             restored.load_state_dict(state)
-            if name != "EchoLoader":
+            if not whole:
                 oldest = min([*held_serials(restored), state["next_index"]])
                 # To the oldest in the buffer, and a mark's distance.
                 assert restored.reread_examples <= state["next_index"] - oldest + 20

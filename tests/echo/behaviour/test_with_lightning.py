@@ -39,14 +39,11 @@ def batches() -> Iterator[torch.Tensor]:
     yield from torch.arange(ROWS).split(4)
 
 
-def rows() -> dict[str, Any]:
-    return {"row": np.arange(ROWS)}
-
-
+ECHOED: dict[str, Any] = {"epochs": 1, "echo": "batch", "factor": 2}
 LOADERS: dict[str, Make] = {
-    "whole batches, factor 1.5": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=1.5),
+    "whole batches, factor 1.5": lambda: EchoLoader(batches, None, **{**ECHOED, "factor": 1.5}),
     "whole batches shuffled": lambda: EchoLoader(
-        batches, None, epochs=1, echo="batch", factor=2, batch_shuffle_buffer=4, num_workers=1
+        batches, None, batch_shuffle_buffer=4, num_workers=1, **ECHOED
     ),
     "examples": lambda: EchoLoader(
         Stream(ROWS),
@@ -57,13 +54,12 @@ LOADERS: dict[str, Make] = {
         shuffle_buffer=9,
         num_workers=2,
     ),
-    "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
+    "endless": lambda: EchoLoader(
+        np.arange(ROWS), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9
+    ),
     # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
     "several": lambda: lightning().pytorch.utilities.CombinedLoader(
-        {
-            "first": EchoLoader(batches, None, epochs=1, echo="batch", factor=2),
-            "second": EchoLoader(rows(), 4, epochs=1, echo="batch", factor=2),
-        },
+        {"first": EchoLoader(batches, None, **ECHOED), "second": EchoLoader(np.arange(ROWS), 4, **ECHOED)},
         "min_size",
     ),
 }

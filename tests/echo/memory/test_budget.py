@@ -66,10 +66,9 @@ def test_one_ragged_example_does_not_keep_the_chunks_of_others() -> None:
     del iterator  # with it goes what the buffer holds
 
 
-def test_a_memory_map_is_known_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((10, 100)))
+def test_a_memory_map_is_known_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda: 5 * 800)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    mapped = sources.memory_map({"x": np.zeros((10, 100))})["x"]
     with pytest.raises(ValueError, match="make shuffle_buffer smaller"):
         EchoLoader(mapped, 2, shuffle_buffer=5)
     EchoLoader(mapped, 2, shuffle_buffer=4)
