@@ -18,6 +18,7 @@ from adaecho import EchoLoader
 from adaecho.echo.read.failures import is_of_machine
 from adaecho.echo.variants import VARIANTS
 from tests.echo.behaviour.test_split_augmentation import fail
+from tests.echo.record_streams import Fetched
 from tests.echo.sources import Dataset, Stream, arrays
 
 
@@ -69,37 +70,27 @@ def test_network_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_of_machine(pytest.importorskip("aiohttp").ServerDisconnectedError())
 
 
-class Many:
-    """Rows of which one fails, alone or asked for together with others."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, row: int) -> int:
+def failing(error: Exception) -> Any:
+    def read(row: int) -> int:
         if row == 3:
-            raise self._error
+            raise error
         return row
 
-    def __getitems__(self, rows: list[int]) -> list[int]:
-        return [self[row] for row in rows]
+    return read
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "processes": True}], ids=str)
 def test_a_loader_raises_or_counts(workers: dict[str, Any]) -> None:
+    """Alone, or asked for together with others."""
     common: dict[str, Any] = {"batch_size": 4, "order": "stored", "max_bad_examples": 8, **workers}
-    many = Many(OSError(errno.EMFILE, "Too many open files"))
-    for given in ({"source": many}, {"source": range(8), "decode": many.__getitem__}):
-        with (
-            EchoLoader(**given, **common) as loader,
-            pytest.raises(OSError, match="Too many open files") as caught,
-        ):
+    read = failing(OSError(errno.EMFILE, "Too many open files"))
+    for given in ({"source": Fetched(8, read)}, {"source": range(8), "decode": read}):
+        loader = EchoLoader(**given, **common)
+        with loader, pytest.raises(OSError, match="Too many open files") as caught:
             next(iter(loader))
         assert "while reading" in caught.value.__notes__[0]
         assert loader.bad_examples == []
-    with EchoLoader(Many(OSError("broken data stream")), **common) as loader:
+    with EchoLoader(Fetched(8, failing(OSError("broken data stream"))), **common) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 4]
         assert len(loader.bad_examples) == 1
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from adaecho import EchoLoader
 from adaecho.echo import pipeline
 from adaecho.echo.read import rows
-from tests.echo.record_streams import plain
+from tests.echo.record_streams import Rows, plain
 from tests.echo.sources import VARIANTS, Broken, Dataset, add_noise, arrays, soon
 from tests.echo.threads.test_workers import assert_no_threads_soon
 from tests.needs import first_form, needs
@@ -31,24 +32,18 @@ from tests.needs import first_form, needs
 OPEN = Path("/proc/self/fd")
 
 
-class Mixed:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, row: int) -> Any:
-        draws = np.random.default_rng(row)
-        if self.kind == "dict":
-            return {"x": draws.random(3), "y": row, "name": torch.tensor(row)}
-        if self.kind == "large":
-            return torch.from_numpy(draws.integers(0, 255, (10, 12, 20), dtype=np.uint8))
-        return draws.random(1 + row % 3), "s" * (row % 5)
+def mixed(kind: str, row: int) -> Any:
+    """An example of numbers, a large tensor, or of a shape of its own."""
+    draws = np.random.default_rng(row)
+    if kind == "dict":
+        return {"x": draws.random(3), "y": row, "name": torch.tensor(row)}
+    if kind == "large":
+        return torch.from_numpy(draws.integers(0, 255, (10, 12, 20), dtype=np.uint8))
+    return draws.random(1 + row % 3), "s" * (row % 5)
 
 
 def streamed() -> Iterator[Any]:
-    return map(Mixed("ragged").__getitem__, range(60))
+    return map(partial(mixed, "ragged"), range(60))
 
 
 def drawn(example: Any, draw: Callable[[], float]) -> Any:
@@ -82,13 +77,14 @@ def test_the_same_batches_for_any_number_of_processes_and_after_a_resume(case: t
             "shuffle_buffer": 20, **variant, "augment": AUGMENTS[augment], "epochs": 1, "batch_size": 8,
             "collate": list if kind == "ragged" else None,
         }  # fmt: skip
-        expected = plain(list(EchoLoader(Mixed(kind), **common)))
-        with EchoLoader(Mixed(kind), num_workers=3, processes=True, **common) as loader:
+        source = Rows(60, partial(mixed, kind))
+        expected = plain(list(EchoLoader(source, **common)))
+        with EchoLoader(source, num_workers=3, processes=True, **common) as loader:
             head = list(islice(loader, 5))
             state = loader.state_dict()
             loader.load_state_dict(state)
             assert plain(head + list(loader)) == expected
-        with EchoLoader(Mixed(kind), num_workers=1, processes=True, **common) as other:
+        with EchoLoader(source, num_workers=1, processes=True, **common) as other:
             other.load_state_dict(state)
             assert plain(head + list(other)) == expected
     assert multiprocessing.active_children() == []
@@ -309,7 +305,7 @@ def test_processes_that_lose_their_parent_end_without_a_word(
     ("source", "more", "message"),
     [
         (Dataset(40), {"augment": add_noise, "processes": True}, "can't be forked here: workers are threads"),
-        (Mixed("dict"), {"augment": seeded}, "works in one place, as with num_workers=0"),
+        (Dataset(40), {"augment": seeded}, "works in one place, as with num_workers=0"),
     ],
     ids=["threads", "one place"],
 )

@@ -6,7 +6,7 @@ Clocks are moved by hand, so that a busy machine changes nothing.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import pytest
@@ -102,28 +102,17 @@ def _thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", CLOCK)
 
 
-class SlowDataset(Dataset[torch.Tensor]):
-    def __init__(self, example_s: float) -> None:
-        self.example_s = example_s
+def worked(given: Any, duration_s: float = UPSTREAM_S / 4) -> Any:
+    CLOCK.work(duration_s)
+    return given
 
+
+class Slow(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, row: int) -> torch.Tensor:
-        CLOCK.work(self.example_s)
-        return torch.full((2,), row)
-
-
-def examples() -> Iterator[torch.Tensor]:
-    while True:
-        CLOCK.work(UPSTREAM_S / 4)
-        yield torch.zeros(2)
-
-
-def batches() -> Iterator[torch.Tensor]:
-    while True:
-        CLOCK.work(UPSTREAM_S)
-        yield torch.zeros(4, 2)
+        return worked(torch.full((2,), row))  # type: ignore[no-any-return]
 
 
 class WorksAhead:
@@ -139,24 +128,16 @@ class WorksAhead:
             yield torch.zeros(4, 2)
 
 
-def slow_decode(example: torch.Tensor) -> torch.Tensor:
-    CLOCK.work(UPSTREAM_S / 4)
-    return example
-
-
-# Source, batch size, further arguments, and over how many of the loader's workers upstream's work is divided.
-SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any], Callable[[int], int]]] = {
-    "map-style": (lambda: SlowDataset(UPSTREAM_S / 4), 4, {}, lambda workers: max(workers, 1)),
-    "decode": (lambda: SlowDataset(0.0), 4, {"decode": slow_decode}, lambda workers: max(workers, 1)),
-    "processes": (
-        lambda: SlowDataset(0.0),
-        4,
-        {"decode": slow_decode, "processes": True},
-        lambda workers: workers,
-    ),
-    "examples": (lambda: examples, 4, {}, lambda _: 1),
-    "batches": (lambda: batches, None, {}, lambda _: 1),
-    "works ahead": (WorksAhead, None, {}, lambda _: 1),
+# A source, the size of batches, further arguments.
+DIVIDED = {  # upstream's work, over the loader's workers
+    "map-style": (Slow, 4, {}),
+    "decode": (lambda: range(10_000), 4, {"decode": worked}),
+    "processes": (lambda: range(10_000), 4, {"decode": worked, "processes": True}),
+}
+SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any]]] = DIVIDED | {
+    "examples": (lambda: lambda: map(worked, repeat(torch.zeros(2))), 4, {}),
+    "batches": (lambda: lambda: map(worked, repeat(torch.zeros(4, 2)), repeat(UPSTREAM_S)), None, {}),
+    "works ahead": (WorksAhead, None, {}),
 }
 # What works ahead is timed by a thread that waits for it: inline it also works during the steps.
 WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1, 4)) for name in SOURCES}
@@ -166,7 +147,7 @@ READ_AHEAD = 2 / 25
 
 
 def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
-    make, batch_size, more, _ = SOURCES[name]
+    make, batch_size, more = SOURCES[name]
     common: dict[str, Any] = {"echo": "batch", "factor": factor, "num_workers": num_workers, "prefetch": 1}
     with EchoLoader(make(), batch_size, **common, **more) as loader:
         for _ in islice(loader, 200):
@@ -179,7 +160,7 @@ def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
     ("name", "num_workers"), [(name, count) for name in SOURCES for count in WORKERS[name]]
 )
 def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
-    expected = R / SOURCES[name][3](num_workers)
+    expected = R / (max(num_workers, 1) if name in DIVIDED else 1)
     measured, _ = followed(name, 2, num_workers)
     assert measured == pytest.approx(expected, rel=READ_AHEAD if num_workers else 1e-9)
 
@@ -242,7 +223,7 @@ def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
 
 
 def test_a_factor_that_follows_a_source_which_works_ahead_needs_a_thread() -> None:
-    loader: DataLoader[Any] = DataLoader(SlowDataset(0.0), batch_size=4, num_workers=2)
+    loader: DataLoader[Any] = DataLoader(Slow(), batch_size=4, num_workers=2)
     with pytest.warns(UserWarning, match="around a DataLoader that works ahead.*give num_workers=1"):
         EchoLoader(loader, None, echo="batch", factor="auto")
     EchoLoader(loader, None, echo="batch", factor="auto", num_workers=1).close()
