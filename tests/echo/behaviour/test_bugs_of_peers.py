@@ -68,17 +68,16 @@ def gone_on(make: Make, state: Any, *counts: int | None) -> tuple[list[Any], Any
     ],
 )
 def test_the_rest_of_the_pass_and_the_next_come(places: list[Any], makers: list[Make]) -> None:
-    """After so many batches of each pass, where None takes all; also of a state that is handed on."""
+    """After so many batches of each pass, where None takes all, by a state that is handed on."""
     for make in makers:
-        passes, _ = gone_on(make, None, None, None, None, None)
+        passes, _ = gone_on(make, None, *[None] * (max(map(len, places)) + 1))
         assert passes[0] != passes[1]
         for counts in places:
             _, state = gone_on(make, None, *counts)
             _, again = gone_on(make, state)
             *whole, within = counts or (0,)
-            for one in (state, again):
-                rest, following = passes[len(whole)][within:], passes[len(whole) + 1]
-                assert gone_on(make, one, None, None)[0] == [rest, following]
+            rest, following = passes[len(whole)][within:], passes[len(whole) + 1]
+            assert gone_on(make, again, None, None)[0] == [rest, following]
 
 
 def test_a_load_after_iter_is_not_ignored(makers: list[Make]) -> None:
