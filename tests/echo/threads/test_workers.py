@@ -1,7 +1,6 @@
 """Threads: errors, bad examples, pausing, stopping; nothing is left behind and nothing is lost."""
 
 import gc
-import signal
 import subprocess
 import sys
 import threading
@@ -223,13 +222,16 @@ def test_an_old_iterator_may_be_collected_in_the_middle_of_a_newer_ones_pass(ech
 
 
 def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
     source = Halting(1000, 20)
     with EchoLoader(source, 4, order="stored", num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
         assert source.reading.wait(120)  # somebody works
         with monkeypatch.context() as patch:
-            patch.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+            patch.setattr(time, "sleep", interrupted)
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
         source.go.set()
