@@ -2,7 +2,7 @@
 
 ``python -m tests.echo.loops_of_trainers FOLDER NAME=PORT ...``, with torchrun's variables but for port and
 rank, imports the trainers, which takes seconds, and forks the ranks of one after another. Each writes what it
-saw to FOLDER/name/rank.json, for test_with_trainers.py.
+saw to FOLDER/name/rank.json.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,18 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 from adaecho import EchoLoader
 
-ROWS = 64
-EPOCHS = 3
+PACKAGES = {"ddp": "torch", "fabric": "lightning", "accelerate": "accelerate", "lightning": "lightning"}
+Saw = dict[str, Any]
+ROWS, EPOCHS = 64, 3
 SAVED_IN_EPOCH, SAVED_AFTER = 1, 3  # a state is taken after so many batches of that epoch
 dataset = TensorDataset(torch.arange(ROWS * 3.0).reshape(ROWS, 3) / ROWS, torch.arange(ROWS))
 
 
 def make(**more: Any) -> EchoLoader:
     return EchoLoader(
-        dataset,
-        batch_size=8,
-        epochs=1,
-        echo="example_before_augmentation",
-        factor=2,
-        shuffle_buffer=16,
-        num_workers=1,
-        state_of_all_ranks=True,
-        **more,
-    )
+        dataset, 8, epochs=1, echo="example_before_augmentation", factor=2, shuffle_buffer=16, num_workers=1,
+        state_of_all_ranks=True, **more,
+    )  # fmt: skip
 
 
 def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -59,7 +54,7 @@ def rest_of(loader: EchoLoader) -> list[list[list[int]]]:
     return [[labels.tolist() for _, labels in loader] for _ in range(2)]
 
 
-def trained(loader: EchoLoader, step: Callable[[Any, Any], None], save: Callable[[], None]) -> dict[str, Any]:
+def trained(loader: EchoLoader, model: Any, backward: Any, save: Callable[[], None], *stepped: Any) -> Saw:
     """What a loop sees, and the lengths of its epochs; a state is saved in the middle of one."""
     seen: list[list[list[int]]] = []
     lengths = []
@@ -68,113 +63,87 @@ def trained(loader: EchoLoader, step: Callable[[Any, Any], None], save: Callable
         lengths.append(len(loader))
         seen.append([])
         for inputs, labels in loader:
-            step(inputs, labels)
+            model.zero_grad()
+            backward(cross_entropy(model(inputs), labels))
+            for optimizer_or_scheduler in stepped:
+                optimizer_or_scheduler.step()
             seen[-1].append(labels.tolist())
             if (epoch, len(seen[-1])) == (SAVED_IN_EPOCH, SAVED_AFTER):
                 save()
-    return {"seen": seen, "lengths": lengths, "fresh": loader.fresh_examples}
+    weight = model.module.weight.tolist()
+    return {"seen": seen, "lengths": lengths, "fresh": loader.fresh_examples, "weight": weight}
 
 
-def ddp(folder: Path) -> dict[str, Any]:
-    early = make()
+def ddp(folder: Path) -> Saw:
     torch.distributed.init_process_group("gloo")
-    loader = make()
-    model, optimizer = parts()
+    loader, (model, optimizer) = make(), parts()
     model = DistributedDataParallel(model)
-
-    def step(inputs: Any, labels: Any) -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
 
     def save() -> None:
         state = {"loader": loader.state_dict()}  # on every rank
         if torch.distributed.get_rank() == 0:
             torch.save(state, folder / "checkpoint.pt")
 
-    saw = trained(loader, step, save)
+    saw = trained(loader, model, torch.Tensor.backward, save, optimizer)
     torch.distributed.barrier()
-    resumed = make()
+    resumed, sampler = make(), DistributedSampler(dataset)
     resumed.load_state_dict(torch.load(folder / "checkpoint.pt")["loader"])
     rest = rest_of(resumed)
-
     loader.set_epoch(1)
-    sampler = DistributedSampler(dataset)
     by_sampler = make(sampler=sampler, rank=0, world_size=1)
     return saw | {
         "rest": rest,
         "again": [labels.tolist() for _, labels in loader],
-        "early": [error_of(lambda: iter(early)), error_of(lambda: len(early)), error_of(early.state_dict)],
         "sampler": error_of(lambda: make(sampler=sampler)),
         "its_set_epoch": error_of(lambda: loader.sampler.set_epoch(1)),  # type: ignore[attr-defined]
         "by_sampler": [labels.tolist() for _, labels in by_sampler],
-        "weight": model.module.weight.tolist(),
     }
 
 
-def fabric(folder: Path) -> dict[str, Any]:
+def fabric(folder: Path) -> Saw:
     from lightning.fabric import Fabric
 
-    early = make()
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     model, optimizer = fabric.setup(*parts())
     loader = make(device=fabric.device)
 
-    def step(inputs: Any, labels: Any) -> None:
-        optimizer.zero_grad()
-        fabric.backward(cross_entropy(model(inputs), labels))
-        optimizer.step()
-
     def save() -> None:
         fabric.save(folder / "checkpoint.pt", {"model": model, "loader": loader})
 
-    saw = trained(loader, step, save)
+    saw = trained(loader, model, fabric.backward, save, optimizer)
     resumed = make(device=fabric.device)
     fabric.load(folder / "checkpoint.pt", {"model": model, "loader": resumed})
     return saw | {
         "rest": rest_of(resumed),
-        "early": [error_of(lambda: iter(early))],
         "setup_dataloaders": error_of(lambda: fabric.setup_dataloaders(loader)),
-        "weight": model.module.weight.tolist(),
     }
 
 
-def accelerate(folder: Path) -> dict[str, Any]:
+def accelerate(folder: Path) -> Saw:
     from accelerate import Accelerator
 
-    early = make()
     accelerator = Accelerator(cpu=True)
-    made = make(device=accelerator.device)
-    model, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.LinearLR(
-        optimizer, total_iters=EPOCHS * len(made) * accelerator.num_processes
-    )
+    made, (model, optimizer) = make(device=accelerator.device), parts()
+    steps = EPOCHS * len(made) * accelerator.num_processes
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, made)
     accelerator.register_for_checkpointing(loader)
 
-    def step(inputs: Any, labels: Any) -> None:
-        optimizer.zero_grad()
-        accelerator.backward(cross_entropy(model(inputs), labels))
-        optimizer.step()
-        scheduler.step()
-
-    saw = trained(loader, step, lambda: accelerator.save_state(folder / "checkpoint"))
-    weight = model.module.weight.tolist()
+    saves = partial(accelerator.save_state, folder / "checkpoint")
+    saw = trained(loader, model, accelerator.backward, saves, optimizer, scheduler)
     scheduled = scheduler.scheduler.last_epoch
     accelerator.wait_for_everyone()
     accelerator.load_state(folder / "checkpoint")
     return saw | {
         "rest": rest_of(loader),
-        "early": [error_of(lambda: iter(early))],
         "unchanged": loader is made,
         "scheduled": scheduled,
         "skip_first_batches": error_of(lambda: accelerator.skip_first_batches(loader, 2)),
-        "weight": weight,
     }
 
 
-def lightning(folder: Path) -> dict[str, Any]:
+def lightning(folder: Path) -> Saw:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -200,27 +169,18 @@ def lightning(folder: Path) -> dict[str, Any]:
         every = SAVED_IN_EPOCH * 2 * ROWS // 2 // 8 + SAVED_AFTER
         saves = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=every)
         return lightning.Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy="ddp",
-            max_epochs=EPOCHS,
-            logger=False,
-            callbacks=[saves],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+            accelerator="cpu", devices=2, strategy="ddp", max_epochs=EPOCHS, logger=False, callbacks=[saves],
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
 
-    early = make()
-    model = Model()
+    model, resumed = Model(), Model()
     trainer().fit(model)
-    resumed = Model()
     (checkpoint,) = (path for path in folder.glob("*.ckpt") if "=11." in path.name)
     trainer().fit(resumed, ckpt_path=checkpoint, weights_only=False)
     return {
         "seen": list(model.seen.values()),
         "lengths": [len(model.loader)] * EPOCHS,
         "rest": list(resumed.seen.values()),
-        "early": [error_of(lambda: iter(early))],
         "fresh": model.loader.fresh_examples,
         "weight": model.linear.weight.tolist(),
         "resumed_weight": resumed.linear.weight.tolist(),
@@ -230,7 +190,9 @@ def lightning(folder: Path) -> dict[str, Any]:
 def _train(name: str, folder: Path, rank: int, port: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
     torch.manual_seed(0)
+    early = make()
     saw = {"ddp": ddp, "fabric": fabric, "accelerate": accelerate, "lightning": lightning}[name](folder)
+    saw["early"] = [error_of(use) for use in (early.__iter__, early.__len__, early.state_dict)]
     (folder / f"{rank}.json").write_text(json.dumps(saw))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -238,10 +200,7 @@ def _train(name: str, folder: Path, rank: int, port: str) -> None:
 
 def main() -> None:
     ports = dict(argument.split("=") for argument in sys.argv[2:])
-    for module in (
-        "torch._dynamo",
-        *({"ddp": "torch", "fabric": "lightning"}.get(name, name) for name in ports),
-    ):
+    for module in ("torch._dynamo", *(PACKAGES[name] for name in ports)):
         importlib.import_module(module)
     forks, world_size = multiprocessing.get_context("fork"), int(os.environ["WORLD_SIZE"])
     for name, port in ports.items():

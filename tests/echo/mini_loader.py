@@ -8,7 +8,8 @@ Shallue, Dahl 2019, section 2.) Where an item lies in the buffer is a hash of th
 2. what enters at t is counted up from the seed, for examples as for batches;
 3. what no later item pushes out leaves at the end of an iteration, in the order of a hash. So n is enough.
 
-It shares no code with the loader: plain Python, one example at a time, and slow. What it keeps is a cache.
+It shares no code with the loader, not even the hash: plain Python, one example at a time. What it keeps is
+a cache.
 """
 
 import itertools
@@ -18,23 +19,66 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from torch.utils.data import default_collate
 
-from tests.echo.reference import DRAIN, ONCE, SLOT, bits, key, permutation, repeats, uniform
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+REPEATS, SLOT, DRAIN = (1 << 20), (1 << 20) + 1, (1 << 20) + 2
+ONCE = 0x6F6E63655F666F72
+
+
+def splitmix_hash(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def key(seed: int, serial: int, echo: int) -> int:
+    base = splitmix_hash(((seed & MASK) + GOLDEN) & MASK)
+    item = (serial << 16) | echo
+    return splitmix_hash(splitmix_hash((item * GOLDEN + base) & MASK) ^ base)
+
+
+def bits(drawn: int, purpose: int) -> int:
+    return splitmix_hash((drawn + (purpose + 1) * 0xD1342543DE82EF95) & MASK)
+
+
+def uniform(drawn: int, purpose: int) -> float:
+    return (bits(drawn, purpose) >> 11) / 2**53
+
+
+def repeats(seed: int, serial: int, factor: float) -> int:
+    whole = math.floor(factor)
+    return whole + (uniform(key(seed, serial, 0), REPEATS) < factor - whole)
+
+
+@lru_cache
+def permutation(length: int, seed: int, number: int) -> list[int]:
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed & MASK, number], np.uint64)))
+    rows: list[int] = rng.permutation(np.arange(length, dtype=np.uint32)).tolist()
+    return rows
+
 
 Item = tuple[int, int]  # a local number (the serial is number * world + rank) and an echo index
 Made = tuple[list[Item], int]  # of each example of a batch; how many examples had been read
 
 
+@dataclass
 class Echo:
     """Repeats each good one of the numbers from ``first`` up to ``end`` (None: for ever), and shuffles."""
 
-    def __init__(
-        self, seed: int, factor: float, size: int, first: int, end: int | None, rank: int, world: int,
-        good: Callable[[int], bool],
-    ) -> None:  # fmt: skip
-        self.seed, self.factor, self.size, self.end, self.good = seed, factor, size, end, good
-        self.rank, self.world, self.first, self.next = rank, world, first, first
+    seed: int
+    factor: float
+    size: int
+    first: int
+    end: int | None
+    rank: int
+    world: int
+    good: Callable[[int], bool]
+
+    def __post_init__(self) -> None:
+        self.next = self.first
         self.slot = lru_cache(None)(self.slot)
         self.entered: list[Item] = []  # item t at t
 
@@ -97,31 +141,21 @@ class MiniLoader:
     def stages(self, iteration: int) -> tuple[Echo, Echo]:
         """That of examples and that of batches, of which one echoes."""
 
-        def stage(
-            echoes: bool, seed: int, size: int, first: int, end: int, good: Callable[..., bool]
-        ) -> Echo:
-            return Echo(
-                seed, self.factor if echoes else 1, size, first, end if self.epochs else None, self.rank,
-                self.world_size, good,
-            )  # fmt: skip
+        def stage(echoes: bool, seed: int, size: int, first: int, count: int, good: Any) -> Echo:
+            factor, end = self.factor if echoes else 1, first + count if self.epochs else None
+            return Echo(seed, factor, size, first, end, self.rank, self.world_size, good)
 
-        first, batches = iteration * self.of_each, [self.batches_of(one) for one in range(iteration + 1)]
+        *before, batches = map(self.batches_of, range(iteration + 1))
+        of_batches, first = self.echo == "batch", iteration * self.of_each
         return (
-            stage(
-                self.echo.startswith("example"), self.seed, self.shuffle_buffer, first, first + self.of_each,
-                self.good,
-            ),
-            stage(
-                self.echo == "batch", self.seed + 1, self.batch_shuffle_buffer, sum(batches[:-1]),
-                sum(batches), lambda _: True,
-            ),
-        )  # fmt: skip
+            stage(not of_batches, self.seed, self.shuffle_buffer, first, self.of_each, self.good),
+            stage(of_batches, self.seed + 1, self.batch_shuffle_buffer, sum(before), batches, lambda _: True),
+        )
 
     def good(self, number: int) -> bool:
         return self.row(number * self.world_size + self.rank) not in self.bad
 
     def batches_of(self, iteration: int) -> int:
-        """Fresh batches of an iteration."""
         numbers = range(iteration * self.of_each, (iteration + 1) * self.of_each)
         return self.parts(sum(map(self.good, numbers)), self.batch_size)
 

@@ -3,20 +3,13 @@
 import io
 import random
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 ROWS, SIZE = 44, 8
 Make = Callable[[Path, int | None], Any]
@@ -24,21 +17,22 @@ Make = Callable[[Path, int | None], Any]
 
 
 def data_loader(size: int | None, **more: Any) -> Any:
-    return DataLoader(
-        TensorDataset(torch.arange(ROWS)), **more if "batch_sampler" in more else {"batch_size": size, **more}
+    return data.DataLoader(
+        data.TensorDataset(torch.arange(ROWS)),
+        **more if "batch_sampler" in more else {"batch_size": size, **more},
     )
 
 
 def of_batches(size: int | None) -> Any:
     if size is None:  # batches of one row, taken apart
-        return data_loader(None, sampler=RandomSampler(range(ROWS)), num_workers=1)
-    sampler = BatchSampler(RandomSampler(range(ROWS)), size, drop_last=False)
+        return data_loader(None, sampler=data.RandomSampler(range(ROWS)), num_workers=1)
+    sampler = data.BatchSampler(data.RandomSampler(range(ROWS)), size, drop_last=False)
     return data_loader(size, batch_sampler=sampler, num_workers=2)
 
 
-def stateful_data_loader(_: Path, size: int | None) -> Any:
+def stateful_data_loader(source: Any, size: int | None, **more: Any) -> Any:
     library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
-    return library.StatefulDataLoader(TensorDataset(torch.arange(ROWS)), size, shuffle=True)
+    return library.StatefulDataLoader(source, size, **more)
 
 
 def grain(_: Path, size: int | None) -> Any:
@@ -80,26 +74,24 @@ class ByPass:
         return iter(self._make(self._number))
 
 
-def web_dataset_by_pass(folder: Path, size: int | None) -> Any:
-    return ByPass(
-        lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
-    )
-
-
 LOADERS: dict[str, Make] = {
     "DataLoader": lambda _, size: data_loader(size, shuffle=True),
     "DataLoader, seeded": lambda _, size: data_loader(
         size, shuffle=True, generator=torch.Generator().manual_seed(7)
     ),
     "DataLoader, weighted": lambda _, size: data_loader(
-        size, sampler=WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
+        size, sampler=data.WeightedRandomSampler(torch.linspace(0.1, 1, ROWS), ROWS)
     ),
     "DataLoader, batch_sampler and workers": lambda _, size: of_batches(size),
     "DataLoader, persistent workers": lambda _, size: data_loader(
         size, shuffle=True, num_workers=1, persistent_workers=True
     ),
-    "StatefulDataLoader": stateful_data_loader,
-    "WebDataset": web_dataset_by_pass,
+    "StatefulDataLoader": lambda _, size: stateful_data_loader(
+        data.TensorDataset(torch.arange(ROWS)), size, shuffle=True
+    ),
+    "WebDataset": lambda folder, size: ByPass(
+        lambda number: web_dataset(folder, size, lambda one: one.shuffle(20, rng=random.Random(number)))
+    ),
     "WebDataset, shuffled": lambda folder, size: web_dataset(folder, size, lambda one: one.shuffle(20)),
     "Grain": grain,
     "Hugging Face": hugging_face,
@@ -115,39 +107,25 @@ def nodes(size: int | None, sampler: Any) -> Any:
     )
 
 
-def hugging_face_in_a_stateful_data_loader(folder: Path, size: int | None) -> Any:
-    library = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata --no-deps")
-    return library.StatefulDataLoader(hugging_face(folder, None), size)
-
-
-def lawless(size: int | None) -> Any:
-    """A generator function that draws from a global generator."""
-
-    def generator() -> Iterator[Any]:
-        rows = torch.tensor(random.sample(range(ROWS), ROWS))
-        yield from rows.split(size) if size else rows
-
-    return generator
-
-
 MORE: dict[str, Make] = {
-    "nodes": lambda _, size: nodes(size, DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
-    "nodes, drawn anew": lambda _, size: nodes(size, RandomSampler(range(ROWS))),
-    "Hugging Face in a StatefulDataLoader": hugging_face_in_a_stateful_data_loader,
-    "told of passes": lambda _, size: ByPass(lambda number: numbers(number, size)),
-    "lawless": lambda _, size: lawless(size),
+    "nodes": lambda _, size: nodes(size, data.DistributedSampler(range(ROWS), 1, 0)),  # type: ignore[arg-type]
+    "nodes, drawn anew": lambda _, size: nodes(size, data.RandomSampler(range(ROWS))),
+    "Hugging Face in a StatefulDataLoader": lambda folder, size: stateful_data_loader(
+        hugging_face(folder, None), size
+    ),
+    "told of passes": lambda _, size: ByPass(lambda number: numbers(random.Random(number), size)),
+    "lawless": lambda _, size: lambda: iter(numbers(random, size)),  # which draws from a global generator
 }
 REFUSED = {"WebDataset, shuffled", "nodes, drawn anew", "lawless"}
 REMEDY = r"is another one than when .*set_epoch\(pass\).*makes it anew in __iter__.*give a DataLoader"
 
 
-def numbers(seed: int, size: int | None) -> Any:
-    rows = torch.tensor(random.Random(seed).sample(range(ROWS), ROWS))
+def numbers(draws: Any, size: int | None) -> Any:
+    rows = torch.tensor(draws.sample(range(ROWS), ROWS))
     return rows.split(size) if size else rows
 
 
 def plain(batch: Any) -> Any:
-    """A batch as numbers in lists."""
     if isinstance(batch, dict):
         return {name: plain(part) for name, part in batch.items()}
     if isinstance(batch, list | tuple):

@@ -8,34 +8,23 @@ and draws are integers of keyed generators, so that digests are the same on ever
 import hashlib
 import json
 import random
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils import data
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
+from tests.echo.sources import memory_map
 
 RECORDED = Path(__file__).with_name("streams.json")
 BATCHES, RESUMED = 14, 5  # of each stream; after the place where it is resumed
-
-
-# Examples and what is done with them.
 
 
 class Pair(NamedTuple):
@@ -43,45 +32,33 @@ class Pair(NamedTuple):
     label: int
 
 
-def as_dict(row: int) -> Any:
-    return {"x": np.arange(3) + 10 * row, "label": row}
-
-
-def as_tuple(row: int) -> Any:
-    return np.arange(2, dtype=np.int16) + row, row
-
-
-def as_array(row: int) -> Any:
-    return np.arange(4, dtype=np.int32) * (row + 1)
-
-
-def nested(row: int) -> Any:
-    return {"in": (np.arange(2) + row, [row, -row]), "label": row, "text": f"row {row}"}
+FORMS: dict[str, Callable[[int], Any]] = {
+    "dict": lambda row: {"x": np.arange(3) + 10 * row, "label": row},
+    "tuple": lambda row: (np.arange(2, dtype=np.int16) + row, row),
+    "array": lambda row: np.arange(4, dtype=np.int32) * (row + 1),
+    "nested": lambda row: {"in": (np.arange(2) + row, [row, -row]), "label": row, "text": f"row {row}"},
+    "named tuple": lambda row: Pair(np.arange(2, dtype=np.int16) + row, row),
+}
+OF_ARRAYS = ["dict", "tuple", "array"]
+as_dict, nested = FORMS["dict"], FORMS["nested"]
 
 
 def ragged(row: int) -> Any:
     return {"x": np.arange(row % 4 + 1) + row, "label": row}
 
 
-FORMS: dict[str, Callable[[int], Any]] = {
-    "dict": as_dict, "tuple": as_tuple, "array": as_array, "nested": nested,
-    "named tuple": lambda row: Pair(*as_tuple(row)),
-}  # fmt: skip
-
-
 def as_lists(examples: list[Any]) -> Any:
-    """A collate for examples of any form."""
     return [plain(one) for one in examples]
 
 
-def with_drawn(one: Any, number: int) -> Any:
-    """An example of any form with a number drawn for it added."""
+def with_drawn(one: Any, number: Any) -> Any:
+    """An example, or arrays of examples, of any form, with what was drawn added."""
     if isinstance(one, dict):
         return {**one, "label": one["label"] * 1000 + number}
     if isinstance(one, Pair):
         return one._replace(label=one.label * 1000 + number)
     if isinstance(one, tuple):
-        return one[0], one[1] * 1000 + number
+        return (*one[:-1], one[-1] * 1000 + number)
     return one * 1000 + number
 
 
@@ -99,16 +76,10 @@ class DrawsInBlocks:
 
     def block(self, arrays: Any, keys: Any) -> Any:
         drawn = keyed.integers(keys, 0, 0, 1000)
-        if isinstance(arrays, dict):
-            return {**arrays, "label": arrays["label"] * 1000 + drawn}
-        if isinstance(arrays, tuple):
-            return (*arrays[:-1], arrays[-1] * 1000 + drawn)
-        return arrays * 1000 + drawn[:, None]
+        return with_drawn(arrays, drawn[:, None] if isinstance(arrays, np.ndarray) else drawn)
 
 
 class Decode:
-    """Of any form; fails for some rows."""
-
     def __init__(self, form: str, bad: frozenset[int] = frozenset()) -> None:
         self.make, self.bad = FORMS[form], bad
 
@@ -118,12 +89,7 @@ class Decode:
         return self.make(int(row))
 
 
-# Sources.
-
-
 class Rows:
-    """Map-style."""
-
     thread_safe = True
 
     def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
@@ -139,23 +105,18 @@ class Rows:
 
 
 class Shards(Rows):
-    """In shards of unequal lengths, one of them empty."""
-
-    def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
-        super().__init__(length, make)
-        self.shard_lengths = [length // 2, 0, length // 4, length - length // 2 - length // 4]
+    @property
+    def shard_lengths(self) -> list[int]:
+        half, quarter = self.length // 2, self.length // 4
+        return [half, 0, quarter, self.length - half - quarter]
 
 
 class Fetched(Rows):
-    """Reads several rows at once."""
-
     def __getitems__(self, rows: list[int]) -> list[Any]:
         return [self[row] for row in rows]
 
 
-class Stream(IterableDataset[Any]):
-    """Iterated in an order of its own."""
-
+class Stream(data.IterableDataset[Any]):
     def __init__(self, length: int, make: Callable[[int], Any] = int) -> None:
         self.length, self.make = length, make
 
@@ -169,15 +130,7 @@ def columns(form: str, length: int) -> Any:
     return {"dict": fields, "tuple": tuple(fields.values()), "array": fields["x"]}[form]
 
 
-def mapped(length: int) -> Any:
-    """Arrays in a file, which goes with the last of its views."""
-    with tempfile.TemporaryFile() as file:
-        columns("array", length).tofile(file)
-        file.flush()
-        return np.memmap(file, np.int64, "r", shape=(length, 3))
-
-
-# Settings, by what they are about. Each draws its own; a setting is a source's maker and arguments.
+# Settings, by what they are about, draw their own: a source's maker and arguments.
 
 Setting = tuple[Callable[[], Any], dict[str, Any]]
 
@@ -194,7 +147,6 @@ def echo(draw: random.Random, *, of_batches: bool = False, after: bool = True) -
 
 
 def common(draw: random.Random, *, ranks: bool = True, epochs: bool = True) -> dict[str, Any]:
-    """Batches, buffers, passes and ranks."""
     world = draw.choice([1, 1, 2, 3]) if ranks else 1
     given: dict[str, Any] = {
         "batch_size": draw.choice([1, 3, 4, 7]), "shuffle_buffer": draw.choice([0, 1, 6, 17]),
@@ -205,12 +157,15 @@ def common(draw: random.Random, *, ranks: bool = True, epochs: bool = True) -> d
     return given
 
 
+def augment_of(draw: random.Random, form: str) -> dict[str, Any]:
+    return {} if form == "nested" else {"augment": draw.choice([None, draws])}
+
+
 def bad_examples(draw: random.Random) -> Setting:
     length, form = draw.choice([29, 64]), draw.choice(list(FORMS))
     bad = frozenset(draw.sample(range(length), draw.choice([1, 3, 6])))
     given = {**echo(draw), **common(draw), "decode": Decode(form, bad), "max_bad_examples": 60}
-    if form != "nested":
-        given["augment"] = draw.choice([None, draws])
+    given |= augment_of(draw, form)
     if given["echo"] != "example_after_augmentation":
         given["place"] = draw.choice(["decoded", "decoded", "encoded"])
     if "epochs" in given:
@@ -224,8 +179,7 @@ def iterated(draw: random.Random) -> Setting:
     given = {**echo(draw), **common(draw, epochs=False)}
     if given["world_size"] == 1:
         given |= common(draw, ranks=False)
-    if form != "nested":
-        given["augment"] = draw.choice([None, draws])
+    given |= augment_of(draw, form)
     make = FORMS[form]
     if draw.random() < 0.5:
         return lambda: Stream(length, make), given
@@ -233,24 +187,20 @@ def iterated(draw: random.Random) -> Setting:
 
 
 def orders(draw: random.Random) -> Setting:
-    length, form = draw.choice([30, 45]), draw.choice(["dict", "tuple", "array"])
-    given = {
-        **echo(draw),
-        **common(draw),
-        "order": draw.choice(["shards", "shards", "stored", "permutation"]),
-    }
+    length, form = draw.choice([30, 45]), draw.choice(OF_ARRAYS)
+    given = {**echo(draw), **common(draw)}
+    given["order"] = draw.choice(["shards", "shards", "stored", "permutation"])
     kind = Shards if given["order"] == "shards" else draw.choice([Rows, Fetched])
-    given["augment"] = draw.choice([None, draws])
-    return lambda: kind(length, FORMS[form]), given
+    return lambda: kind(length, FORMS[form]), {**given, **augment_of(draw, form)}
 
 
 def sampled(draw: random.Random) -> Setting:
     length, given = draw.choice([20, 33]), {**echo(draw), **common(draw)}
     samplers: list[Callable[[], Any]] = [
-        lambda: SequentialSampler(range(length)),
-        lambda: RandomSampler(range(length)),
-        lambda: RandomSampler(range(length), replacement=True, num_samples=length + 5),
-        lambda: SubsetRandomSampler(range(0, length, 2)),
+        lambda: data.SequentialSampler(range(length)),
+        lambda: data.RandomSampler(range(length)),
+        lambda: data.RandomSampler(range(length), replacement=True, num_samples=length + 5),
+        lambda: data.SubsetRandomSampler(range(0, length, 2)),
         lambda: range(length - 1, -1, -1),
     ]
     # A sampler is a loader's own: another for the one that resumes.
@@ -258,12 +208,11 @@ def sampled(draw: random.Random) -> Setting:
 
 
 def others(draw: random.Random) -> Setting:
-    """Sources of other kinds."""
     length = draw.choice([24, 50])
     kinds: list[Callable[[], Any]] = [
-        lambda: mapped(length),
-        lambda: TensorDataset(torch.arange(length), torch.arange(2 * length).reshape(length, 2)),
-        lambda: Subset(Rows(2 * length, as_dict), range(1, 2 * length, 2)),
+        lambda: memory_map({"x": columns("array", length)})["x"],
+        lambda: data.TensorDataset(torch.arange(length), torch.arange(2 * length).reshape(length, 2)),
+        lambda: data.Subset(Rows(2 * length, as_dict), range(1, 2 * length, 2)),
         lambda: torch.arange(length, dtype=torch.int32),
         lambda: [as_dict(row) for row in range(length)],
         lambda: {"x": torch.arange(length * 3).reshape(length, 3), "label": np.arange(length)},
@@ -273,25 +222,21 @@ def others(draw: random.Random) -> Setting:
 
 def around_data_loaders(draw: random.Random) -> Setting:
     length, size, seed = draw.choice([22, 40]), draw.choice([3, 5]), draw.randrange(100)
-    form = draw.choice(["dict", "tuple", "array"])
+    rows = partial(Rows, length, FORMS[draw.choice(OF_ARRAYS)])
     makers: list[Callable[[], Any]] = [
-        lambda: DataLoader(Rows(length, FORMS[form]), size),
-        lambda: DataLoader(Rows(length, FORMS[form]), size, shuffle=True),
-        lambda: DataLoader(Rows(length, FORMS[form]), size, shuffle=True, drop_last=True),
-        lambda: DataLoader(
-            Rows(length, FORMS[form]), size, shuffle=True, generator=torch.Generator().manual_seed(seed)
+        lambda: data.DataLoader(rows(), size),
+        lambda: data.DataLoader(rows(), size, shuffle=True),
+        lambda: data.DataLoader(rows(), size, shuffle=True, drop_last=True),
+        lambda: data.DataLoader(rows(), size, shuffle=True, generator=torch.Generator().manual_seed(seed)),
+        lambda: data.DataLoader(
+            rows(), batch_sampler=data.BatchSampler(data.SubsetRandomSampler(range(length)), size, False)
         ),
-        lambda: DataLoader(
-            Rows(length, FORMS[form]),
-            batch_sampler=BatchSampler(SubsetRandomSampler(range(length)), size, drop_last=False),
-        ),
-        lambda: DataLoader(Rows(length, FORMS[form]), size, sampler=SequentialSampler(range(length))),
+        lambda: data.DataLoader(rows(), size, sampler=data.SequentialSampler(range(length))),
     ]
     return draw.choice(makers), whole_batches(draw)
 
 
 def around_batches(draw: random.Random) -> Setting:
-    """Whole batches that are indexed, or iterated."""
     number, size = draw.choice([9, 16]), draw.choice([2, 4])
 
     def batch(index: int) -> Any:
@@ -314,7 +259,7 @@ def whole_batches(draw: random.Random) -> dict[str, Any]:
 
 
 def in_blocks(draw: random.Random) -> Setting:
-    length, form = draw.choice([31, 300]), draw.choice(["dict", "tuple", "array"])
+    length, form = draw.choice([31, 300]), draw.choice(OF_ARRAYS)
     given = {**echo(draw), **common(draw), "augment": DrawsInBlocks()}
     if draw.random() < 0.5:
         return lambda: columns(form, length), given
@@ -322,22 +267,21 @@ def in_blocks(draw: random.Random) -> Setting:
 
 
 def of_one_argument(draw: random.Random) -> Setting:
-    form = draw.choice(["dict", "tuple", "array"])
+    form = draw.choice(OF_ARRAYS)
     augment = draw.choice([draws_globally, draws_globally, (draws_globally, draws), (draws, draws_globally)])
     return lambda: Rows(26, FORMS[form]), {**echo(draw), **common(draw), "augment": augment}
 
 
 def in_two_parts(draw: random.Random) -> Setting:
-    form = draw.choice(["dict", "tuple", "array"])
-    kinds = [draws, DrawsInBlocks()]
-    augment = draw.choice(kinds), draw.choice(kinds)
+    form = draw.choice(OF_ARRAYS)
+    augment = tuple(draw.choice([draws, DrawsInBlocks()]) for _ in range(2))
     kind = draw.choice([Rows, Shards, Stream])
     given = {**echo(draw), **common(draw, epochs=kind is not Stream), "augment": augment}
     return lambda: kind(28, FORMS[form]), given
 
 
 def places(draw: random.Random) -> Setting:
-    length, form = draw.choice([25, 60]), draw.choice(["dict", "tuple", "array", "named tuple"])
+    length, form = draw.choice([25, 60]), draw.choice([*OF_ARRAYS, "named tuple"])
     given = {**echo(draw, after=False), **common(draw), "decode": Decode(form)}
     given |= {"place": draw.choice(["decoded", "encoded", "encoded", "auto"])}
     given["augment"] = draw.choice([None, draws, draws_globally])
@@ -358,11 +302,7 @@ def collated(draw: random.Random) -> Setting:
 def long(draw: random.Random) -> Setting:
     """Of a permutation that is computed row by row."""
     length = draw.choice([1 << 22, 5_000_000_000])
-    return lambda: Rows(length, as_dict), {
-        **echo(draw),
-        **common(draw),
-        "augment": draw.choice([None, draws]),
-    }
+    return lambda: Rows(length, as_dict), {**echo(draw), **common(draw), **augment_of(draw, "dict")}
 
 
 COUNTS = {
@@ -383,9 +323,6 @@ def setting(name: str) -> Setting:
     return make, {"num_workers": max(draw.randint(-2, most), 0), "prefetch": draw.randrange(4), **given}
 
 
-# Digests.
-
-
 def plain(value: Any) -> Any:
     """Whole numbers and texts in lists, with the types of what held them."""
     if isinstance(value, dict):
@@ -397,12 +334,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return [f"numpy {value.dtype}", value.tolist()]
     return value
-
-
-def loader_of(make: Callable[[], Any], given: dict[str, Any]) -> EchoLoader:
-    sampler = given.get("sampler")
-    own = {"sampler": sampler()} if callable(sampler) else {}
-    return EchoLoader(make(), **{**given, **own})
 
 
 def taken(loader: EchoLoader, count: int) -> Iterator[str]:
@@ -417,19 +348,22 @@ def taken(loader: EchoLoader, count: int) -> Iterator[str]:
 
 
 def digest(name: str) -> str:
-    """That of a stream; raises AssertionError where its resume differs."""
     make, given = setting(name)
-    draw = random.Random(name + ", resumed")
-    stop = draw.randrange(BATCHES - RESUMED)
+    stop = random.Random(name + ", resumed").randrange(BATCHES - RESUMED)
+
+    def loader(**more: Any) -> EchoLoader:
+        own = {"sampler": given["sampler"]()} if callable(given.get("sampler")) else {}
+        return EchoLoader(make(), **{**given, **own, **more})
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with loader_of(make, given) as loader:
-            batches, state = [], loader.state_dict()
-            for batch in taken(loader, BATCHES):
+        with loader() as whole:
+            batches, state = [], whole.state_dict()
+            for batch in taken(whole, BATCHES):
                 batches.append(batch)
                 if len(batches) == stop:
-                    state = loader.state_dict()
-        with loader_of(make, {**given, "num_workers": 0}) as resumed:
+                    state = whole.state_dict()
+        with loader(num_workers=0) as resumed:
             resumed.load_state_dict(state)
             again = list(taken(resumed, RESUMED))
     for number, one in enumerate(again):
@@ -437,10 +371,6 @@ def digest(name: str) -> str:
     return hashlib.sha256("\n".join(batches).encode()).hexdigest()[:12]
 
 
-def main() -> None:
+if __name__ == "__main__":
     RECORDED.write_text(json.dumps({name: digest(name) for name in NAMES}, indent=0) + "\n")
     print(f"{len(NAMES)} streams recorded in {RECORDED}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,9 +2,10 @@
 
 import gc
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
-from tests.echo import reference
+from tests.echo import mini_loader
 
 VARIANTS: list[dict[str, Any]] = [
     {"echo": "none"},
@@ -29,7 +30,6 @@ IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANT
 
 
 def labels(loader: Iterable[Any], batches: int | None = None) -> list[list[int]]:
-    """Of the next batches, or of all."""
     return [batch["label"].tolist() for batch in islice(loader, batches)]
 
 
@@ -43,8 +43,6 @@ def ragged(row: int) -> dict[str, Any]:
 
 
 class Dataset:
-    """Map-style; counts its own reads."""
-
     thread_safe = True
 
     def __init__(self, length: int, make: Any = example) -> None:
@@ -60,21 +58,43 @@ class Dataset:
 
 
 class Broken(Dataset):
-    """Some rows can't be decoded."""
-
-    def __init__(self, length: int, *bad: int) -> None:
+    def __init__(self, length: int, *bad: int, error: type[Exception] = ValueError) -> None:
         super().__init__(length)
-        self.bad = bad
+        self.bad, self.error = bad, error
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         if row in self.bad:
-            raise ValueError(f"cannot decode {row}")
+            raise self.error(f"cannot decode {row}")
         return super().__getitem__(row)
 
 
-class Stream:
-    """Iterable; counts its own reads."""
+class Halting(Dataset):
+    """At one row it waits to be let go on."""
 
+    def __init__(self, length: int, at: int) -> None:
+        super().__init__(length)
+        self.at, self.reading, self.go = at, threading.Event(), threading.Event()
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row == self.at:
+            self.reading.set()
+            self.go.wait(200)
+        return super().__getitem__(row)
+
+
+class Bad:
+    """A decode that fails for some rows, which are bad examples."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = frozenset(rows)
+
+    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
+        if int(one["label"]) in self.rows:
+            raise ValueError(f"cannot decode {one['label']}")
+        return one
+
+
+class Stream:
     def __init__(self, length: int, make: Any = example) -> None:
         self.reads = 0
         self.examples = [make(row) for row in range(length)]
@@ -90,10 +110,10 @@ def arrays(length: int) -> dict[str, Any]:
     return {"x": np.stack([rows, -rows], axis=1).astype(float), "label": rows}
 
 
-def memory_map(length: int) -> dict[str, Any]:
+def memory_map(fields: dict[str, Any]) -> dict[str, Any]:
     """The same arrays in files, which go with the last of their views."""
     mapped = {}
-    for name, array in arrays(length).items():
+    for name, array in fields.items():
         with tempfile.TemporaryFile() as file:
             array.tofile(file)
             file.flush()
@@ -102,14 +122,12 @@ def memory_map(length: int) -> dict[str, Any]:
 
 
 class AddNoise:
-    """Vectorised: adds a keyed number to x."""
-
     def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
         return {**fields, "x": fields["x"] + keyed.uniform(item_keys, 0)[:, None]}
 
 
 def reference_block(one: dict[str, Any], key: int) -> dict[str, Any]:
-    return {**one, "x": one["x"] + reference.uniform(key, 0)}
+    return {**one, "x": one["x"] + mini_loader.uniform(key, 0)}
 
 
 def add_noise(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -124,7 +142,7 @@ def reference_single(one: dict[str, Any], key: int) -> dict[str, Any]:
 SOURCES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     # name: source of a length, augment, the reference's, extra arguments
     "arrays": (arrays, AddNoise(), reference_block, {}),
-    "memory map": (memory_map, AddNoise(), reference_block, {}),
+    "memory map": (lambda length: memory_map(arrays(length)), AddNoise(), reference_block, {}),
     "map": (Dataset, add_noise, reference_single, {}),
     "ragged": (lambda length: Dataset(length, ragged), add_noise, reference_single, {}),
     "stream": (Stream, add_noise, reference_single, {"order": "stored"}),
@@ -135,15 +153,19 @@ def reference_examples(kind: str, length: int) -> list[dict[str, Any]]:
     return [(ragged if kind == "ragged" else example)(row) for row in range(length)]
 
 
+def soon(comes: Callable[[], object]) -> bool:
+    """Whether this comes to be true, on a machine however busy."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not comes():
+        time.sleep(0.005)
+    return bool(comes())
+
+
 def freed_soon(references: Iterable["weakref.ref[Any]"]) -> bool:
     """Whether nothing of these is left, once the threads of loaders that were dropped have ended."""
-    references, deadline = list(references), time.monotonic() + 120
-    while time.monotonic() < deadline:
-        gc.collect()  # a loader, and then what its end leaves
-        if all(reference() is None for reference in references):
-            return True
-        time.sleep(0.01)
-    return False
+    references = list(references)
+    # First a loader goes, and then what its end leaves.
+    return soon(lambda: gc.collect() >= 0 and all(reference() is None for reference in references))
 
 
 def held_serials(loader: EchoLoader) -> list[int]:

@@ -16,18 +16,16 @@ import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed
+from adaecho.echo.variants import VARIANTS
 from tests.echo import record_streams
-from tests.echo.mini_loader import MiniLoader
-from tests.echo.reference import uniform
-from tests.echo.sources import SOURCES, Dataset, Stream, reference_examples
+from tests.echo.mini_loader import MiniLoader, uniform
+from tests.echo.sources import SOURCES, Bad, Dataset, Stream, reference_examples
 from tests.helpers import through_torch_save
 
 SETTINGS, CHUNKS = 540, 30
 
 
 class Scale:
-    """Vectorised: multiplies x by a keyed number."""
-
     def block(self, fields: dict[str, Any], item_keys: Any) -> dict[str, Any]:
         return {**fields, "x": fields["x"] * keyed.uniform(item_keys, 0)[:, None]}
 
@@ -44,40 +42,23 @@ def scale_block_by_key(one: dict[str, Any], key: int) -> dict[str, Any]:
     return {**one, "x": one["x"] * uniform(key, 0)}
 
 
-class Decode:
-    """Fails for some rows, which are bad."""
-
-    def __init__(self, bad: frozenset[int]) -> None:
-        self.bad = bad
-
-    def __call__(self, one: dict[str, Any]) -> dict[str, Any]:
-        if int(one["label"]) in self.bad:
-            raise ValueError("cannot be decoded")
-        return one
-
-
 def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]:
     """Source, its length, which augments, which rows are bad, and the arguments of both loaders."""
     draw = random.Random(number)
     kind, length = draw.choice(list(SOURCES)), draw.choice([5, 11, 23, 50])
-    echo = draw.choice(
-        ["none", "example_before_augmentation", "example_after_augmentation", "batch", "batch"]
-    )
+    echo = draw.choice([*VARIANTS, "batch"])
     world = draw.choice([1, 1, 2, 3])
     epochs = draw.choice([None, None, 1, 2]) if kind != "stream" or world == 1 else None
     given: dict[str, Any] = {
-        "batch_size": draw.choice([1, 2, 3, 4, 6, 8]),
-        "echo": echo,
+        "batch_size": draw.choice([1, 2, 3, 4, 6, 8]), "echo": echo,
         "factor": 1 if echo == "none" else draw.choice([1, 2, 3, 5, 1.25, 2.5, 3.3]),
         "shuffle_buffer": draw.choice([0, 1, 2, 7, 20, 40]),
         "batch_shuffle_buffer": draw.choice([0, 0, 1, 3, 10]) if echo == "batch" else 0,
         "order": "stored" if kind == "stream" else draw.choice(["permutation", "permutation", "stored"]),
-        "epochs": epochs,
-        "drop_last": draw.random() < 0.4,
+        "epochs": epochs, "drop_last": draw.random() < 0.4,
         "seed": draw.choice([0, -1, draw.randrange(1 << 70)]),
-        "rank": draw.randrange(world),
-        "world_size": world,
-    }
+        "rank": draw.randrange(world), "world_size": world,
+    }  # fmt: skip
     # No iteration without a batch, and no more passes in a buffer than a loader takes.
     given["drop_last"] &= bool(epochs) and length * epochs // world >= given["batch_size"]
     most = 6 * length / world
@@ -93,18 +74,18 @@ def setting(number: int) -> tuple[str, int, str, frozenset[int], dict[str, Any]]
 
 
 def loaders(number: int) -> tuple[Any, MiniLoader, dict[str, Any]]:
-    """The source, its mini loader, and the arguments of an EchoLoader of it."""
     kind, length, augments, bad, given = setting(number)
     make, each_time, each_time_by_key, _ = SOURCES[kind]
-    vectorised = hasattr(each_time, "block")
-    once, once_by_key = (Scale(), scale_block_by_key) if vectorised else (scale, scale_by_key)
-    both = {"none": (None, None), "each time": (None, each_time_by_key)}
-    mini = MiniLoader(
-        reference_examples(kind, length), **given, bad=bad,
-        **dict(zip(("once", "augment"), both.get(augments, (once_by_key, each_time_by_key)), strict=True)),
-    )  # fmt: skip
-    augment = {"none": None, "each time": each_time}.get(augments, (once, each_time))
-    damage = {"decode": Decode(bad), "max_bad_examples": len(bad)} if bad else {}
+    once, once_by_key = (
+        (Scale(), scale_block_by_key) if hasattr(each_time, "block") else (scale, scale_by_key)
+    )
+    augment, by_key = {
+        "none": (None, (None, None)),
+        "each time": (each_time, (None, each_time_by_key)),
+        "once and each time": ((once, each_time), (once_by_key, each_time_by_key)),
+    }[augments]
+    mini = MiniLoader(reference_examples(kind, length), **given, bad=bad, once=by_key[0], augment=by_key[1])
+    damage = {"decode": Bad(*bad), "max_bad_examples": len(bad)} if bad else {}
     return make(length), mini, {"augment": augment, **damage, **given}
 
 
@@ -146,7 +127,6 @@ def follow(loader: EchoLoader, mini: MiniLoader, stops: list[int], told: str, so
 
 
 def resume(loader: EchoLoader, mini: MiniLoader, n: int, fresh: int, state: Any, told: str) -> None:
-    """Compare batches from a state on."""
     if n % 3 == 0:
         state = through_torch_save(state)
     loader.load_state_dict(state)

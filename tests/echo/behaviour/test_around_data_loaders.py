@@ -1,5 +1,6 @@
 """Around a DataLoader: whatever draws its order or contents, a resume continues the undisturbed stream."""
 
+import itertools
 import random
 from collections.abc import Callable
 from itertools import islice
@@ -8,27 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from adaecho import EchoLoader
 from adaecho.echo.read.around import data_loader as data_loader_module
+from tests.echo.others import plain
 from tests.helpers import through_torch_save
 
 ROWS, PASSES = 40, 3
-Loader = DataLoader[Any]
+Loader = data.DataLoader[Any]
 
 
-class Drawn(Dataset[Any]):
+class Drawn(data.Dataset[Any]):
     """Rows with what they drew from each of the global generators."""
 
     def __len__(self) -> int:
@@ -38,9 +30,7 @@ class Drawn(Dataset[Any]):
         return row, random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-class DrawnStream(IterableDataset[Any]):
-    """Rows in an order drawn from a global generator."""
-
+class DrawnStream(data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         rows = list(range(ROWS))
         random.shuffle(rows)
@@ -48,75 +38,63 @@ class DrawnStream(IterableDataset[Any]):
 
 
 WEIGHTS = torch.arange(1.0, ROWS + 1)
-LOADERS: dict[str, Callable[[], Loader]] = {
-    "shuffle": lambda: DataLoader(Drawn(), 8, shuffle=True),
-    "seeded": lambda: DataLoader(Drawn(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
-    "weighted": lambda: DataLoader(Drawn(), 8, sampler=WeightedRandomSampler(WEIGHTS, ROWS)),
-    "subset": lambda: DataLoader(Drawn(), 8, sampler=SubsetRandomSampler(range(ROWS))),
-    "batch_sampler": lambda: DataLoader(
-        Drawn(), batch_sampler=BatchSampler(RandomSampler(range(ROWS)), 8, drop_last=False)
+LOADERS: dict[str, Callable[..., Loader]] = {
+    "shuffle": lambda **more: data.DataLoader(Drawn(), 8, shuffle=True, **more),
+    "seeded": lambda: data.DataLoader(Drawn(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "weighted": lambda **more: data.DataLoader(
+        Drawn(), 8, sampler=data.WeightedRandomSampler(WEIGHTS, ROWS), **more
     ),
-    "no collation": lambda: DataLoader(
-        torch.arange(ROWS), batch_size=None, sampler=BatchSampler(RandomSampler(range(ROWS)), 8, True)
+    "subset": lambda: data.DataLoader(Drawn(), 8, sampler=data.SubsetRandomSampler(range(ROWS))),
+    "batch_sampler": lambda **more: data.DataLoader(
+        Drawn(), batch_sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, drop_last=False), **more
     ),
-    "distributed": lambda: DataLoader(Drawn(), 8, sampler=DistributedSampler(Drawn(), 1, 0)),
-    "stream": lambda: DataLoader(DrawnStream(), 8),
-    "2 workers": lambda: DataLoader(Drawn(), 8, shuffle=True, num_workers=2),
-    "2 workers out of order": lambda: DataLoader(Drawn(), 8, shuffle=True, num_workers=2, in_order=False),
-    "2 workers, weighted": lambda: DataLoader(
-        Drawn(), 8, sampler=WeightedRandomSampler(WEIGHTS, ROWS), num_workers=2
+    "no collation": lambda: data.DataLoader(
+        torch.arange(ROWS), None, sampler=data.BatchSampler(data.RandomSampler(range(ROWS)), 8, True)
     ),
-    "2 persistent workers": lambda: DataLoader(
-        Drawn(), 8, shuffle=True, num_workers=2, persistent_workers=True
-    ),
-    "2 persistent workers, batch_sampler": lambda: DataLoader(
-        Drawn(),
-        batch_sampler=BatchSampler(RandomSampler(range(ROWS)), 8, drop_last=False),
-        num_workers=2,
-        persistent_workers=True,
-    ),
+    "distributed": lambda: data.DataLoader(Drawn(), 8, sampler=data.DistributedSampler(Drawn(), 1, 0)),
+    "stream": lambda: data.DataLoader(DrawnStream(), 8),
+}
+PERSISTENT: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+WITH_WORKERS: dict[str, Callable[..., Loader]] = {
+    "2 workers": lambda: LOADERS["shuffle"](num_workers=2),
+    "2 workers out of order": lambda: LOADERS["shuffle"](num_workers=2, in_order=False),
+    "2 workers, weighted": lambda: LOADERS["weighted"](num_workers=2),
+    "2 persistent workers": lambda: LOADERS["shuffle"](**PERSISTENT),
+    "2 persistent workers, batch_sampler": lambda: LOADERS["batch_sampler"](**PERSISTENT),
 }
 
 
-def wrapped(loader: Loader, epochs: int | None = 1, **arguments: Any) -> EchoLoader:
-    return EchoLoader(
-        loader, batch_size=None, epochs=epochs, echo="batch", factor=2, batch_shuffle_buffer=3, **arguments
-    )
-
-
-def contents(batch: Any) -> list[Any]:
-    return [part.tolist() for part in batch] if isinstance(batch, list) else [batch.tolist()]
+def wrapped(loader: Loader, **arguments: Any) -> EchoLoader:
+    common: dict[str, Any] = {"epochs": 1, "echo": "batch", "factor": 2, "batch_shuffle_buffer": 3}
+    return EchoLoader(loader, None, **{**common, **arguments})
 
 
 def taken(loader: EchoLoader, number: int) -> list[Any]:
     """So many batches, over as many iterations as that takes."""
     batches: list[Any] = []
     while len(batches) < number:
-        batches += map(contents, islice(loader, number - len(batches)))
+        batches += map(plain, islice(loader, number - len(batches)))
     return batches
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs"),
-    [(kind, None) for kind in LOADERS] + [(kind, 1) for kind in LOADERS if "workers" not in kind],
+    ("kind", "epochs"), [*itertools.product(LOADERS, (None, 1)), *((kind, None) for kind in WITH_WORKERS)]
 )
 def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None) -> None:
     steps = PASSES * 2 * ROWS // 8
     stream, states = [], []
-    with wrapped(LOADERS[kind](), epochs) as loader:
-        while len(stream) < steps:
-            for batch in loader:
-                stream.append(contents(batch))
-                states.append(loader.state_dict())
-                if len(stream) == steps:
-                    break
-    data_loader = LOADERS[kind]()  # one for all that follow, which none of them may change
+    data_loader = (LOADERS | WITH_WORKERS)[kind]()  # one for all, which none of them may change
     own = data_loader.generator and data_loader.generator.get_state()
+    with wrapped(data_loader, epochs=epochs) as loader:
+        while len(stream) < steps:
+            for batch in islice(loader, steps - len(stream)):
+                stream.append(plain(batch))
+                states.append(loader.state_dict())
     for position in range(1, steps, {"2 workers out of order": 13}.get(kind, 7 if "workers" in kind else 3)):
         # Workers are dear to start: so many batches tell as well whether it is the same stream.
-        end = steps if data_loader.num_workers == 0 else min(position + 3, steps)
+        end = steps if kind in LOADERS else min(position + 3, steps)
         torch.manual_seed(position)
-        with wrapped(data_loader, epochs) as restored:
+        with wrapped(data_loader, epochs=epochs) as restored:
             restored.load_state_dict(through_torch_save(states[position - 1]))
             if kind != "stream":
                 assert restored.reread_examples <= (3 + 2) * 8  # what the buffer held, and the echoes of one
@@ -125,9 +103,11 @@ def test_a_resume_continues_the_undisturbed_stream(kind: str, epochs: int | None
         assert torch.equal(data_loader.generator.get_state(), own)
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler(range(ROWS)), WeightedRandomSampler(WEIGHTS, ROWS)])
+@pytest.mark.parametrize(
+    "sampler", [data.RandomSampler(range(ROWS)), data.WeightedRandomSampler(WEIGHTS, ROWS)]
+)
 def test_a_sampler_gives_the_same_rows_inside_a_data_loader_and_without(sampler: Any) -> None:
-    inside = EchoLoader(DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
+    inside = EchoLoader(data.DataLoader(range(ROWS), 8, sampler=sampler), None, seed=5, epochs=2)  # type: ignore[arg-type]
     without = EchoLoader(range(ROWS), 8, sampler=sampler, seed=5, epochs=2)
     assert [batch.tolist() for batch in inside] == [batch.tolist() for batch in without]
     assert sampler.generator is None
@@ -136,42 +116,36 @@ def test_a_sampler_gives_the_same_rows_inside_a_data_loader_and_without(sampler:
 def test_contents_depend_on_no_number_of_workers() -> None:
     streams = []
     for num_workers in (0, 1, 2):
-        data_loader: Loader = DataLoader(Drawn(), 8, shuffle=True, num_workers=num_workers)
-        with EchoLoader(data_loader, None, epochs=1, seed=1) as loader:
-            streams.append([contents(batch) for batch in loader])
+        with EchoLoader(LOADERS["shuffle"](num_workers=num_workers), None, epochs=1, seed=1) as loader:
+            streams.append(plain(list(loader)))
     assert streams[0] == streams[1] == streams[2]
 
 
 def test_the_global_generators_and_the_data_loader_stay_as_they_were() -> None:
-    data_loader: Loader = DataLoader(Drawn(), 8, shuffle=True)
+    data_loader = LOADERS["shuffle"]()
     sampler = data_loader.sampler
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    undisturbed = [contents(batch) for batch in data_loader]
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    with EchoLoader(data_loader, None, epochs=2) as loader:
-        assert len(list(loader)) == 10
-    assert [contents(batch) for batch in data_loader] == undisturbed
+
+    def drawn(between: int) -> list[Any]:
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(1)
+        with EchoLoader(data_loader, None, epochs=2) as loader:
+            assert len(list(islice(loader, between))) == between
+        return plain(list(data_loader))
+
+    assert drawn(10) == drawn(0)
     assert data_loader.sampler is sampler
 
 
-class Opaque:
-    """Shows nothing that could be compared."""
-
-
 class Lawless:
-    """A sampler that draws from a global generator."""
-
     def __len__(self) -> int:
         return ROWS
 
     def __iter__(self) -> Any:
-        rows = list(range(ROWS))
-        random.Random().shuffle(rows)
-        return iter(rows)
+        return iter(random.Random().sample(range(ROWS), ROWS))
+
+
+class Opaque:
+    """Shows nothing that could be compared."""
 
 
 @pytest.mark.parametrize(
@@ -182,18 +156,15 @@ class Lawless:
         (1, r"is another one than .*sampler draws from something that no seed"),
     ],
 )
-@pytest.mark.parametrize("shows", [False, True])
-def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume(
-    shows: bool, batches: int, message: str
-) -> None:
-    def make() -> EchoLoader:
-        rows = torch.arange(ROWS) if shows else [Opaque()] * ROWS
-        return wrapped(DataLoader(rows, 8, sampler=Lawless(), collate_fn=list), batch_length=len)  # type: ignore[arg-type]
-
-    loader = make()
+@pytest.mark.parametrize("rows", [torch.arange(ROWS), [Opaque()] * ROWS], ids=["shown", "opaque"])
+def test_a_sampler_that_no_seed_governs_is_refused_at_a_resume(rows: Any, batches: int, message: str) -> None:
+    loader, other = (
+        wrapped(data.DataLoader(rows, 8, sampler=Lawless(), collate_fn=list), batch_length=len)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
     list(islice(loader, batches))
     with pytest.raises(ValueError, match=message):
-        make().load_state_dict(loader.state_dict())
+        other.load_state_dict(loader.state_dict())
 
 
 def test_an_interrupt_while_a_data_loader_is_opened_first_does_not_break_it(
@@ -205,21 +176,19 @@ def test_an_interrupt_while_a_data_loader_is_opened_first_does_not_break_it(
         def update(self, *_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-    with EchoLoader(DataLoader(torch.arange(ROWS), 8, shuffle=True), None) as loader:  # type: ignore[arg-type]
-        with monkeypatch.context() as patch:
-            patch.setattr(data_loader_module, "vars", lambda _: Interrupted(), raising=False)
-            with pytest.raises(KeyboardInterrupt):
-                next(iter(loader))
-        rest = [batch.tolist() for batch in islice(loader, 10)]
-    with EchoLoader(DataLoader(torch.arange(ROWS), 8, shuffle=True), None) as undisturbed:  # type: ignore[arg-type]
-        assert rest == [batch.tolist() for batch in islice(undisturbed, 10)]
+    loader, undisturbed = (EchoLoader(LOADERS["shuffle"](), None) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(data_loader_module, "vars", lambda _: Interrupted(), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    assert taken(loader, 10) == taken(undisturbed, 10)
 
 
-class Heard:
-    """A sampler that remembers the passes it was told of, in a list that its copies share."""
+class Told(data.Dataset[int]):
+    """A sampler, or rows of the number of the pass; its copies share the list of those it was told."""
 
-    def __init__(self, told: list[int]) -> None:
-        self.told = told
+    def __init__(self) -> None:
+        self.told: list[int] = []
 
     def set_epoch(self, number: int) -> None:
         self.told.append(number)
@@ -230,59 +199,36 @@ class Heard:
     def __iter__(self) -> Any:
         return iter(range(ROWS))
 
+    def __getitem__(self, row: int) -> int:
+        return self.told[-1]
 
-class OfItsOwnKind(DataLoader[Any]):
-    """Overrides how it is iterated."""
 
+class OfItsOwnKind(data.DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter(list(super().__iter__()))
 
 
-@pytest.mark.parametrize("kind", [DataLoader, OfItsOwnKind])
+@pytest.mark.parametrize("kind", [data.DataLoader, OfItsOwnKind])
 @pytest.mark.parametrize("within", [False, True])
 def test_each_pass_is_told_to_the_sampler(kind: type[Loader], within: bool) -> None:
-    told: list[int] = []
-    sampler: Any = Heard(told)
-    parts = {"batch_sampler": BatchSampler(sampler, 8, False)} if within else {"sampler": sampler}
+    sampler: Any = Told()
+    parts = {"batch_sampler": data.BatchSampler(sampler, 8, False)} if within else {"sampler": sampler}
     loader = EchoLoader(kind(range(ROWS), **parts), None, epochs=1)  # type: ignore[arg-type]
     for _ in range(2):
         list(loader)
     loader.set_epoch(7)
     next(iter(loader))
-    assert list(dict.fromkeys(told)) == [0, 1, 7]
-
-
-class OfItsPass(Dataset[int]):
-    number = 0
-
-    def set_epoch(self, number: int) -> None:
-        self.number = number
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, row: int) -> int:
-        return self.number
+    assert list(dict.fromkeys(sampler.told)) == [0, 1, 7]
 
 
 def test_each_pass_is_told_to_copies_of_the_dataset_in_persistent_workers() -> None:
-    data_loader: Loader = DataLoader(OfItsPass(), 4, num_workers=1, persistent_workers=True)
+    data_loader: Loader = data.DataLoader(Told(), ROWS // 2, num_workers=1, persistent_workers=True)
     with EchoLoader(data_loader, None, epochs=1) as loader:
-        assert [[batch.tolist() for batch in loader] for _ in range(3)] == [[[n] * 4] * 2 for n in range(3)]
+        for number in range(3):
+            assert plain(list(loader)) == [[number] * (ROWS // 2)] * 2
 
 
-def test_a_distributed_sampler_draws_each_epoch_anew_as_in_a_loop_that_sets_it() -> None:
-    sampler: Any = DistributedSampler(Drawn(), 2, 1)
-    data_loader: Loader = DataLoader(range(ROWS), 5, sampler=sampler)  # type: ignore[arg-type]
-    with EchoLoader(data_loader, None, epochs=1, rank=1, world_size=2) as loader:
-        seen = [[batch.tolist() for batch in loader] for _ in range(2)]
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        assert [batch.tolist() for batch in data_loader] == seen[epoch]
-    assert seen[0] != seen[1]
-
-
-class Counting(Sampler[int]):
+class Counting(data.Sampler[int]):
     """One that counts its passes, and draws with NumPy's generator in the attribute that torch's use."""
 
     def __init__(self) -> None:
@@ -295,13 +241,12 @@ class Counting(Sampler[int]):
 
 def test_a_sampler_that_counts_its_passes_goes_on_counting() -> None:
     sampler = Counting()
-    loader = wrapped(DataLoader(range(ROWS), 8, sampler=sampler))  # type: ignore[arg-type]
-    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
-    assert first != second
+    loader = wrapped(data.DataLoader(range(ROWS), 8, sampler=sampler))  # type: ignore[arg-type]
+    assert plain(list(loader)) != plain(list(loader))
     assert sampler.passes == 0, "the given one stays as it was"
 
 
-class Around(Sampler[int]):
+class Around(data.Sampler[int]):
     """One of the user's own that passes on what another gives."""
 
     def __init__(self, inner: Any) -> None:
@@ -313,19 +258,16 @@ class Around(Sampler[int]):
 
 @pytest.mark.parametrize(
     "inner",
-    [
-        RandomSampler(range(ROWS), generator=torch.Generator().manual_seed(3)),
-        DistributedSampler(Drawn(), 1, 0),
-    ],
+    [data.RandomSampler(range(ROWS), generator=torch.Generator()), data.DistributedSampler(Drawn(), 1, 0)],
+    ids=["random", "distributed"],
 )
 def test_samplers_within_others_are_keyed_and_told_the_pass(inner: Any) -> None:
-    def loader() -> EchoLoader:
-        return wrapped(DataLoader(range(ROWS), 8, sampler=Around(inner)))  # type: ignore[arg-type]
-
-    undisturbed, resumed = loader(), loader()
-    first, second = ([batch.tolist() for batch in undisturbed] for _ in range(2))
+    undisturbed, stopped, resumed = (
+        wrapped(data.DataLoader(range(ROWS), 8, sampler=Around(inner)))  # type: ignore[arg-type]
+        for _ in range(3)
+    )
+    first, second = (plain(list(undisturbed)) for _ in range(2))
     assert first != second
-    stopped = loader()
     taken(stopped, len(first))
     resumed.load_state_dict(through_torch_save(stopped.state_dict()))
-    assert [batch.tolist() for batch in resumed] == second
+    assert plain(list(resumed)) == second

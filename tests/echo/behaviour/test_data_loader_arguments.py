@@ -4,21 +4,13 @@ import copy
 import inspect
 import pickle
 import tracemalloc
-import warnings
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from adaecho import EchoLoader
 from adaecho.echo.order import factor as factor_module
@@ -27,6 +19,7 @@ from tests.echo.sources import Dataset as Rows
 from tests.echo.sources import Stream, arrays, labels
 from tests.helpers import through_torch_save
 
+THREE_BATCHES = BatchSampler(SequentialSampler(range(9)), 3, False)
 # An argument of DataLoader: values that are taken, and one that is refused.
 ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "shuffle": ([None, True, False], None, ""),
@@ -36,11 +29,8 @@ ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "prefetch_factor": ([None], 2, "prefetch_factor=2: with num_workers=0 nothing is read ahead"),
     "persistent_workers": ([True, False], None, ""),
     "sampler": ([None, SequentialSampler(range(9))], iter(()), "sampler=tuple_iterator: it has no length"),
-    "batch_sampler": (
-        [None],
-        BatchSampler(SequentialSampler(range(9)), 3, False),
-        r"batch_sampler=BatchSampler: .*EchoLoader\(data_loader, batch_size=None",
-    ),
+    "batch_sampler": ([None], THREE_BATCHES, r"batch_sampler=BatchSampler: batches are made after the echo.*"
+                      r"EchoLoader\(data_loader, batch_size=None"),
     "pin_memory": ([False], True, "pin_memory=True: device='cuda' pins batches"),
     "pin_memory_device": ([""], "cuda", "pin_memory_device='cuda': device= says"),
     "timeout": ([0], 30, "timeout=30: a thread can't be cut off"),
@@ -48,12 +38,11 @@ ANSWERS: dict[str, tuple[list[Any], Any, str]] = {
     "multiprocessing_context": ([None], "spawn", "multiprocessing_context='spawn': workers are threads"),
     "generator": ([None], torch.Generator(), r"generator=Generator: .*seed=generator.initial_seed\(\)"),
     "in_order": ([True], False, "in_order=False: batches always come in order"),
-}
+}  # fmt: skip
 
 
 def test_no_argument_of_data_loader_is_left_out() -> None:
-    known = set(inspect.signature(DataLoader).parameters) - {"dataset", "batch_size"}
-    assert known == set(ANSWERS)
+    assert set(inspect.signature(DataLoader).parameters) == {"dataset", "batch_size", *ANSWERS}
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -61,58 +50,46 @@ def test_each_is_taken_or_refused_in_one_line_that_says_what_replaces_it(name: s
     taken, refused, message = ANSWERS[name]
     for value in taken:
         with EchoLoader(Rows(9), 2, epochs=1, **{name: value}) as loader:
-            assert sum(1 for _ in loader) == (4 if value is True and name == "drop_last" else 5)
+            assert len(list(loader)) == (4 if (name, value) == ("drop_last", True) else 5)
     if message:
-        with pytest.raises(ValueError, match=message) as caught:
+        with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
             EchoLoader(Rows(9), 2, **{name: refused})
-        assert "\n" not in str(caught.value)
 
 
-def test_shuffle_is_an_order() -> None:
-    for num_workers in (0, 2):
-        common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers}
-        with EchoLoader(Rows(20), 4, shuffle=False, **common) as loader:
-            data_loader = DataLoader(Rows(20), 4, shuffle=False)  # type: ignore[arg-type]
-            assert labels(loader) == [batch["label"].tolist() for batch in data_loader]
-        with EchoLoader(Rows(20), 4, shuffle=True, **common) as loader:
-            assert labels(loader) == labels(EchoLoader(Rows(20), 4, epochs=1))
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"shuffle": False}, {"order": "stored"}),
+        ({"shuffle": True}, {}),
+        ({"collate_fn": max}, {"collate": max}),
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_another_name_of_the_same(given: dict[str, Any], same: dict[str, Any], num_workers: int) -> None:
+    def batches(**arguments: Any) -> list[Any]:
+        with EchoLoader(range(20), 4, epochs=1, **arguments) as loader:
+            return [batch if isinstance(batch, int) else batch.tolist() for batch in loader]
 
-
-def test_a_collate_fn_is_a_collate() -> None:
-    def first(examples: list[Any]) -> Any:
-        return examples[0]
-
-    one = EchoLoader(Rows(9), 3, collate_fn=first, epochs=1)
-    other = EchoLoader(Rows(9), 3, collate=first, epochs=1)
-    assert [batch["label"] for batch in one] == [batch["label"] for batch in other]
-
-
-def test_a_prefetch_factor_is_a_prefetch_of_all_workers() -> None:
-    source = Rows(1000)
-    with EchoLoader(source, 2, prefetch_factor=3, num_workers=2) as loader:
-        next(iter(loader))
-        loader.stop()
-        # 6 batches ahead, and what the threads of reading and batching have in their hands.
-        assert source.reads <= 2 * (1 + 6 + 2 * 2 * 2)
+    assert batches(num_workers=num_workers, **given) == batches(**same)
+    if given.get("shuffle") is False:
+        assert batches(**given) == [batch.tolist() for batch in DataLoader(range(20), 4)]  # type: ignore[arg-type]
 
 
 def test_attributes_are_those_of_a_data_loader() -> None:
     source, sampler = Rows(9), SequentialSampler(range(9))
     loader = EchoLoader(source, 3, num_workers=2, drop_last=True, epochs=1, sampler=sampler)
     assert loader.dataset is source
-    assert (loader.batch_size, loader.num_workers, loader.drop_last, len(loader)) == (3, 2, True, 3)
     assert loader.sampler is sampler  # type: ignore[attr-defined]
-    plain = EchoLoader(source, 3)
-    assert getattr(plain, "sampler", None) is None
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, len(loader)) == (3, 2, True, 3)
     for name in ("sampler", "batch_sampler", "other"):
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'$"):
-            getattr(plain, name)
+            getattr(EchoLoader(source, 3), name)
 
 
 def test_set_epoch_goes_to_an_iteration() -> None:
-    plain = EchoLoader(Rows(20), 4, epochs=1)
+    plain, habit, resumed = (EchoLoader(Rows(20), 4, epochs=1) for _ in range(3))
     passes = [labels(plain) for _ in range(4)]
-    habit = EchoLoader(Rows(20), 4, epochs=1)
     for epoch in range(3):
         habit.set_epoch(epoch)
         assert labels(habit) == passes[epoch]
@@ -120,21 +97,16 @@ def test_set_epoch_goes_to_an_iteration() -> None:
     assert labels(habit, 2) == passes[1][:2]
     state = habit.state_dict()
     assert labels(habit) == passes[2]
-    resumed = EchoLoader(Rows(20), 4, epochs=1)
-    resumed.load_state_dict(state)
-    resumed.set_epoch(1)  # the loop's habit: the pass that was restored goes on
-    assert labels(resumed) == passes[1][2:]
-    resumed.load_state_dict(state)
-    resumed.set_epoch(3)
-    assert labels(resumed) == passes[3]
+    for epoch, expected in ((1, passes[1][2:]), (3, passes[3])):  # the pass that was restored goes on
+        resumed.load_state_dict(state)
+        resumed.set_epoch(epoch)
+        assert labels(resumed) == expected
     endless = EchoLoader(Rows(20), 4)
     endless.set_epoch(3)
     assert labels(endless, 5) == passes[0]
 
 
 class Sized(IterableDataset[int]):
-    """Iterable, with a length."""
-
     def __len__(self) -> int:
         return 22
 
@@ -143,24 +115,19 @@ class Sized(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("factor", [1, 2, 1.6])
-@pytest.mark.parametrize("kind", ["data loader", "iterable", "batches of an iterable"])
-def test_the_length_around_what_is_iterated(kind: str, factor: float) -> None:
-    common: dict[str, Any] = {"epochs": 2, "factor": factor}
-    if kind == "iterable":
-        loader = EchoLoader(Sized(), 4, echo="example_before_augmentation", **common)
-    else:
-        source: Dataset[Any] = Sized() if "iterable" in kind else TensorDataset(torch.arange(22))
-        loader = EchoLoader(DataLoader(source, batch_size=4), batch_size=None, echo="batch", **common)
-    for steps in (None, 3, None):
+@pytest.mark.parametrize("source", [TensorDataset(torch.arange(22)), Sized()], ids=["rows", "iterable"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_length_around_what_is_iterated(batched: bool, source: Any, factor: float) -> None:
+    arguments: dict[str, Any] = {"echo": "batch", "batch_size": None} if batched else {"batch_size": 4}
+    arguments = {"echo": "example_before_augmentation", "epochs": 2, "factor": factor, **arguments}
+    loader = EchoLoader(DataLoader(source, 4) if batched else source, **arguments)
+    for _ in range(2):
         announced = len(loader)
-        taken = sum(1 for _ in islice(loader, steps))
-        assert announced == (taken if steps is None else announced) > 3
-        if steps is None:
-            continue
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        within = len(loader)
-        assert within == announced
+        assert announced == sum(1 for _ in loader) > 3
+        announced = len(loader)
+        list(islice(loader, 3))
+        loader.load_state_dict(loader.state_dict())
+        assert len(loader) == announced
         assert sum(1 for _ in loader) == announced - 3
 
 
@@ -171,10 +138,15 @@ def test_the_length_around_what_is_iterated(kind: str, factor: float) -> None:
         ({"source": Rows(9), "epochs": 1, "echo": "batch", "factor": "auto"}, "factor='auto'"),
         ({"source": Stream(9), "epochs": 1}, "around a Stream isn't known: that has no length"),
     ],
+    ids=["endless", "automatic factor", "stream"],
 )
 def test_where_there_is_no_length_the_reason_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         len(EchoLoader(batch_size=3, **arguments))
+
+
+BATCHED: Any = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
+ROWS: Any = TensorDataset(torch.arange(3))
 
 
 class Frame:
@@ -189,15 +161,10 @@ class Frame:
         return {"x": [1, 2, 3]}[name]
 
 
-BATCHED: Any = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
-ROWS: Any = TensorDataset(torch.arange(3))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"source": "train.npz"}, "source='train.npz': text is no source of examples"),
-        ({"source": b"abc"}, "text is no source"),
         ({"source": BATCHED}, r"batch_size=3: the source .DataLoader. makes batches of 4.*batch_size=None"),
         ({"source": EchoLoader(arrays(8), 4)}, r"batch_size=3: the source .EchoLoader. makes batches of 4"),
         ({"source": [BATCHED], "batch_size": None}, "a list of DataLoaders holds neither"),
@@ -206,7 +173,6 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"source": Frame}, r"source: Frame is a class; give a dataset: Frame\(\.\.\.\)"),
         ({"source": {"train": ROWS, "test": ROWS}}, r"holds splits \(train, test\).*source\['train'\]"),
         ({"source": np.array(3.0)}, "is one number, and no array of examples"),
-        ({"source": torch.tensor(3.0)}, "is one number, and no array of examples"),
         ({"source": []}, "it holds no examples"),
         ({"source": 5}, "neither indexable with a length nor iterable"),
         ({"source": {"a": np.zeros(3), "b": np.zeros(4)}}, r"different lengths \(3, 4\)"),
@@ -215,24 +181,16 @@ ROWS: Any = TensorDataset(torch.arange(3))
         ({"sampler": SequentialSampler(range(9)), "shuffle": True}, "with shuffle=True: both decide the"),
         ({"sampler": SequentialSampler(range(9)), "order": "stored"}, "with order='stored': both decide"),
         ({"sampler": SequentialSampler(range(9)), "batch_size": None}, "with batch_size=None"),
-        (
-            {"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}},
-            "field 'name', <U1, is no numer",
-        ),
+        ({"source": {"x": np.zeros((4, 2)), "name": np.array([*"abcd"])}}, "field 'name', <U1, is no numer"),
         ({"source": (torch.zeros(4, 2), torch.zeros(4, 2).bfloat16())}, "field 1, torch.bfloat16 on cpu"),
         ({"source": {"x": torch.zeros(4, 2).to(torch.float8_e4m3fn)}}, "'x', torch.float8_e4m3fn on cpu"),
         ({"source": {"x": torch.zeros(4, 2, device="meta")}}, "field 'x', torch.float32 on meta"),
         ({"source": Stream(9), "order": "shards"}, "order='shards': Stream can only be iterated"),
-        *[
-            ({name: 3}, "=3: must be a function; a int is none")
-            for name in ("decode", "collate", "collate_fn")
-        ],
+        *[({name: 3}, "must be a function; a int is none") for name in ("decode", "collate", "collate_fn")],
         ({"batch_length": 3, "batch_size": None, "source": [1]}, "batch_length=3: must be a function"),
         ({"augment": 3}, "augment: a int can't be called"),
         ({"augment": (max,)}, r"a tuple is \(once, each_time\), and this one has 1 parts"),
-        ({"augment": (max, max, max)}, "this one has 3 parts"),
         ({"augment": (max, None)}, "a NoneType can't be called"),
-        ({"augment": (3, max)}, "a int can't be called"),
         ({"batch_size": None, "source": {"x": np.zeros((5, 8, 2))}}, "batch_size=None: arrays hold examples"),
         ({"batch_size": None, "order": "shards"}, "order='shards' with batch_size=None"),
         ({"batch_size": None, "augment": max}, "augment with batch_size=None"),
@@ -275,39 +233,23 @@ def test_what_can_not_be_is_refused_by_name(arguments: dict[str, Any], message: 
 def test_what_a_function_forgot_to_return_is_told() -> None:
     with pytest.raises(ValueError, match="returned a NoneType, which can't be iterated; a function"):
         next(iter(EchoLoader(lambda: None, 3, epochs=1)))
-    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1, "a dict of rows is a dataset"
 
 
-def test_a_data_loader_that_gives_single_examples_is_a_source() -> None:
-    single = DataLoader(TensorDataset(torch.arange(9)), batch_size=None)
-    assert [batch[0].tolist() for batch in EchoLoader(single, 3, epochs=1)] == np.arange(9).reshape(
-        3, 3
-    ).tolist()
-
-
-def test_batches_of_an_echo_loader_are_not_batched_again() -> None:
-    inner = EchoLoader(arrays(8), 4, epochs=1)
-    twice = EchoLoader(inner, batch_size=None, echo="batch", factor=2, epochs=1)
-    assert [len(batch["label"]) for batch in twice] == [4] * 4
+def test_a_dict_of_rows_is_a_dataset() -> None:
+    assert len(EchoLoader({0: "a", 1: "b"}, 2, collate=list, epochs=1)) == 1
 
 
 def test_calls_as_of_a_data_loader() -> None:
     dataset = TensorDataset(torch.arange(20.0))
     assert len(next(iter(EchoLoader(dataset, shuffle=True)))[0]) == 1
     assert len(next(iter(EchoLoader(dataset=dataset, batch_size=10)))[0]) == 10
-    with pytest.raises(ValueError, match="batch_sampler=BatchSampler: batches are made after the echo"):
-        EchoLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, False))
-    with pytest.raises(TypeError, match="needs a source of examples"):
-        EchoLoader(batch_size=3)
-    with pytest.raises(TypeError, match="the same argument"):
-        EchoLoader(dataset, dataset=dataset)
-    with pytest.raises(TypeError, match=r"no argument 'shuffle_bufer'"):
-        EchoLoader(arrays(9), 3, shuffle_bufer=3)
-
-
-def test_it_shows_what_it_was_made_with() -> None:
-    shown = repr(EchoLoader(arrays(9), 3, echo="batch", factor=2, epochs=1))
-    assert shown == "EchoLoader(dict, batch_size=3, echo='batch', factor=2, epochs=1)"
+    for given, arguments, message in (
+        ((), {"batch_size": 3}, "needs a source of examples"),
+        ((dataset,), {"dataset": dataset}, "the same argument"),
+        ((dataset, 3), {"shuffle_bufer": 3}, "no argument 'shuffle_bufer'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            EchoLoader(*given, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -318,24 +260,18 @@ def test_a_loader_is_neither_copied_nor_sent(copied: Any) -> None:
             copied(loader)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
-def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made(device: Any) -> None:
-    with pytest.raises(ValueError, match=r"device='cuda(:1)?': torch finds no CUDA device here"):
-        EchoLoader(arrays(9), 3, device=device)
-
-
+@pytest.mark.filterwarnings("error")
 def test_an_echo_that_does_nothing_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="echo='batch' with factor=1 repeats nothing") as caught:
         EchoLoader(arrays(9), 3, echo="batch")
     assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(UserWarning, match="shuffle_buffer=0: all repeats of an example follow one another"):
         EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(arrays(9), 3)
-        EchoLoader(arrays(9), 3, echo="batch", factor="auto")
-        EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor=2, shuffle_buffer=6)
+    for quiet in (
+        {}, {"echo": "batch", "factor": "auto"}, {"shuffle_buffer": 9}, {"shuffle_buffer": 1000, "epochs": 1},
+        {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 6},
+    ):  # fmt: skip
+        EchoLoader(arrays(9), 3, **quiet)  # type: ignore[arg-type]
 
 
 def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
@@ -343,10 +279,6 @@ def test_a_buffer_of_many_passes_is_refused_before_anything_is_read() -> None:
     with pytest.raises(ValueError, match=r"shuffle_buffer=1000000000: to fill .* 83,333,333.3 passes"):
         EchoLoader(rows, 3, shuffle_buffer=10**9)
     assert rows.reads == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EchoLoader(rows, 3, shuffle_buffer=12)
-        EchoLoader(rows, 3, shuffle_buffer=1000, epochs=1)
 
 
 @pytest.mark.parametrize("source", [arrays(12), lambda: iter(range(12))], ids=["rows", "stream"])
@@ -378,40 +310,24 @@ def test_many_passes_of_what_has_no_length_are_refused_after_the_first(num_worke
         opened.append(1)
         return iter(range(12))
 
-    message = r"shuffle_buffer=1000000: to fill .* 83,333.3 passes of the source's 12 examples"
     with EchoLoader(source, 3, shuffle_buffer=10**6, num_workers=num_workers) as loader:
         for tries in (1, 2):
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=r"=1000000: to fill .* 83,333.3 passes of the source's 12"):
                 next(iter(loader))
             assert len(opened) == tries
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with EchoLoader(source, 3, shuffle_buffer=12, num_workers=num_workers) as loader:
-            assert len(list(islice(loader, 20))) == 20
+    with EchoLoader(source, 3, shuffle_buffer=12, num_workers=num_workers) as loader:
+        assert len(list(islice(loader, 20))) == 20
 
 
 def test_passes_of_whole_batches_are_told_too() -> None:
-    def source() -> Any:
-        return iter(torch.arange(12).split(3))
-
+    source = torch.arange(12).split(3).__iter__
     with pytest.warns(UserWarning, match=r"batch_shuffle_buffer=16: .* 2.0 passes of the source's 4 batches"):
         next(iter(EchoLoader(source, None, echo="batch", factor=2, batch_shuffle_buffer=16)))
 
 
-class Enormous:
-    """Rows that nobody reads."""
-
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, row: int) -> int:
-        return row
-
-
-@pytest.mark.parametrize("echo", ["none", "example_before_augmentation", "batch"])
-def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str) -> None:
-    factor = 1 if echo == "none" else 3
-    loader = EchoLoader(Enormous(), 64, echo=echo, factor=factor, shuffle_buffer=99, epochs=5)
+@pytest.mark.parametrize(("echo", "factor"), [("none", 1), ("example_before_augmentation", 3), ("batch", 3)])
+def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str, factor: int) -> None:
+    loader = EchoLoader(range(10**9), 64, echo=echo, factor=factor, shuffle_buffer=99, epochs=5)
     tracemalloc.start()
     try:
         assert len(loader) == factor * 5 * 10**9 // 64
@@ -420,26 +336,16 @@ def test_the_number_of_batches_of_an_enormous_source_takes_no_memory(echo: str) 
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
-def test_the_number_of_batches_under_a_factor_that_is_not_whole_is_counted_in_blocks(
-    echo: str, world: int, monkeypatch: pytest.MonkeyPatch
+def test_batches_under_a_factor_that_is_not_whole_are_counted_in_blocks(
+    echo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factor_module, "_COUNTED", 7)
-    for rank in range(world):
-        loader = EchoLoader(
-            arrays(100),
-            3,
-            echo=echo,
-            factor=1.6,
-            shuffle_buffer=9,
-            epochs=2,
-            rank=rank,
-            world_size=world,
-        )
+    common: dict[str, Any] = {"echo": echo, "factor": 1.6, "shuffle_buffer": 9, "epochs": 2}
+    for rank, world in ((0, 1), (0, 3), (1, 3), (2, 3)):
+        loader = EchoLoader(arrays(100), 3, rank=rank, world_size=world, **common)
         for _ in range(2):
-            expected = len(loader)
-            assert len(list(loader)) == expected
+            assert len(loader) == len(list(loader))
 
 
 def test_numpy_scalars_are_plain_numbers() -> None:
@@ -447,19 +353,13 @@ def test_numpy_scalars_are_plain_numbers() -> None:
         "batch_size": 4, "factor": 1.5, "shuffle_buffer": 3, "epochs": 2, "seed": 3, "rank": 1,
         "world_size": 2, "max_factor": 8.0, "max_bad_examples": 0, "num_workers": 1, "prefetch": 1,
     }  # fmt: skip
-    plain = EchoLoader(Rows(20), echo="example_before_augmentation", **numbers)
     scalars = {name: np.asarray(number)[()] for name, number in numbers.items()}
-    loader = EchoLoader(Rows(20), echo="example_before_augmentation", **scalars)
-    for one, other in zip(islice(loader, 3), islice(plain, 3), strict=True):
-        assert torch.equal(one["x"], other["x"])
-    state = through_torch_save(loader.state_dict())
-    plain.load_state_dict(state)
+    echo = "example_before_augmentation"
+    with (
+        EchoLoader(Rows(20), echo=echo, **numbers) as plain,
+        EchoLoader(Rows(20), echo=echo, **scalars) as loader,
+    ):
+        assert labels(loader, 3) == labels(plain, 3)
+        state = through_torch_save(loader.state_dict())
+        plain.load_state_dict(state)
     assert {type(value) for value in state["settings"].values()} <= {int, float, str, bool, type(None)}
-    loader.close()
-    plain.close()
-
-
-def test_seeds_of_any_size_differ() -> None:
-    seeds = (-1, -2, 1 << 63, (1 << 63) + 1, 0)
-    orders = {tuple(next(iter(EchoLoader(np.arange(50), 50, seed=seed))).tolist()) for seed in seeds}
-    assert len(orders) == len(seeds)

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 import warnings
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 
 from adaecho import EchoLoader
 from adaecho.echo.read import rows
+from adaecho.echo.threads.generators import global_generators_kept
+from tests.echo.others import plain
 from tests.echo.sources import IDS, VARIANTS
 
 RECORD = 64
@@ -23,11 +26,13 @@ RECORD = 64
 class LazyFile(Dataset[Any]):
     """The common way to read records of a file; slow enough that threads would come between seek and read."""
 
-    def __init__(self, path: Path, length: int) -> None:
-        self.path, self.length, self.file = path, length, None
+    def __init__(self, path: Path, *, opened: bool = False) -> None:
+        self.path, self.file = path, None
+        if opened:  # it can't be pickled then
+            self[0]
 
     def __len__(self) -> int:
-        return self.length
+        return 200
 
     def __getitem__(self, row: int) -> Any:
         if self.file is None:
@@ -41,27 +46,11 @@ class LazyFile(Dataset[Any]):
             self.file.close()
 
 
-class OpenFile(LazyFile):
-    """It can't be pickled."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        super().__init__(path, length)
-        self[0]
-
-
-class Unsendable(LazyFile):
-    """It can't be copied, and can be forked before it has opened its file."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        super().__init__(path, length)
-        self.hook = lambda: None
-
-
 class InHand(Dataset[Any]):
-    """Tells whether two threads were ever in it together."""
+    """Tells whether two threads were ever in it together; holds what may make copies dear or impossible."""
 
-    def __init__(self) -> None:
-        self.inside, self.together, self.threads = 0, False, set[int]()
+    def __init__(self, held: Any = None) -> None:
+        self.inside, self.together, self.threads, self.held = 0, False, set[int](), held
 
     def __len__(self) -> int:
         return 200
@@ -75,32 +64,25 @@ class InHand(Dataset[Any]):
         return row
 
 
-class Locked(InHand):
-    def __getstate__(self) -> Any:
-        raise TypeError("cannot pickle an open file")
-
-
-class Holding(InHand):
-    def __init__(self, array: Any) -> None:
-        super().__init__()
-        self.array = array
-
-
 class Safe(InHand):
     thread_safe = True
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    path = tmp_path / "records"
-    np.repeat(np.arange(200), RECORD // 8).tofile(path)
-    return path
+    np.repeat(np.arange(200), RECORD // 8).tofile(tmp_path / "records")
+    return tmp_path / "records"
+
+
+def read(loader: EchoLoader) -> list[int]:
+    """The first number of each example of an iteration."""
+    return [int(np.ravel(one)[0]) for batch in loader for one in batch]
 
 
 @pytest.mark.parametrize("wrap", ["plain", "subset", "concat", "stack"])
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_workers: int) -> None:
-    plain = LazyFile(records, 200)
+    plain = LazyFile(records)
     dataset: Any = {
         "plain": lambda: plain,
         "subset": lambda: Subset(plain, range(200)),
@@ -113,89 +95,75 @@ def test_a_lazily_opened_file_is_read_right(records: Path, wrap: str, num_worker
 
 
 def test_no_two_processes_share_a_file_that_a_trial_has_opened(records: Path) -> None:
-    dataset = Unsendable(records, 200)
-    with EchoLoader(
-        dataset, 8, order="stored", epochs=1, num_workers=4, processes=True, place="auto", decode=np.copy
-    ) as loader:
-        assert torch.cat(list(loader))[:, 0].tolist() == list(range(200))
+    dataset = LazyFile(records)
+    dataset.hook = lambda: None  # it can't be copied, and can be forked before it has opened its file
+    processes: dict[str, Any] = {"num_workers": 4, "processes": True, "place": "auto", "decode": np.copy}
+    with EchoLoader(dataset, 8, order="stored", epochs=1, **processes) as loader:
+        assert read(loader) == list(range(200))
     assert dataset.file is None
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_what_can_not_be_copied_is_read_in_turns_with_a_warning(records: Path, num_workers: int) -> None:
-    dataset = OpenFile(records, 200)
-    with (  # noqa: PT031 (the loader warns when it is made)
-        pytest.warns(UserWarning, match="OpenFile can't be copied for each reading thread") as caught,
-        EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader,
+    locked = InHand(threading.Lock())
+    for dataset, message in (
+        (LazyFile(records, opened=True), "LazyFile can't be copied for each reading thread"),
+        (locked, "read one at a time: open files when first needed"),
     ):
-        for _ in range(2):
-            assert torch.cat(list(loader))[:, 0].tolist() == list(range(200))
-    assert len(caught) == 1
-    dataset = Locked()  # type: ignore[assignment]
-    with (
-        pytest.warns(UserWarning, match="read one at a time: open files when first needed"),
-        EchoLoader(dataset, 8, epochs=1, num_workers=num_workers) as loader,
-    ):
-        list(loader)
-    assert not dataset.together  # type: ignore[attr-defined]
+        with (  # noqa: PT031 (the loader warns when it is made)
+            pytest.warns(UserWarning, match=message) as caught,
+            EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=num_workers) as loader,
+        ):
+            for _ in range(2):
+                assert read(loader) == list(range(200))
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    assert not locked.together
 
 
-def test_what_says_that_it_is_safe_is_shared() -> None:
-    dataset = Safe()
-    with EchoLoader(dataset, 8, epochs=1, num_workers=4) as loader:
-        list(loader)
-    assert len(dataset.threads) > 1
-    plain = InHand()
-    with EchoLoader(plain, 8, epochs=1, num_workers=4) as loader:
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(200))
-    assert not plain.threads
-
-
-def test_which_datasets_are_shared() -> None:
-    safe, plain = Safe(), InHand()
-    tensors = TensorDataset(torch.arange(3))
-    for dataset in (
-        [1, 2],
-        (1, 2),
-        range(3),
-        safe,
-        Subset(safe, [0]),
-        tensors,
-        ConcatDataset([safe, tensors]),
-    ):
-        assert rows.may_be_shared(dataset)
-    for other in (plain, Subset(plain, [0]), ConcatDataset([safe, plain]), StackDataset(a=safe, b=plain)):
-        assert not rows.may_be_shared(other)
+def test_what_says_that_it_is_safe_is_shared_and_nothing_else() -> None:
+    for dataset in (Safe(), InHand()):
+        with EchoLoader(dataset, 8, epochs=1, num_workers=4) as loader:
+            assert sorted(read(loader)) == list(range(200))
+        assert (len(dataset.threads) > 1) == isinstance(dataset, Safe)
+    assert dataset.threads == set(), "its copies have read"
+    safe, plain, tensors = Safe(), InHand(), TensorDataset(torch.arange(3))
+    for shared in ([1], (1,), range(3), safe, Subset(safe, [0]), tensors, ConcatDataset([safe, tensors])):
+        assert rows.may_be_shared(shared)
+    for copied in (plain, Subset(plain, [0]), ConcatDataset([safe, plain]), StackDataset(a=safe, b=plain)):
+        assert not rows.may_be_shared(copied)
 
 
 def test_memory_maps_are_shared_and_large_datasets_are_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.save(tmp_path / "x.npy", np.arange(1 << 20))
-    mapped = Holding(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    mapped = InHand(np.load(tmp_path / "x.npy", mmap_mode="r"))
     monkeypatch.setattr(rows, "_LARGEST_COPY_BYTES", 1 << 16)
     own = rows._copier(mapped)()
     assert own is not mapped
-    assert own.array is mapped.array
+    assert own.held is mapped.held
     with pytest.warns(UserWarning, match="it takes more than 0 MiB"):
-        EchoLoader(Holding(np.arange(1 << 20)), 8, num_workers=2).close()
+        EchoLoader(InHand(np.arange(1 << 20)), 8, num_workers=2).close()
 
 
 def test_copies_are_taken_anew_for_each_iteration(records: Path) -> None:
-    dataset = LazyFile(records, 200)
+    dataset = LazyFile(records)
     with EchoLoader(dataset, 8, order="stored", epochs=1, num_workers=2) as loader:
-        list(loader)
-        other = records.with_name("other")
-        np.repeat(np.arange(1000, 1200), RECORD // 8).tofile(other)
-        dataset.path, dataset.file = other, None
-        assert torch.cat(list(loader))[:, 0].tolist() == list(range(1000, 1200))
+        read(loader)
+        dataset.path, dataset.file = records.with_name("other"), None
+        np.repeat(np.arange(1000, 1200), RECORD // 8).tofile(dataset.path)
+        assert read(loader) == list(range(1000, 1200))
 
 
-class Noisy:
-    """Draws from each of the global generators."""
+def noisy(row: int) -> Any:
+    return np.array([row, random.random(), np.random.rand(), float(torch.rand(()))])
 
-    def __call__(self, row: int) -> Any:
-        return np.array([row, random.random(), np.random.rand(), float(torch.rand(()))])
+
+def noisy_but_for_two(row: int) -> Any:
+    if row == 2:
+        raise ValueError("row 2 is damaged")
+    return noisy(row)
 
 
 class Transformed(Dataset[Any]):
@@ -209,82 +177,102 @@ class Transformed(Dataset[Any]):
         return self.transform(row)
 
 
-def rows_of(batches: Any) -> list[list[float]]:
-    return [row for batch in batches for row in batch.tolist()]
-
-
 @pytest.mark.parametrize("variant", VARIANTS[2:5:2], ids=IDS[2:5:2])
 def test_what_a_dataset_draws_depends_on_no_thread_and_no_resume(variant: dict[str, Any]) -> None:
-    common: dict[str, Any] = {"shuffle_buffer": 8, "seed": 3, **variant}
     found = []
     for num_workers in (0, 2):
         with (  # noqa: PT031 (the loader warns when it is made)
             pytest.warns(UserWarning, match="Transformed draws random numbers as it reads") as caught,
-            EchoLoader(Transformed(Noisy()), 4, num_workers=num_workers, **common) as loader,
-        ):
+            EchoLoader(
+                Transformed(noisy_but_for_two), 4, num_workers=num_workers, shuffle_buffer=8, seed=3,
+                max_bad_examples=1, **variant,
+            ) as loader,
+        ):  # fmt: skip
             iterator = iter(loader)
-            first = rows_of(islice(iterator, 5))
+            first = plain(list(islice(iterator, 5)))
             state = loader.state_dict()
-            rest = rows_of(islice(iterator, 30))
+            rest = plain(list(islice(iterator, 30)))
             loader.load_state_dict(state)
-            assert rows_of(islice(loader, 30)) == rest
+            assert plain(list(islice(loader, 30))) == rest
+            assert [bad["row"] for bad in loader.bad_examples] == [2]
         assert len(caught) == 1
-        found.append(first + rest)
-    assert all(one == found[0] for one in found)
+        found.append([tuple(row) for batch in first + rest for row in batch])
+    assert found[0] == found[1]
     # A row of a later pass is another draw: fresh again.
-    assert len({tuple(row) for row in found[0]}) > len({row[0] for row in found[0]})
+    assert len(set(found[0])) > len({row[0] for row in found[0]})
 
 
 def test_the_global_generators_are_given_back() -> None:
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = random.random(), np.random.rand(), float(torch.rand(()))
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    with pytest.warns(UserWarning, match="draws random numbers"):
-        list(islice(EchoLoader(Transformed(Noisy()), 4), 3))
-    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+    drawn = []
+    for used in (False, True):
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        if used:
+            with pytest.warns(UserWarning, match="draws random numbers"):
+                list(islice(EchoLoader(Transformed(noisy), 4), 3))
+        drawn.append(noisy(0).tolist())
+    assert drawn[0] == drawn[1]
 
 
-def test_warnings_say_what_echoing_becomes_and_point_at_the_line_that_made_the_loader() -> None:
-    source = Subset(Transformed(Noisy()), range(40))
-    message = r"same draw, which is echoing after augmentation; .*augment="
-    with pytest.warns(UserWarning, match=message) as caught:
-        EchoLoader(source, 4, echo="example_before_augmentation", factor=2)
-    with pytest.warns(UserWarning, match="can't be copied") as in_turns:
-        EchoLoader(Locked(), 4, num_workers=2).close()
-    assert {caught[0].filename, in_turns[0].filename} == {__file__}
+def test_a_warning_says_what_echoing_becomes_and_points_at_the_line_that_made_the_loader() -> None:
+    with pytest.warns(
+        UserWarning, match="same draw, which is echoing after augmentation; .*augment="
+    ) as caught:
+        EchoLoader(Subset(Transformed(noisy), range(40)), 4, echo="example_before_augmentation", factor=2)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         EchoLoader(Transformed(np.array), 4)
         EchoLoader(TensorDataset(torch.arange(3)), 2)
 
 
-def test_errors_of_a_dataset_that_draws_name_the_example() -> None:
-    for num_workers in (0, 1):
-        with (  # noqa: PT031 (the loader warns when it is made)
-            pytest.warns(UserWarning, match="draws"),
-            EchoLoader(
-                Transformed(Failing()), 4, num_workers=num_workers, order="stored", max_bad_examples=1
-            ) as loader,
-        ):
-            assert [row[0] for row in next(iter(loader)).tolist()] == [0, 1, 3, 4]
-            assert loader.bad_examples[0]["row"] == 2
-
-
-class Failing(Noisy):
-    def __call__(self, row: int) -> Any:
-        if row == 2:
-            raise ValueError("row 2 is damaged")
-        return super().__call__(row)
-
-
+@pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("draws", [False, True])
-def test_a_bad_first_example_tells_nothing_of_draws(draws: bool) -> None:
+def test_a_bad_first_example_tells_nothing_of_draws(draws: bool, recwarn: pytest.WarningsRecorder) -> None:
     def read(row: int) -> Any:
         if row == 0:
             raise ValueError("row 0 is damaged")
         return random.random() if draws else row
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        EchoLoader(Transformed(read), 4)
-    assert ["draws random numbers as it reads" in str(one.message) for one in caught] == [True] * draws
+    EchoLoader(Transformed(read), 4)
+    assert ["draws random numbers as it reads" in str(one.message) for one in recwarn] == [True] * draws
+
+
+def draw(numbers: int) -> list[Any]:
+    """From all of them, also normal numbers, of which NumPy and ``random`` keep every second one."""
+    return [
+        (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(())))
+        for _ in range(numbers)
+    ]
+
+
+def disturb() -> None:
+    for number, seed in enumerate((random.seed, np.random.seed, torch.manual_seed)):
+        seed(number)
+    draw(3)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+def test_the_global_generators_go_on_where_they_were(before: int, bits: Any) -> None:
+    own = np.random.get_bit_generator()
+    try:
+        streams = []
+        for disturbed in (False, True):
+            np.random.set_bit_generator(bits(1))
+            random.seed(1)
+            torch.manual_seed(1)
+            drawn = draw(before)
+            for _ in range(2 * disturbed):
+                with global_generators_kept():
+                    np.random.set_bit_generator(np.random.MT19937(8))
+                    disturb()
+                    inside = draw(2)
+                    disturb()
+                    with suppress(KeyError), global_generators_kept():
+                        disturb()
+                        raise KeyError
+                    assert draw(2) == inside
+            streams.append(drawn + draw(3))
+        assert streams[0] == streams[1]
+    finally:
+        np.random.set_bit_generator(own)

@@ -1,30 +1,28 @@
-"""Ranks make equally many steps, whatever the length of the source, the factor and what came before."""
+"""Several ranks: as many steps at each, whatever the source; around others' batches, who shares them out."""
 
+import warnings
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler
+import torch
+from torch.utils import data
 
 from adaecho import EchoLoader
 from tests.echo.sources import IDS, VARIANTS, Dataset, Stream, arrays, labels
 
 
-def ranks(
-    world: int, length: int, batch_size: int, make: Any = Dataset, **arguments: Any
-) -> list[EchoLoader]:
-    common: dict[str, Any] = {"epochs": 1, "world_size": world, **arguments}
-    return [EchoLoader(make(length), batch_size, rank=rank, **common) for rank in range(world)]
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("make", [Dataset, arrays])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_every_rank_makes_as_many_batches_of_the_same_sizes(
-    variant: dict[str, Any], make: Any, drop_last: bool
-) -> None:
+def test_every_rank_makes_as_many_batches_of_the_same_sizes(variant: Any, make: Any, drop_last: bool) -> None:
+    common: dict[str, Any] = {"epochs": 1, "shuffle_buffer": 3, "drop_last": drop_last, **variant}
     for world, length, batch_size in ((2, 29, 4), (3, 32, 5), (4, 7, 1)):
-        arguments = {**variant, "shuffle_buffer": 3, "drop_last": drop_last}
-        loaders = ranks(world, length, batch_size, make, **arguments)
+        loaders = [
+            EchoLoader(make(length), batch_size, rank=rank, world_size=world, **common)
+            for rank in range(world)
+        ]
         for _ in range(3):  # the draws of a fractional factor differ from pass to pass
             expected = [len(loader) for loader in loaders]
             # In what order a buffer of batches lets them go is each rank's own.
@@ -35,44 +33,28 @@ def test_every_rank_makes_as_many_batches_of_the_same_sizes(
                 assert set(sizes[0]) <= {batch_size}
 
 
-@pytest.mark.parametrize("variant", [{"echo": "none"}, *VARIANTS[3:]], ids=str)
-def test_the_length_is_true_before_during_and_after_a_pass_that_was_broken_off(
-    variant: dict[str, Any],
-) -> None:
-    for loader in ranks(2, 31, 4, **variant):
-        for _ in range(3):
-            for number, _ in enumerate(loader):
-                before = len(loader)
-                if number == 3:
-                    break
-            del number
-            announced = len(loader)
-            assert announced == len(labels(loader))
-            assert before > 3
-
-
 @pytest.mark.parametrize("factor", [1, 1.5, 2.25])
 def test_around_data_loaders_whose_sampler_shares_out(factor: float) -> None:
-    counts: list[list[tuple[int, int]]] = []
+    counts = []
     for rank in range(2):
-        sampler: Any = DistributedSampler(range(129), num_replicas=2, rank=rank)  # type: ignore[arg-type]
-        data_loader = DataLoader(range(129), batch_size=16, sampler=sampler)  # type: ignore[arg-type]
-        loader = EchoLoader(
-            data_loader, batch_size=None, echo="batch", factor=factor, epochs=1, rank=rank, world_size=2
-        )
-        counts.append([])
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            counts[-1].append((len(loader), sum(1 for _ in loader)))
+        sampler: Any = data.DistributedSampler(range(129), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        data_loader = data.DataLoader(range(129), batch_size=16, sampler=sampler)  # type: ignore[arg-type]
+        common: dict[str, Any] = {"rank": rank, "world_size": 2, "factor": factor}
+        loader = EchoLoader(data_loader, None, echo="batch", epochs=1, **common)
+        counts.append([(len(loader), sum(1 for _ in loader)) for _ in range(3)])
     assert counts[0] == counts[1]
     assert all(announced == made for announced, made in counts[0])
 
 
-def test_the_length_within_a_pass_is_that_pass_s() -> None:
-    loader = EchoLoader(Dataset(50), 4, echo="batch", factor=2.4, epochs=1)
-    for _ in range(4):
-        within = [len(loader) for _ in loader]
-        assert set(within) == {len(within)}
+@pytest.mark.parametrize("variant", [VARIANTS[0], *VARIANTS[3:]], ids=[IDS[0], *IDS[3:]])
+def test_the_length_is_true_before_within_and_after_a_pass_that_was_broken_off(variant: Any) -> None:
+    for rank in range(2):
+        loader = EchoLoader(Dataset(31), 4, rank=rank, world_size=2, epochs=1, **variant)
+        for _ in range(3):
+            list(islice(loader, 4))
+            announced = len(loader)
+            within = [len(loader) for _ in loader]
+            assert {announced, *within} == {len(within)}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +65,59 @@ def test_the_length_within_a_pass_is_that_pass_s() -> None:
         ({"max_bad_examples": 3}, "max_bad_examples=3 with epochs=1 and world_size=2"),
     ],
 )
-def test_what_would_make_ranks_wait_for_each_other_is_refused(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_what_would_make_ranks_wait_for_each_other_is_refused(arguments: Any, message: str) -> None:
     given: dict[str, Any] = {"source": Dataset(9), "batch_size": 2, "rank": 0, "world_size": 2, **arguments}
     with pytest.raises(ValueError, match=f"{message}.*islice"):
         EchoLoader(epochs=1, **given)
     EchoLoader(**given)
+
+
+# Around batches of others: warned of, unless it is declared who shares them out.
+
+ROWS = 40
+RANKS: dict[str, Any] = {"rank": 0, "world_size": 2}
+ROWS_OF_ALL: Any = data.TensorDataset(torch.arange(ROWS))
+BATCHES = list(torch.arange(ROWS).split(4))
+
+
+class OfRank(data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, ROWS, 2))
+
+
+def distributed(ranks: int) -> Any:
+    return data.DistributedSampler(ROWS_OF_ALL, ranks, 0)
+
+
+UNDECLARED: dict[str, Any] = {
+    "shuffled": data.DataLoader(ROWS_OF_ALL, 4, shuffle=True),
+    "a sampler of one rank": data.DataLoader(ROWS_OF_ALL, 4, sampler=distributed(1)),
+    "a subset by rank": data.DataLoader(data.Subset(ROWS_OF_ALL, range(0, ROWS, 2)), 4),
+    "rows by rank": data.DataLoader(range(ROWS)[0::2], 4),  # type: ignore[arg-type]
+    "batches by rank": BATCHES[0::2],
+    "a stream's part": data.DataLoader(OfRank(), 4),
+    "a function": lambda: iter(BATCHES),
+}
+DECLARED: dict[str, Any] = {
+    "sampler": data.DataLoader(ROWS_OF_ALL, 4, sampler=distributed(2)),
+    "batch_sampler": data.DataLoader(
+        ROWS_OF_ALL, batch_sampler=data.BatchSampler(distributed(2), 4, drop_last=False)
+    ),
+    "an EchoLoader": EchoLoader(ROWS_OF_ALL, 4, epochs=1, **RANKS),
+}
+
+
+@pytest.mark.parametrize("source", UNDECLARED.values(), ids=UNDECLARED)
+def test_batches_whose_part_nobody_declares_are_warned_of_once(source: Any) -> None:
+    message = r"each of 2 ranks takes all batches .*rank=0, world_size=1"
+    with pytest.warns(UserWarning, match=message) as caught:
+        next(iter(EchoLoader(source, None, **RANKS)))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("kind", [*DECLARED, *UNDECLARED])
+def test_what_is_declared_is_not_warned_of(kind: str) -> None:
+    ranks = RANKS if kind in DECLARED else {"rank": 0, "world_size": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(EchoLoader((DECLARED | UNDECLARED)[kind], None, **ranks)))

@@ -17,7 +17,8 @@ import pytest
 from adaecho import EchoLoader
 from adaecho.echo.read.failures import is_of_machine
 from adaecho.echo.variants import VARIANTS
-from tests.echo.global_augments import fail
+from tests.echo.behaviour.test_split_augmentation import fail
+from tests.echo.record_streams import Fetched
 from tests.echo.sources import Dataset, Stream, arrays
 
 
@@ -28,31 +29,18 @@ def raised(action: Callable[[], Any]) -> Exception:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        urllib.error.URLError("connection reset"),
-        http.client.IncompleteRead(b"", 7),
-        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
-        ssl.SSLCertVerificationError(1, "certificate has expired"),
-        ConnectionResetError("peer went away"),
-        MemoryError(),
-        *(
-            OSError(number, "of the machine")
-            for number in (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ESTALE)
-        ),
-    ],
-    ids=repr,
-)
-def test_machine_and_network(error: Exception) -> None:
-    assert is_of_machine(error)
+OF_MACHINE: list[Exception] = [
+    urllib.error.URLError("connection reset"), http.client.IncompleteRead(b"", 7), MemoryError(),
+    socket.gaierror(socket.EAI_NONAME, "Name or service not known"), ConnectionResetError("peer went away"),
+    ssl.SSLCertVerificationError(1, "certificate has expired"),
+    *(OSError(number, "of the machine") for number in (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ESTALE)),
+]  # fmt: skip
+OF_THE_EXAMPLE = [OSError("truncated"), OSError(errno.EINVAL, "seek"), KeyError("x")]
 
 
-@pytest.mark.parametrize(
-    "error", [OSError("truncated"), OSError(errno.EINVAL, "seek"), KeyError("x")], ids=repr
-)
-def test_the_example(error: Exception) -> None:
-    assert not is_of_machine(error)
+@pytest.mark.parametrize("error", [*OF_MACHINE, *OF_THE_EXAMPLE], ids=repr)
+def test_what_is_of_machine_and_network(error: Exception) -> None:
+    assert is_of_machine(error) == (error in OF_MACHINE)
 
 
 def test_a_truncated_image_is_a_bad_example() -> None:
@@ -82,66 +70,29 @@ def test_network_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_of_machine(pytest.importorskip("aiohttp").ServerDisconnectedError())
 
 
-class Many:
-    """Rows of which one fails, alone or asked for together with others."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, row: int) -> int:
+def failing(error: Exception) -> Any:
+    def read(row: int) -> int:
         if row == 3:
-            raise self._error
+            raise error
         return row
 
-    def __getitems__(self, rows: list[int]) -> list[int]:
-        return [self[row] for row in rows]
+    return read
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "processes": True}], ids=str)
 def test_a_loader_raises_or_counts(workers: dict[str, Any]) -> None:
-    common: dict[str, Any] = {"order": "stored", "max_bad_examples": 8, **workers}
-
-    def decode(row: int) -> int:
-        return Many(OSError(errno.EMFILE, "Too many open files"))[row]
-
-    for source, arguments in (
-        (Many(OSError(errno.EMFILE, "Too many open files")), {}),
-        (list(range(8)), {"decode": decode}),
-    ):
-        loader = EchoLoader(source, 4, **arguments, **common)
-        with pytest.raises(OSError, match="Too many open files") as caught:
+    """Alone, or asked for together with others."""
+    common: dict[str, Any] = {"batch_size": 4, "order": "stored", "max_bad_examples": 8, **workers}
+    read = failing(OSError(errno.EMFILE, "Too many open files"))
+    for given in ({"source": Fetched(8, read)}, {"source": range(8), "decode": read}):
+        loader = EchoLoader(**given, **common)
+        with loader, pytest.raises(OSError, match="Too many open files") as caught:
             next(iter(loader))
         assert "while reading" in caught.value.__notes__[0]
         assert loader.bad_examples == []
-    with EchoLoader(Many(OSError("broken data stream")), 4, **common) as loader:
+    with EchoLoader(Fetched(8, failing(OSError("broken data stream"))), **common) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 4]
         assert len(loader.bad_examples) == 1
-
-
-def decode_ones(row: int) -> dict[str, int]:
-    if row != 1:
-        raise ValueError(f"row {row} is bad")
-    return {"row": row}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("iterated", [False, True])
-def test_a_source_of_bad_examples_alone_ends_within_any_budget(num_workers: int, iterated: bool) -> None:
-    rows = [2] * 30
-    source: Any = (lambda: iter(rows)) if iterated else rows
-    with EchoLoader(source, 4, decode=decode_ones, max_bad_examples=100, num_workers=num_workers) as loader:
-        error = raised(lambda: next(iter(loader)))
-    assert "were all bad" in error.__notes__[0]
-
-
-def test_one_good_example_among_many_bad_ones_is_found_in_each_pass() -> None:
-    rows = [2] * 800 + [1] + [2] * 800
-    loader = EchoLoader(rows, 1, decode=decode_ones, max_bad_examples=1600)
-    assert [int(batch["row"]) for batch in islice(loader, 4)] == [1] * 4
-    assert len(loader.bad_examples) == 1600
 
 
 def caught(source: Any, batch_size: int = 3, **arguments: Any) -> str:
@@ -151,6 +102,26 @@ def caught(source: Any, batch_size: int = 3, **arguments: Any) -> str:
         for _ in zip(range(2), loader, strict=False):
             pass
     return "\n".join([str(raised.value), *raised.value.__notes__])
+
+
+def decode_ones(row: int) -> dict[str, int]:
+    if row != 1:
+        raise ValueError(f"row {row} is bad")
+    return {"row": row}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("source", [[2] * 30, lambda: iter([2] * 30)], ids=["rows", "iterated"])
+def test_a_source_of_bad_examples_alone_ends_within_any_budget(source: Any, num_workers: int) -> None:
+    told = caught(source, decode=decode_ones, max_bad_examples=100, num_workers=num_workers)
+    assert "were all bad" in told
+
+
+def test_one_good_example_among_many_bad_ones_is_found_in_each_pass() -> None:
+    rows = [2] * 800 + [1] + [2] * 800
+    loader = EchoLoader(rows, 1, decode=decode_ones, max_bad_examples=1600)
+    assert [int(batch["row"]) for batch in islice(loader, 4)] == [1] * 4
+    assert len(loader.bad_examples) == 1600
 
 
 def no_five(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -170,11 +141,10 @@ def test_the_example_that_an_augment_fails_at(augment: Any, echo: str, num_worke
 
 
 def test_the_row_is_the_permuted_one_and_a_stream_counts() -> None:
-    assert "while augmenting example 5 of Dataset" in caught(Dataset(6), order="permutation", augment=no_five)
-    stream = caught(Stream(9), augment=no_five)
-    assert "while augmenting example 5 (counted from 0 over all passes) of Stream" in stream
-    encoded = caught(Dataset(9), augment=no_five, decode=dict, place="encoded")
-    assert "while augmenting example 5 of Dataset" in encoded
+    common: dict[str, Any] = {"augment": no_five}
+    assert "while augmenting example 5 of Dataset" in caught(Dataset(6), order="permutation", **common)
+    assert "augmenting example 5 (counted from 0 over all passes) of Stream" in caught(Stream(9), **common)
+    assert "augmenting example 5 of Dataset" in caught(Dataset(9), decode=dict, place="encoded", **common)
 
 
 def test_a_block_names_the_first_and_the_last() -> None:

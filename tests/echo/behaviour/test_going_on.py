@@ -2,29 +2,19 @@
 
 import subprocess
 import sys
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
 from adaecho.echo.state import VERSION
-from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream, arrays, labels
+from tests.echo.others import plain
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Broken, Dataset, Stream, arrays, labels
 from tests.helpers import through_torch_save
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-class Failing(Dataset):
-    """A disk that fails now and then."""
-
-    broken = False
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if self.broken and row >= 10:
-            raise ConnectionError("the store is away")
-        return super().__getitem__(row)
 
 
 @WORKERS
@@ -35,9 +25,8 @@ def test_a_loader_that_failed_begins_a_new_pass_or_where_it_is_endless_goes_on(
 ) -> None:
     common: dict[str, Any] = {"epochs": epochs, "order": "stored", "num_workers": num_workers, **variant}
     common["shuffle_buffer"] = 0 if epochs else 3
-    source, taken = Failing(20), list[list[int]]()
+    source, taken = Broken(20, *range(10, 20), error=ConnectionError), list[list[int]]()
     with EchoLoader(source, 4, **common) as loader, EchoLoader(Dataset(20), 4, **common) as sound:
-        source.broken = True
         iterator = iter(loader)
         with pytest.raises(ConnectionError):
             taken.extend(batch["label"].tolist() for batch in iterator)
@@ -45,25 +34,22 @@ def test_a_loader_that_failed_begins_a_new_pass_or_where_it_is_endless_goes_on(
         with pytest.raises(RuntimeError, match=rf"\(ConnectionError\); iter\(loader\) {goes_on}") as caught:
             next(iterator)
         assert isinstance(caught.value.__cause__, ConnectionError)
-        source.broken = False
+        source.bad = ()  # a disk that fails now and then
         if epochs is None:
             del iterator
             taken += labels(loader, 8)
             assert taken == labels(sound, len(taken))
-            return
-        list(sound)
-        again, expected = labels(loader), labels(sound)
-        if variant.get("factor") == 2.5:  # keyed by how many batches there were before
-            again, expected = sorted({label for batch in again for label in batch}), list(range(20))  # type: ignore[assignment]
-        assert again == expected
+        elif variant.get("factor") == 2.5:  # keyed by how many batches there were before
+            assert {label for batch in labels(loader) for label in batch} == set(range(20))
+        else:
+            list(sound)
+            assert labels(loader) == labels(sound)
 
 
 @WORKERS
 def test_two_live_iterators_warn(num_workers: int) -> None:
     with EchoLoader(Dataset(40), 4, num_workers=num_workers) as loader:
-        first = iter(loader)
-        next(first)
-        second = iter(loader)
+        first, second = iter(loader), iter(loader)
         next(second)
         with pytest.warns(UserWarning, match="one position, which its iterators share"):
             next(first)
@@ -75,8 +61,7 @@ def test_two_live_iterators_warn(num_workers: int) -> None:
 def test_one_iterator_after_the_other_does_not_warn() -> None:
     loader = EchoLoader(Dataset(12), 4, epochs=1)
     for _ in range(3):
-        for _ in loader:
-            break
+        next(iter(loader))
         iterator = iter(loader)
         next(iterator)
         iterator = iter(loader)
@@ -91,11 +76,20 @@ atexit.register(lambda: threading.active_count() > 1 and os._exit(3))  # the las
 from adaecho import EchoLoader
 
 class Slow:
-    def __len__(self):
-        return 1000
+    def __len__(self): return 1000
     def __getitem__(self, index):
         time.sleep(0.05)
         return index
+
+def said(use):
+    try:
+        use()
+        return "worked"
+    except RuntimeError as error:
+        assert "was forked" in str(error), error
+        return "refused"
+    except ValueError:
+        return "checked"
 
 for arguments in ({}, {"epochs": 1}, {"echo": "batch", "factor": 2}):
     for started in (True, False):
@@ -106,29 +100,12 @@ for arguments in ({}, {"epochs": 1}, {"echo": "batch", "factor": 2}):
         child = os.fork()
         if not child:
             for use in (lambda: next(iter(loader)), loader.state_dict, lambda: loader.load_state_dict({})):
-                try:
-                    use()
-                except RuntimeError as error:
-                    assert "was forked" in str(error), error
-                    print("refused", flush=True)
-                except ValueError:
-                    print("checked", flush=True)
-                else:
-                    print("worked", flush=True)
+                print(said(use), flush=True)
             sys.exit(0)  # not os._exit: what runs at exit must not wait either
         assert os.waitpid(child, 0)[1] == 0, (arguments, started)
         next(iter(loader))
         loader.close()
 """
-
-
-def test_a_forked_child_is_told_instead_of_hanging() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    started, new = ["refused"] * 3, ["worked", "worked", "checked"]
-    assert done.stdout.split() == [*started, *new] * 3
 
 
 LAST = """
@@ -144,55 +121,51 @@ if child:
 """
 
 
-def test_an_iterator_that_outlives_the_modules_ends_in_silence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LAST], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(FORK, (["refused"] * 3 + ["worked", "worked", "checked"]) * 3), (LAST, [])],
+    ids=["a child is told instead of hanging", "an iterator outlives the modules"],
+)
+def test_a_process_that_forks_ends_in_silence(script: str, said: list[str]) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", said)
+
+
+NONE = "load_state_dict: this is no state of an EchoLoader .*"
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("change", "message"),
     [
-        ({}, "it lacks .* and is empty"),
-        (None, "it is a NoneType"),
-        ([1, 2], "it is a list"),
-        (torch.nn.Linear(2, 2).state_dict(), "it lacks 'version', .* and has 'weight', 'bias'"),
-        ({"version": VERSION, "settings": {}}, "it lacks 'next_index', 'progress'"),
+        (lambda _: {}, f"{NONE}it lacks .* and is empty"),
+        (lambda _: None, f"{NONE}it is a NoneType"),
+        (lambda _: [1, 2], f"{NONE}it is a list"),
+        (
+            lambda _: torch.nn.Linear(2, 2).state_dict(),
+            f"{NONE}it lacks 'version', .* and has 'weight', 'bias'",
+        ),
+        (lambda _: {"version": VERSION, "settings": {}}, f"{NONE}it lacks 'next_index', 'progress'"),
+        *[
+            (
+                lambda state, version=version: {**state, "version": version},
+                f"version={version!r} .* reads {VERSION}: .*; go on with the adaecho",
+            )
+            for version in (2, VERSION + 1, "3")
+        ],
     ],
 )
-def test_a_state_that_is_none_is_refused_and_changes_nothing(state: Any, message: str) -> None:
-    loader = EchoLoader(arrays(20), 4, order="stored")
-    assert labels(loader, 1) == [[0, 1, 2, 3]]
-    with pytest.raises(ValueError, match=f"load_state_dict: this is no state of an EchoLoader .*{message}"):
-        loader.load_state_dict(state)
-    assert labels(loader, 1) == [[4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize("version", [2, VERSION + 1, "3"])
-def test_a_state_of_another_format_is_refused_and_changes_nothing(version: Any) -> None:
+def test_a_state_that_is_none_or_of_another_format_is_refused_and_changes_nothing(
+    change: Any, message: str
+) -> None:
     loader = EchoLoader(arrays(20), 4, order="stored")
     state = loader.state_dict()
     assert labels(loader, 1) == [[0, 1, 2, 3]]
-    with pytest.raises(
-        ValueError, match=f"version={version!r} .* reads {VERSION}: .*; go on with the adaecho"
-    ):
-        loader.load_state_dict({**state, "version": version})
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict(change(state))
     assert labels(loader, 1) == [[4, 5, 6, 7]]
     loader.load_state_dict(state)
     assert labels(loader, 1) == [[0, 1, 2, 3]]
-
-
-class Bad:
-    """A decode that some examples fail."""
-
-    def __init__(self, *labels: int) -> None:
-        self.labels = labels
-
-    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        if example["label"] in self.labels:
-            raise ValueError(f"cannot decode {example['label']}")
-        return example
 
 
 @WORKERS
@@ -202,57 +175,57 @@ def test_bad_examples_at_the_end_of_a_pass_are_listed_and_counted(
     source: Any, echo: str, num_workers: int
 ) -> None:
     common: dict[str, Any] = {"order": "stored", "echo": echo, "epochs": 1, "num_workers": num_workers}
-    bad = Bad(5, 6, 7, 8, 9)
 
-    def make() -> EchoLoader:
-        return EchoLoader(source(10), 2, decode=bad, max_bad_examples=10, **common)
+    def make(state: Any = None) -> EchoLoader:
+        loader = EchoLoader(source(10), 2, decode=Bad(5, 6, 7, 8, 9), max_bad_examples=10, **common)
+        if state is not None:
+            loader.load_state_dict(through_torch_save(state))
+        return loader
 
     with make() as loader:
         batches = labels(loader)
         assert batches == [[0, 1], [2, 3], [4]]
         assert [example["index"] for example in loader.bad_examples] == [5, 6, 7, 8, 9]
         assert loader.fresh_examples == 10
-        with make() as restored:
-            restored.load_state_dict(through_torch_save(loader.state_dict()))
+        with make(loader.state_dict()) as restored:
             assert (restored.fresh_examples, len(restored.bad_examples)) == (10, 5)
             assert labels(restored) == batches
             assert (restored.fresh_examples, len(restored.bad_examples)) == (20, 5)
     # After the last batch, the end not yet met: restoring meets it, and counts what the batches took.
-    with make() as loader, make() as restored:
-        list(islice(loader, 3))
-        restored.load_state_dict(through_torch_save(loader.state_dict()))
-        assert (restored.fresh_examples, len(restored.bad_examples)) == (5, 5)
-        assert labels(restored) == batches
+    with make() as loader:
+        labels(loader, 3)
+        with make(loader.state_dict()) as restored:
+            assert (restored.fresh_examples, len(restored.bad_examples)) == (5, 5)
+            assert labels(restored) == batches
 
 
 @WORKERS
 @pytest.mark.parametrize("where", ["decode", "augment", "collate", "source"])
 def test_a_stop_iteration_of_the_users_code_does_not_end_the_loop(where: str, num_workers: int) -> None:
-    class Stopping(Dataset):
-        def __getitem__(self, row: int) -> Any:
-            return next(iter(())) if row == 5 else super().__getitem__(row)
-
-    def stop(_: Any, rng: Any = None) -> Any:  # noqa: ARG001
+    def stop(*_: Any) -> Any:
         return next(iter(()))
 
-    source = Stopping(10) if where == "source" else Dataset(10)
-    stages = {} if where == "source" else {where: stop}
-    with EchoLoader(source, 2, num_workers=num_workers, order="stored", **stages) as loader:  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
-            for _ in islice(loader, 10):
-                pass
-        assert isinstance(caught.value.__cause__, StopIteration)
-        with pytest.raises(RuntimeError, match="raised StopIteration"):  # the next batch is tried again
-            next(iter(loader))
+    source = Broken(10, 5, error=StopIteration) if where == "source" else Dataset(10)
+    stages: dict[str, Any] = {} if where == "source" else {where: stop}
+    with EchoLoader(source, 2, num_workers=num_workers, order="stored", **stages) as loader:
+        for _ in range(2):  # the next batch is tried again
+            with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+                labels(loader, 10)
+            assert isinstance(caught.value.__cause__, StopIteration)
 
 
-@pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "stream", "batches"])
+@WORKERS
 def test_an_abandoned_pass_is_followed_by_a_whole_one(kind: str, num_workers: int) -> None:
-    make, _, _, extra = SOURCES[kind]
-    loader = EchoLoader(make(10), 4, epochs=1, shuffle_buffer=2, num_workers=num_workers, **extra)
+    """What was read ahead of it counts nothing."""
+    common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers}
+    if kind == "batches":
+        batches = DataLoader(list(range(10)), batch_size=4)  # type: ignore[arg-type]
+        loader, fresh = EchoLoader(batches, None, echo="batch", factor=2, **common), 4
+    else:
+        loader, fresh = EchoLoader(SOURCES[kind][0](10), 4, order="stored", shuffle_buffer=2, **common), 6
     next(iter(loader))
-    assert loader.fresh_examples == 6
-    labels = [label for batch in loader for label in batch["label"].tolist()]
-    assert sorted(labels) == list(range(10))
-    assert loader.fresh_examples == 16
+    assert loader.fresh_examples == fresh
+    rows = [row for batch in plain(list(loader)) for row in (batch if kind == "batches" else batch["label"])]
+    assert sorted(rows) == sorted([*range(10)] * (2 if kind == "batches" else 1))
+    assert loader.fresh_examples == fresh + 10

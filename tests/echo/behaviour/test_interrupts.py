@@ -1,12 +1,12 @@
 """Ctrl-C anywhere, and stopping, closing or pausing in another thread: nothing is lost, nothing is left."""
 
 import random
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,33 @@ import torch
 
 import adaecho.echo
 from adaecho import EchoLoader
+from adaecho.echo import variants as echoes
 from adaecho.echo.memory.tree import collate
 from tests.echo.read.test_marks import Seekable
-from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset, Stream, add_noise, arrays, example, ragged
-
-INNER_TRIED = 5  # of the calls within functions, with each variant
+from tests.echo.sources import (  # fmt: skip
+    IDS,
+    SOURCES,
+    VARIANTS,
+    Dataset,
+    Halting,
+    add_noise,
+    example,
+    labels,
+    soon,
+)
 
 
 class Interrupting:
-    """Calls what it wraps, and at some of the calls raises KeyboardInterrupt before or after."""
+    """Calls what it wraps, and at some of the calls raises KeyboardInterrupt instead."""
 
-    def __init__(self, call: Callable[..., Any], *at: int, after: bool = False) -> None:
-        self.call, self.at, self.after, self.calls = call, at, after, 0
+    def __init__(self, call: Callable[..., Any], *at: int) -> None:
+        self.call, self.at, self.calls = call, at, 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
-        if self.calls in self.at and not self.after:
-            raise KeyboardInterrupt
-        result = self.call(*arguments)
         if self.calls in self.at:
             raise KeyboardInterrupt
-        return result
-
-
-class Source(Dataset):
-    def __init__(self, length: int, read: Callable[[int], Any]) -> None:
-        super().__init__(length)
-        self.read = read
-
-    def __getitem__(self, row: int) -> Any:
-        return self.read(super().__getitem__(row))
-
-
-def same(one: Any) -> Any:
-    return one
+        return self.call(*arguments)
 
 
 def taken(loader: EchoLoader, batches: int) -> tuple[list[Any], int]:
@@ -64,30 +57,34 @@ def taken(loader: EchoLoader, batches: int) -> tuple[list[Any], int]:
     return seen, interrupts
 
 
-@pytest.mark.parametrize("where", ["read", "decode", "augment", "collate"])
-@pytest.mark.parametrize(
-    "echo", ["none", "batch", "example_before_augmentation", "example_after_augmentation"]
-)
+@pytest.mark.parametrize("where", ["iterated", "read", "decode", "augment", "collate"])
+@pytest.mark.parametrize("echo", echoes.VARIANTS)
 def test_an_interrupt_loses_nothing(where: str, echo: str) -> None:
-    def make(*at: int) -> EchoLoader:
-        calls = {"read": same, "decode": same, "augment": add_noise, "collate": collate}
-        user: dict[str, Any] = {
-            name: Interrupting(call, *(at if name == where else ())) for name, call in calls.items()
-        }
-        user["augment"] = partial(lambda call, one, rng: call(one, rng), user["augment"])
-        source, factor = Source(30, user.pop("read")), 1 if echo == "none" else 2
-        return EchoLoader(source, 4, echo=echo, factor=factor, shuffle_buffer=5, **user)
+    class Source(Dataset):
+        def __getitem__(self, row: int) -> Any:
+            return calls["read"](super().__getitem__(row))
 
-    expected, _ = taken(make(), 12)
+    def source() -> Any:  # which an interrupt ends: it is opened again
+        return (calls["read"](example(row)) for row in range(30))
+
     at = (2, 3, 5) if where == "collate" else (3, 9, 10, 21)
-    assert taken(make(*at), 12) == (expected, len(at))
+    seen = []
+    for interrupts in ((), at):
+        calls: dict[str, Any] = {"read": dict, "decode": dict, "augment": add_noise, "collate": collate}
+        name = "read" if where == "iterated" else where
+        calls[name] = Interrupting(calls[name], *interrupts)
+        loader = EchoLoader(
+            source if where == "iterated" else Source(30), 4, echo=echo, factor=1 if echo == "none" else 2,
+            shuffle_buffer=5, augment=lambda one, rng, augment=calls["augment"]: augment(one, rng),
+            decode=calls["decode"], collate=calls["collate"],
+        )  # fmt: skip
+        seen.append(taken(loader, 12))
+    (expected, none), (batches, interrupted) = seen
+    assert batches == expected
+    assert (none, interrupted) == (0, len(at))
 
-
-# Any call within the loader. What each variant goes through, in two iterations of one pass and their states.
 
 ECHO = str(Path(adaecho.echo.__file__).parent)
-# What these return is the consumer's: an interrupt after it is one of the consumer's own code.
-OUTERMOST = {"__iter__", "__next__"}
 EVENTS = ("call", "return", "c_call", "c_return")
 
 Site = tuple[str, str, int, str]  # file, function, line where that is not at its beginning or end, event
@@ -109,8 +106,10 @@ class Profiler:
             return  # of a lock: CPython looks for no signal between the end of a with block and this
         if not code.co_filename.startswith(ECHO) or event not in EVENTS:
             return
-        if code.co_name == "<genexpr>" or (event == "return" and code.co_name in OUTERMOST):
-            return  # the first may be ended by the garbage collector, which lets no exception out
+        # A generator may be ended by the garbage collector, which lets no exception out; what the loader's
+        # own methods return is the consumer's, and so is an interrupt after it.
+        if code.co_name == "<genexpr>" or (event == "return" and code.co_name in ("__iter__", "__next__")):
+            return
         line = frame.f_lineno if event.startswith("c_") else 0
         self.sites.append((code.co_filename, code.co_name, line, event))
         self.due |= len(self.sites) in self.at
@@ -138,7 +137,6 @@ def is_collected(frame: Any) -> bool:
 
 
 def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
-    """All batches of two iterations, and states between them."""
     seen: list[Any] = []
     with make() as loader:
         for _ in range(2):
@@ -153,24 +151,16 @@ def iterated(make: Callable[[], EchoLoader], profiler: Profiler) -> list[Any]:
     return seen
 
 
-def makers() -> Iterator[tuple[str, Callable[[], EchoLoader]]]:
-    sources: dict[str, Callable[[], Any]] = {
-        "rows": lambda: Dataset(9), "arrays": lambda: arrays(9), "stream": lambda: Stream(9),
-        "ragged": lambda: Dataset(9, ragged), "seekable": lambda: Seekable(9),
-    }  # fmt: skip
-    for index, (name, variant) in enumerate(zip(IDS, VARIANTS, strict=True)):
-        for num_workers in (0, 1):
-            kind = list(sources)[(index + 2 * num_workers) % len(sources)]
-            common: dict[str, Any] = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **variant}
-            common["augment"] = AddNoise() if kind == "arrays" else add_noise
-            common["decode"] = (lambda row: example(int(row))) if kind == "seekable" else None
-            yield (
-                f"{name}-{kind}-{num_workers}",
-                lambda source=sources[kind], common=common: EchoLoader(source(), 3, **common),
-            )
+def maker(index: int, num_workers: int) -> tuple[str, Callable[[], EchoLoader]]:
+    kinds = {name: SOURCES[name] for name in ("map", "arrays", "stream", "ragged")}
+    kinds["seekable"] = (Seekable, add_noise, None, {"decode": lambda row: example(int(row))})
+    kind = list(kinds)[(index + 2 * num_workers) % len(kinds)]
+    make, augment, _, more = kinds[kind]
+    common = {"shuffle_buffer": 4, "epochs": 1, "num_workers": num_workers, **VARIANTS[index], **more}
+    return f"{IDS[index]}-{kind}-{num_workers}", lambda: EchoLoader(make(9), 3, augment=augment, **common)
 
 
-MAKERS = dict(makers())
+MAKERS = dict(maker(index, num_workers) for index in range(len(VARIANTS)) for num_workers in (0, 1))
 _tried: set[Site] = set()  # each function's beginning and end is tried with one variant
 
 
@@ -184,7 +174,7 @@ def test_an_interrupt_anywhere_in_the_loader_loses_and_doubles_nothing(name: str
         numbers.setdefault(site, []).append(number)
     functions = [site for site in numbers if not site[3].startswith("c_") and site not in _tried]
     inner = sorted(site for site in numbers if site[3].startswith("c_"))
-    for site in (*functions, *rng.sample(inner, min(INNER_TRIED, len(inner)))):
+    for site in (*functions, *rng.sample(inner, min(5, len(inner)))):
         _tried.add(site)
         first = rng.choice(numbers[site])
         # Sometimes another one, while the loader goes back because of the first.
@@ -194,71 +184,49 @@ def test_an_interrupt_anywhere_in_the_loader_loses_and_doubles_nothing(name: str
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_can_be_read_only_once_says_so_after_an_interrupt(num_workers: int) -> None:
-    loader = EchoLoader(map(example, range(30)), 4, shuffle_buffer=5, num_workers=num_workers)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader._pipeline.run, "next", Interrupting(loader._pipeline.run.next, 1))
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-    with pytest.raises(ValueError, match="map is an iterator, which can be iterated once"):
+    with EchoLoader(map(example, range(30)), 4, shuffle_buffer=5, num_workers=num_workers) as loader:
+        iterator = iter(loader)
         next(iterator)
-    loader.close()
-
-
-def test_a_generator_that_an_interrupt_has_ended_is_opened_again() -> None:
-    def make(*at: int) -> EchoLoader:
-        read = Interrupting(example, *at)
-        return EchoLoader(lambda: (read(row) for row in range(30)), 4, shuffle_buffer=5)
-
-    expected, _ = taken(make(), 12)
-    assert taken(make(15, 40), 12) == (expected, 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loader._pipeline.run, "next", Interrupting(max, 1))
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        with pytest.raises(ValueError, match="map is an iterator, which can be iterated once"):
+            next(iterator)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(
-    batch_size: int | None,
-) -> None:
+def test_a_read_that_is_given_up_while_it_waits_for_its_next_try_is_read_again(batch_size: Any) -> None:
     waiting, trying_again = threading.Event(), True
 
-    class Retried:
-        def __len__(self) -> int:
-            return 40
+    def decode(row: int) -> torch.Tensor:
+        if row == 5 and trying_again:
+            waiting.set()
+            threading.current_thread().rest(200)  # type: ignore[attr-defined] # as a transfer does
+        return torch.full((1,), row)
 
-        def __getitem__(self, row: int) -> torch.Tensor:
-            if row == 5 and trying_again:
-                waiting.set()
-                threading.current_thread().rest(200)  # as a transfer does
-            return torch.full((1,), row)
-
-    with EchoLoader(Retried(), batch_size, order="stored", num_workers=1, prefetch=4) as loader:
+    rows: dict[str, Any] = {"source": range(40), "decode": decode, "order": "stored", "place": "decoded"}
+    with EchoLoader(batch_size=batch_size, num_workers=1, prefetch=4, **rows) as loader:
         iterator = iter(loader)
-        rows = [int(next(iterator)) for _ in range(2)]
+        found = [int(next(iterator)) for _ in range(2)]
         assert waiting.wait(120)
         del iterator  # abandoned
         loader._pipeline.pool.join()  # type: ignore[union-attr]
         trying_again = False
-        assert rows + [int(batch) for batch in islice(loader, 8)] == list(range(10))
+        assert found + [int(batch) for batch in islice(loader, 8)] == list(range(10))
 
 
 @pytest.mark.parametrize(("call", "message"), [("stop", "asking again goes on"), ("close", "closed")])
 def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str, message: str) -> None:
-    go, reading = threading.Event(), threading.Event()
-
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if row == 4:
-                reading.set()
-                go.wait(200)
-            return super().__getitem__(row)
+    source = Halting(30, 4)
 
     def elsewhere() -> None:
-        reading.wait(120)
+        source.reading.wait(120)
         time.sleep(0.1)  # the consumer waits by now, or finds it when it comes
-        threading.Timer(0.2, go.set).start()
+        threading.Timer(0.2, source.go.set).start()
         getattr(loader, call)()
 
-    with EchoLoader(Slow(30), 4, order="stored", num_workers=1) as loader:
+    with EchoLoader(source, 4, order="stored", num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
         thread = threading.Thread(target=elsewhere)
@@ -267,7 +235,7 @@ def test_stopping_elsewhere_while_the_next_batch_is_waited_for_says_so(call: str
             next(iterator)
         thread.join()
         if call == "stop":
-            assert next(iterator)["label"].tolist() == [4, 5, 6, 7]
+            assert labels(iterator, 1) == [[4, 5, 6, 7]]
         else:
             with pytest.raises(RuntimeError, match="was closed"):
                 next(iterator)
@@ -299,7 +267,7 @@ def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, eve
     armed: list[bool] = []
     with EchoLoader(Dataset(1000), 4, num_workers=2) as loader:
         iterator = iter(loader)
-        batches = list(islice(iterator, 2))
+        batches = labels(iterator, 2)
         sys.setprofile(interrupt)
         try:
             with suppress(KeyboardInterrupt), loader.paused():
@@ -307,42 +275,31 @@ def test_an_interrupt_at_the_end_of_a_pause_leaves_nobody_paused(where: str, eve
         finally:
             sys.setprofile(None)
         assert not armed
-        batches += islice(iterator, 60)
-    with EchoLoader(Dataset(1000), 4) as undisturbed:
-        expected = list(islice(undisturbed, 62))
-    assert [batch["label"].tolist() for batch in batches] == [batch["label"].tolist() for batch in expected]
+        batches += labels(iterator, 60)
+    assert batches == labels(EchoLoader(Dataset(1000), 4), 62)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_that_another_thread_asks_for_while_a_batch_is_taken_is_that_before(num_workers: int) -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def source() -> Any:
-        yield from ({"x": number} for number in range(8))
-        started.set()
-        go.wait(200)
-        yield from ({"x": number} for number in range(8, 16))
-
-    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as loader:
-        iterator, taken = iter(loader), []
-        taken += islice(iterator, 2)
-        thread = threading.Thread(target=lambda: taken.append(next(iterator)), daemon=True)
+    source = Halting(16, 8)
+    common: dict[str, Any] = {"order": "stored", "epochs": 1, "num_workers": num_workers}
+    with EchoLoader(source, 4, **common) as loader, EchoLoader(source, 4, **common) as restored:
+        iterator = iter(loader)
+        labels(iterator, 2)
+        thread = threading.Thread(target=lambda: next(iterator), daemon=True)
         thread.start()
-        started.wait(200)
-        deadline = time.monotonic() + 200
-        while not loader._taking and time.monotonic() < deadline:
-            time.sleep(0.01)
+        source.reading.wait(200)
+        assert soon(lambda: loader._taking)
         state = loader.state_dict()
         assert state["fresh_examples"] == 8
         with pytest.raises(RuntimeError, match="another thread is taking a batch"):
             next(iterator)
-        go.set()
+        source.go.set()
         thread.join(200)
         assert loader.state_dict()["fresh_examples"] == 12
-        assert [batch["x"].tolist() for batch in iterator] == [[12, 13, 14, 15]]
-    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as restored:
+        assert labels(iterator) == [[12, 13, 14, 15]]
         restored.load_state_dict(state)
-        assert [batch["x"].tolist() for batch in restored] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+        assert labels(restored) == [[8, 9, 10, 11], [12, 13, 14, 15]]
 
 
 def test_states_that_another_thread_asks_for_are_right() -> None:
@@ -353,20 +310,96 @@ def test_states_that_another_thread_asks_for_are_right() -> None:
         while not ended.is_set():
             states.append(loader.state_dict())
 
-    ended, states = threading.Event(), []
-    with make() as loader:
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        while not states:
-            time.sleep(0.01)
-        stream = [batch["label"].tolist() for batch in islice(loader, 300)]
-        ended.set()
-        thread.join(200)
-        stream += [batch["label"].tolist() for batch in islice(loader, 10)]
+    ended, states = threading.Event(), list[Any]()
+    loader = make()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    assert soon(lambda: states)
+    stream = labels(loader, 300)
+    ended.set()
+    thread.join(200)
+    stream += labels(loader, 10)
     for state in states[:: max(1, len(states) // 20)]:
-        with make() as resumed:
-            resumed.load_state_dict(state)
-            found = [batch["label"].tolist() for batch in islice(resumed, 10)]
+        resumed = make()
+        resumed.load_state_dict(state)
+        found = labels(resumed, 10)
         assert any(found == stream[place : place + 10] for place in range(301))
+
+
+def test_inline_a_pause_has_no_thread_to_wait_for() -> None:
     with EchoLoader(Dataset(1000), 4) as loader, loader.paused():
-        next(iter(loader))  # inline there is no thread to wait for
+        next(iter(loader))
+
+
+# By a timer, at any moment: in a wait, while threads are ended or started, in a repair of the last interrupt.
+AT_ANY_MOMENT = """
+import multiprocessing, random, signal, time
+from itertools import islice
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from adaecho import EchoLoader
+from tests.echo.others import plain
+from tests.echo.sources import Dataset, add_noise
+
+fired = []
+
+def interrupt(*_):
+    fired.append(True)  # the collector may swallow what is raised, where a weak reference has a callback
+    raise KeyboardInterrupt
+
+def interrupted(seen, iterator, times, *between_s):
+    draw = random.Random(0)
+    for _ in range(times):
+        fired.clear()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(*between_s))
+            while not fired:
+                seen.extend(islice(iterator, 1))
+        except KeyboardInterrupt:
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+def slow(example):
+    time.sleep(0.001)
+    return example
+
+echoed = {"epochs": 1, "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 10}
+
+def inline():
+    return EchoLoader(Dataset(400), 4, decode=slow, augment=add_noise, **echoed)
+
+def with_threads():
+    return EchoLoader(
+        DataLoader(TensorDataset(torch.arange(400)), 4, shuffle=True), None, epochs=1, echo="batch",
+        factor=2, batch_shuffle_buffer=3, num_workers=1,
+    )
+
+def with_processes():
+    return EchoLoader(Dataset(3000), 4, augment=add_noise, num_workers=2, processes=True, **echoed)
+
+signal.signal(signal.SIGALRM, interrupt)
+for make, rounds in (
+    (inline, [(40, 1e-4, 0.02)]),
+    (with_threads, [(60, 1e-4, 0.0015), (60, 1e-4, 0.005)] * 3),
+    (with_processes, [(40, 1e-3, 0.1)]),
+):
+    expected = [plain(batch) for batch in make()]
+    assert len(expected) >= 200
+    for given in rounds:
+        with make() as loader:
+            iterator, seen = iter(loader), []
+            interrupted(seen, iterator, *given)
+            assert make is with_threads or len(seen) > 20
+            seen.extend(iterator)
+        assert [plain(batch) for batch in seen] == expected
+        assert not multiprocessing.active_children()
+"""
+
+
+def test_a_loader_that_is_interrupted_at_any_moment_gives_the_same_stream() -> None:
+    process = subprocess.Popen([sys.executable, "-c", AT_ANY_MOMENT], stderr=subprocess.PIPE, text=True)
+    try:
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()  # which hangs if a lock is broken
+    assert process.returncode == 0, errors

@@ -1,10 +1,11 @@
-"""Ten loops around ten loaders: after a resume the rest of the undisturbed run comes, or it is refused."""
+"""Ten loops around many loaders: after a resume the rest of the undisturbed run comes, or it is refused."""
 
 import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,21 +35,15 @@ class Place(NamedTuple):
 Loop = Callable[[EchoLoader, Place], Iterator[Any]]
 
 
-def epochs(loader: EchoLoader, at: Place) -> Iterator[Any]:
+def epochs(loader: EchoLoader, at: Place, *, told: bool = False) -> Iterator[Any]:
     for epoch in range(at.epoch, EPOCHS):
-        for batch in loader:
-            yield epoch, batch
-
-
-def told_epochs(loader: EchoLoader, at: Place) -> Iterator[Any]:
-    for epoch in range(at.epoch, EPOCHS):
-        loader.set_epoch(epoch)
+        if told:
+            loader.set_epoch(epoch)
         for batch in loader:
             yield epoch, batch
 
 
 def short_epochs(loader: EchoLoader, at: Place) -> Iterator[Any]:
-    """Each is left after nine batches."""
     taken = at.of_epoch
     for epoch in range(at.epoch, 2 * EPOCHS):
         for batch in loader:
@@ -59,12 +54,8 @@ def short_epochs(loader: EchoLoader, at: Place) -> Iterator[Any]:
         taken = 0
 
 
-def at_once(loader: EchoLoader, _: Place) -> Iterator[Any]:
-    for batch in loader:
-        yield 0, batch
-
-
 def steps(loader: EchoLoader, at: Place) -> Iterator[Any]:
+    """As many as three epochs take, or the loader's own end."""
     for batch in islice(loader, TOTAL - at.of_all):
         yield 0, batch
 
@@ -72,9 +63,9 @@ def steps(loader: EchoLoader, at: Place) -> Iterator[Any]:
 LOADERS = others.LOADERS | others.MORE
 LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "epochs": (epochs, {"epochs": 1}),
-    "epochs, told": (told_epochs, {"epochs": 1}),
+    "epochs, told": (partial(epochs, told=True), {"epochs": 1}),
     "epochs, left early": (short_epochs, {"epochs": 1}),
-    "epochs at once": (at_once, {"epochs": EPOCHS}),
+    "epochs at once": (steps, {"epochs": EPOCHS}),
     "steps": (steps, {}),
     "factor 1.5": (epochs, {"epochs": 1, "factor": 1.5}),
     "a thread": (epochs, {"epochs": 1, "num_workers": 1}),
@@ -87,7 +78,6 @@ LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
 
 
 def rows_of(batch: Any) -> list[int]:
-    """Of a batch of any of these loaders, in plain numbers."""
     batch = batch["row"] if isinstance(batch, dict) else batch
     return [row for part in batch for row in (part if isinstance(part, list) else [part])]
 
@@ -98,8 +88,8 @@ def of_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def outcome(loop: str, loader: str, folder: Path) -> list[str]:
-    """Of each stop: how the resumed run compares with the undisturbed one's rest."""
+def outcome(loop: str, loader: str, folder: Path, stops: Sequence[int]) -> tuple[list[str], list[Any]]:
+    """Of each stop: how the resumed run compares with the undisturbed one's rest; and that run."""
     drive, arguments = LOOPS[loop]
     size = None if "shuffle_buffer" in arguments else SIZE
 
@@ -107,39 +97,37 @@ def outcome(loop: str, loader: str, folder: Path) -> list[str]:
         source = LOADERS[loader](folder, size)
         return EchoLoader(source, None if size else SIZE, **{"echo": "batch", "factor": 2, **arguments})
 
+    def resumed(at: Place, state: Any) -> str:
+        of_seed(2)
+        with make() as other:
+            try:
+                other.load_state_dict(state)
+            except ValueError as error:
+                return f"refused: {error}"
+            got, rest = [(epoch, plain(batch)) for epoch, batch in drive(other, at)], seen[at.of_all :]
+        pairs = enumerate(zip(got, rest, strict=False))
+        same = next((number for number, (one, other) in pairs if one != other), len(rest))
+        return "exact" if got == rest else f"{same} of {len(rest)}, {len(got)} came, in epoch {at.epoch}"
+
     of_seed(1)
     seen: list[Any] = []
-    stops: list[tuple[Place, Any]] = []
+    stopped: list[tuple[Place, Any]] = []
     with make() as undisturbed:
         for epoch, batch in drive(undisturbed, Place()):
             seen.append((epoch, plain(batch)))
-            if len(seen) in STOPS:
-                place = Place(epoch, sum(other == epoch for other, _ in seen), len(seen))
-                stops.append((place, through_torch_save(undisturbed.state_dict())))
-    return [compared(make, drive, seen, place, state) for place, state in stops]
-
-
-def compared(make: Callable[[], EchoLoader], drive: Loop, seen: list[Any], at: Place, state: Any) -> str:
-    of_seed(2)
-    with make() as resumed:
-        try:
-            resumed.load_state_dict(state)
-        except ValueError as error:
-            return f"refused: {error}"
-        got = [(epoch, plain(batch)) for epoch, batch in drive(resumed, at)]
-    rest = seen[at.of_all :]
-    same = next((n for n, (one, other) in enumerate(zip(got, rest, strict=False)) if one != other), len(rest))
-    return "exact" if got == rest else f"{same} of {len(rest)}, {len(got)} came, in epoch {at.epoch}"
+            if len(seen) in stops:
+                of_epoch = sum(other == epoch for other, _ in seen)
+                # At its end the loop that goes on is in the next.
+                ended = "epochs" in arguments and drive is not steps and of_epoch == EACH_EPOCH
+                place = Place(epoch + 1, 0, len(seen)) if ended else Place(epoch, of_epoch, len(seen))
+                stopped.append((place, through_torch_save(undisturbed.state_dict())))
+    return [resumed(*stop) for stop in stopped], seen
 
 
 CASES = list(itertools.product(LOOPS, LOADERS))
-# Their workers are started for each of many passes: the gate has a loop of each kind around them.
-DEAR = list(
-    itertools.product(
-        LOOPS.keys() - {"epochs, left early", "steps", "examples, factor 1.5"},
-        ["DataLoader, batch_sampler and workers"],
-    )
-)
+# Workers are started for each of many passes: the gate has a loop of each kind around them.
+OF_THE_GATE = {"epochs, left early", "steps", "examples, factor 1.5"}
+DEAR = [(loop, "DataLoader, batch_sampler and workers") for loop in LOOPS if loop not in OF_THE_GATE]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
@@ -149,41 +137,24 @@ DEAR = list(
     ids="-".join,
 )
 def test_the_rest_comes_or_is_refused(case: tuple[str, str], tmp_path: Path) -> None:
-    loop, loader = case
-    outcomes = outcome(loop, loader, tmp_path)
-    assert len(outcomes) == len(STOPS)
-    if loader in REFUSED:
+    outcomes, _ = outcome(*case, tmp_path, STOPS)
+    if case[1] in REFUSED:
         assert all(re.match(f"refused: load_state_dict: .*{REMEDY}", one) for one in outcomes), outcomes
+        assert len(outcomes) == len(STOPS)
     else:
         assert outcomes == ["exact"] * len(STOPS)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("loop", ["epochs", "epochs, told"])
 @pytest.mark.parametrize("loader", sorted(LOADERS.keys() - {"nodes, drawn anew"}))  # with nothing to compare
-def test_after_an_epochs_end_the_next_comes(loader: str, told: bool, tmp_path: Path) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(LOADERS[loader](tmp_path, SIZE), None, epochs=1, echo="batch", factor=2)
-
-    drive = told_epochs if told else epochs
-    of_seed(1)
-    seen: list[Any] = []
-    with make() as undisturbed:
-        for number, (epoch, batch) in enumerate(drive(undisturbed, Place()), start=1):
-            seen.append((epoch, plain(batch)))
-            if number == EACH_EPOCH:
-                state = through_torch_save(undisturbed.state_dict())
+def test_after_an_epochs_end_the_next_comes(loader: str, loop: str, tmp_path: Path) -> None:
+    (resumed,), seen = outcome(loop, loader, tmp_path, [EACH_EPOCH])
     assert len(seen) == EPOCHS * EACH_EPOCH
-    of_seed(2)
-    with make() as resumed:
-        if loader in REFUSED:
-            with pytest.raises(ValueError, match=REMEDY):
-                resumed.load_state_dict(state)
-            return
-        resumed.load_state_dict(state)
-        got = [(epoch, plain(batch)) for epoch, batch in drive(resumed, Place(epoch=1))]
-    assert got == seen[EACH_EPOCH:]
-    for epoch in range(1, EPOCHS):
-        used = Counter(row for number, batch in got if number == epoch for row in rows_of(batch))
+    assert re.match(f"refused: load_state_dict: .*{REMEDY}" if loader in REFUSED else "exact", resumed), (
+        resumed
+    )
+    for epoch in range(EPOCHS):
+        used = Counter(row for number, batch in seen if number == epoch for row in rows_of(batch))
         assert sum(used.values()) == 2 * ROWS
         assert loader.endswith("weighted") or set(used.values()) == {2}

@@ -1,7 +1,7 @@
 """Sources that tell and take their own position: a resume begins there, and reads next to nothing again."""
 
+import itertools
 import random
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from adaecho import EchoLoader
-from tests.echo.sources import held_serials
+from tests.echo.others import plain
+from tests.echo.sources import held_serials, soon
 from tests.helpers import through_torch_save
 
 LENGTH = 200
@@ -37,14 +38,13 @@ class Numbers:
         self.next += 1
         return np.array([self.rows[self.next - 1]])
 
-    def plain(self) -> dict[str, Any]:
-        version, words, gauss = self.rng.getstate()
-        return {"rng": [version, list(words), gauss], "rows": list(self.rows), "next": self.next}
+    def get_state(self) -> bytes:
+        """Bytes, as of some of Grain's."""
+        return repr((self.rng.getstate(), self.rows, self.next)).encode()
 
-    def load(self, state: dict[str, Any]) -> None:
-        version, words, gauss = state["rng"]
-        self.rng.setstate((version, tuple(words), gauss))
-        self.rows, self.next = list(state["rows"]), state["next"]
+    def set_state(self, state: bytes) -> None:
+        words, self.rows, self.next = eval(state.decode())
+        self.rng.setstate(words)
 
 
 class LoaderOfItsOwn:
@@ -60,79 +60,55 @@ class LoaderOfItsOwn:
         return iter(lambda: next(self.numbers, None), None)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.numbers.plain()
+        return {"numbers": self.numbers.get_state().decode(), "next": self.numbers.next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.numbers.load(state)
+        self.numbers.set_state(state["numbers"].encode())
         self.restored = True
 
 
-class TellingIterator(Numbers):
-    """Its position is bytes, as of some of Grain's."""
-
-    def get_state(self) -> bytes:
-        return repr(self.plain()).encode()
-
-    def set_state(self, state: bytes) -> None:
-        self.load(eval(state.decode()))
-
-
 class OfTellingIterators:
-    """Its iterators tell and take positions."""
-
     number = 0
 
     def set_epoch(self, number: int) -> None:
         self.number = number
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = TellingIterator()
+        iterator = Numbers()
         for _ in range(self.number + 1):
             iterator.begin()
         return iterator
 
 
-def inner() -> Any:
-    return EchoLoader(np.arange(LENGTH), 1, epochs=1, shuffle_buffer=20)
-
-
 SOURCES: dict[str, Callable[[], Any]] = {
     "source": LoaderOfItsOwn,
     "iterators": OfTellingIterators,
-    "EchoLoader": inner,
+    "EchoLoader": lambda: EchoLoader(np.arange(LENGTH), 4, epochs=1, shuffle_buffer=20),
 }
+OF_EXAMPLES = itertools.product(("source", "iterators"), ("example_before_augmentation", "batch"))
+PER_PASS = LENGTH // 2  # batches: of four, each example twice or each batch
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("name", "echo"), [*OF_EXAMPLES, ("EchoLoader", "batch")])
 def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
     name: str, echo: str, num_workers: int
 ) -> None:
     torch.manual_seed(0)
     whole = name == "EchoLoader"
-    common: dict[str, Any] = {"echo": echo, "factor": 2, "num_workers": num_workers, "prefetch": 1}
-    if whole:
-        common["echo"] = "batch"
-    else:
-        common["shuffle_buffer"] = 10
-    batch_size = None if whole else 4
+    given: dict[str, Any] = {"batch_size": None} if whole else {"batch_size": 4, "shuffle_buffer": 10}
 
     def make() -> EchoLoader:
-        return EchoLoader(SOURCES[name](), batch_size, **common)
+        return EchoLoader(SOURCES[name](), echo=echo, factor=2, num_workers=num_workers, prefetch=1, **given)
 
-    def take(loader: EchoLoader, count: int) -> list[Any]:
-        return [torch.as_tensor(batch).flatten().tolist() for batch in islice(loader, count)]
-
-    per_pass = LENGTH * 2 if whole else LENGTH // 2
-    stops = sorted({1, 7, per_pass // 2, per_pass - 1, per_pass, per_pass + 9, 2 * per_pass + 3})
+    stops = (1, 7, PER_PASS // 2, PER_PASS - 1, PER_PASS, PER_PASS + 9, 2 * PER_PASS + 3)
     batches: list[Any] = []
     states = []
     with make() as loader:
         for stop in stops:
-            batches += take(loader, stop - len(batches))
+            batches += plain(list(islice(loader, stop - len(batches))))
             states.append(through_torch_save(loader.state_dict()))
-        batches += take(loader, 12)
+        batches += plain(list(islice(loader, 12)))
     for stop, state in zip(stops, states, strict=True):
         torch.manual_seed(1)  # what draws from the global generators draws otherwise
         with make() as restored:
@@ -141,7 +117,7 @@ def test_a_resume_anywhere_gives_the_same_batches_and_reads_little_again(
                 oldest = min([*held_serials(restored), state["next_index"]])
                 # To the oldest in the buffer, and a mark's distance.
                 assert restored.reread_examples <= state["next_index"] - oldest + 20
-            assert take(restored, 12) == batches[stop : stop + 12], stop
+            assert plain(list(islice(restored, 12))) == batches[stop : stop + 12], stop
 
 
 class LeavesOutItsOrder:
@@ -165,19 +141,17 @@ class LeavesOutItsOrder:
 
 
 @pytest.mark.parametrize("batch_size", [None, 6])
-def test_an_order_that_a_position_leaves_out_is_noticed_also_just_at_that_position(
-    batch_size: int | None,
-) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(LeavesOutItsOrder(), batch_size, epochs=1, num_workers=1, prefetch=20)
-
+def test_an_order_that_a_position_leaves_out_is_noticed_also_just_at_that_position(batch_size: Any) -> None:
     for batches in (7, 8, 16, 19, 25):  # about every 16th example, or batch, has a position
-        with make() as loader, make() as restored:
+        loader, restored = (
+            EchoLoader(LeavesOutItsOrder(), batch_size, epochs=1, num_workers=1, prefetch=20)
+            for _ in range(2)
+        )
+        with loader, restored:
             iterator = iter(loader)
-            for _ in range(batches):
-                next(iterator)
-            while loader.examples_read < loader.fresh_examples + 16:  # a position has been asked for there
-                time.sleep(0.001)
+            list(islice(iterator, batches))
+            # A position has been asked for there.
+            assert soon(lambda loader=loader: loader.examples_read >= loader.fresh_examples + 16)
             with pytest.raises(ValueError, match="is another one than when the state was saved"):
                 restored.load_state_dict(loader.state_dict())
 
@@ -189,11 +163,10 @@ class EndsAtItsEnd:
         self.start = self.next = self.number = 0
 
     def __iter__(self) -> Iterator[Any]:
-        rows = np.random.default_rng(self.number).permutation(40)
         self.next, self.start = self.start, 0
         while self.next < 40:
             self.next += 1
-            yield rows[self.next - 1 : self.next]
+            yield np.random.default_rng(self.number).permutation(40)[self.next - 1 : self.next]
         self.number += 1
 
     def state_dict(self) -> dict[str, int]:
@@ -206,36 +179,36 @@ class EndsAtItsEnd:
 @pytest.mark.parametrize("epochs", [1, None])
 def test_the_rest_of_a_pass_that_had_ended_is_passed_over(epochs: int | None) -> None:
     loader, resumed = (EchoLoader(EndsAtItsEnd(), 10, epochs=epochs) for _ in range(2))
-    first = [batch.tolist() for batch in islice(loader, 4)]
+    first = plain(list(islice(loader, 4)))
     if epochs:
         assert list(loader) != [], "the pass after"
     state = through_torch_save(loader.state_dict())
-    expected = [batch.tolist() for batch in islice(loader, 4)]
+    expected = plain(list(islice(loader, 4)))
     resumed.load_state_dict(state)
-    assert [batch.tolist() for batch in islice(resumed, 4)] == expected != first
+    assert plain(list(islice(resumed, 4))) == expected != first
 
 
 def test_an_iterator_that_tells_its_position_goes_back_although_it_is_read_once() -> None:
-    def make() -> EchoLoader:
-        iterator = TellingIterator()
+    loaders = []
+    for _ in range(2):
+        iterator = Numbers()
         iterator.begin()
-        return EchoLoader(iterator, 4, shuffle_buffer=8)
-
-    loader = make()
-    next(iter(loader))
-    state = loader.state_dict()
-    expected = [batch.tolist() for batch in islice(loader, 5)]
-    for other in (loader, make()):
-        other.load_state_dict(through_torch_save(state))
-        assert [batch.tolist() for batch in islice(other, 5)] == expected
+        loaders.append(EchoLoader(iterator, 4, shuffle_buffer=8))
+    next(iter(loaders[0]))
+    state = loaders[0].state_dict()
+    expected = plain(list(islice(loaders[0], 5)))
+    for loader in loaders:
+        loader.load_state_dict(through_torch_save(state))
+        assert plain(list(islice(loader, 5))) == expected
 
 
 def test_a_position_is_of_no_use_to_what_takes_none() -> None:
-    loader = EchoLoader(OfTellingIterators(), 4)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="told its own position when the state was saved"):
-        EchoLoader(lambda: map(np.array, range(40)), 4).load_state_dict(loader.state_dict())
-    loader = EchoLoader(DataLoader(TensorDataset(torch.arange(40)), 4), None)
-    list(islice(loader, 2))
-    with pytest.raises(ValueError, match="told its own position when the state was saved"):
-        EchoLoader(OfTellingIterators(), None).load_state_dict(loader.state_dict())
+    data_loader = DataLoader(TensorDataset(torch.arange(40)), 4)
+    for told, untold, size in (
+        (OfTellingIterators(), lambda: map(np.array, range(40)), 4),
+        (data_loader, OfTellingIterators(), None),
+    ):
+        loader = EchoLoader(told, size)
+        list(islice(loader, 2))
+        with pytest.raises(ValueError, match="told its own position when the state was saved"):
+            EchoLoader(untold, size).load_state_dict(loader.state_dict())

@@ -2,8 +2,8 @@
 
 import gc
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 
 from adaecho import EchoLoader, TarShards
 from tests.echo.read.test_marks import Seekable, SeekablePass
-from tests.echo.threads.test_workers import assert_no_threads_soon
+from tests.echo.sources import soon
+from tests.echo.threads.test_workers import assert_no_threads_soon, only_by_hand
 from tests.needs import needs
 from tests.shards.archives import QUICK, label_alone, labels, write_shards
 from tests.shards.nginx import needs_nginx, nginx
@@ -22,152 +23,104 @@ needs_proc = needs(str(OPEN), present=OPEN.exists(), remedy="nothing else lists 
 EXAMPLES = 200
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """Archives of which a few batches read a small part."""
-    write_shards(tmp_path / "large", 2, EXAMPLES)
-    return tmp_path / "large"
-
-
 def opened(kind: str) -> set[str]:
-    """Open files whose name has this in it."""
     found = set()
     for one in OPEN.iterdir():
-        try:
+        with suppress(FileNotFoundError):  # the folder's own
             found.add(os.readlink(one))
-        except FileNotFoundError:
-            continue  # the folder's own
     return {name for name in found if kind in name}
 
 
-def break_off(loader: EchoLoader, look: Callable[[], None]) -> list[Any]:
-    seen = []
-    for batch in loader:
-        seen.append(batch)
-        look()
-        if len(seen) == 3:
-            break
-    return seen
-
-
-def interrupt(loader: EchoLoader, look: Callable[[], None]) -> list[Any]:
-    seen = []
-
-    def train() -> None:
+def take_three(loader: EchoLoader, look: Callable[[], None], *, interrupted: bool) -> list[Any]:
+    seen: list[Any] = []
+    with suppress(KeyboardInterrupt):
         for batch in loader:
             seen.append(batch)
             look()
-            if len(seen) == 3:
+            if len(seen) == 3 and interrupted:
                 raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
+            if len(seen) == 3:
+                break
     return seen
 
 
-def assert_closed_soon(opened_now: Callable[[], set[str]]) -> None:
-    deadline = time.monotonic() + 60
-    while opened_now() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert opened_now() == set()
-
-
-def check(place: str, opened_now: Callable[[], set[str]], abandon: Any, num_workers: int) -> None:
-    def make(num_workers: int) -> EchoLoader:
-        shards = TarShards(f"{place}/shard-{{000..001}}.tar", order="stored", retries=QUICK)
-        return EchoLoader(shards, 2, decode=label_alone, shuffle_buffer=5, num_workers=num_workers)
-
-    with make(0) as whole:
-        expected = labels(islice(whole, EXAMPLES))  # two passes
-    with make(num_workers) as loader:
-        seen, found_open = [], []
-        for _ in range(4):
-            seen += labels(abandon(loader, lambda: found_open.append(bool(opened_now()))))
-            assert_closed_soon(opened_now)
-            assert_no_threads_soon()
-            loader.state_dict()
-        seen += labels(islice(loader, EXAMPLES - 12))
-    assert seen == expected
-    assert any(found_open)
-    assert opened_now() == set()
-
-
 @needs_proc
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("abandon", [break_off, interrupt])
-def test_no_file_stays_open(large: Path, abandon: Any, num_workers: int) -> None:
-    check(str(large), lambda: opened(str(large)), abandon, num_workers)
-
-
-@needs_proc
-@needs_nginx
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("abandon", [break_off, interrupt])
-def test_no_connection_stays_open(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandon: Any, num_workers: int
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("server", [None, pytest.param(nginx, marks=needs_nginx)], ids=["files", "http"])
+def test_no_file_or_connection_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, interrupted: bool, num_workers: int
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    with nginx(tmp_path / "server", large) as url:
-        before = opened("socket:")
-        check(url.rstrip("/"), lambda: opened("socket:") - before, abandon, num_workers)
+    large = tmp_path / "large"
+    write_shards(large, 2, EXAMPLES)  # of which a few batches read a small part
+    with server(tmp_path / "server", large) if server else nullcontext(f"{large}/") as place:
+        kind = "socket:" if server else str(large)
+        before = opened(kind)
+
+        def make(num_workers: int) -> EchoLoader:
+            shards = TarShards(f"{place}shard-{{000..001}}.tar", order="stored", retries=QUICK)
+            return EchoLoader(shards, 2, decode=label_alone, shuffle_buffer=5, num_workers=num_workers)
+
+        with make(0) as whole:
+            expected = labels(islice(whole, EXAMPLES))  # two passes
+        seen, found_open = [], []
+        with make(num_workers) as loader:
+            for _ in range(4):
+                seen += labels(
+                    take_three(
+                        loader, lambda: found_open.append(opened(kind) - before), interrupted=interrupted
+                    )
+                )
+                assert soon(lambda: not opened(kind) - before)
+                assert_no_threads_soon()
+                loader.state_dict()
+            seen += labels(islice(loader, EXAMPLES - 12))
+        assert seen == expected
+        assert any(found_open)
+        assert not opened(kind) - before
 
 
 @needs_proc
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_file_stays_open_after_an_error(large: Path, num_workers: int) -> None:
+def test_no_file_stays_open_after_an_error(tmp_path: Path, num_workers: int) -> None:
     def fail(example: dict[str, Any]) -> dict[str, Any]:
         if example["__key__"] == "00007":
             raise ValueError("not this one")
         return label_alone(example)
 
-    with EchoLoader(
-        TarShards(f"{large}/*.tar", order="stored"), 2, decode=fail, num_workers=num_workers
-    ) as loader:
+    write_shards(tmp_path / "large", 2, EXAMPLES)
+    shards = TarShards(f"{tmp_path}/large/*.tar", order="stored")
+    with EchoLoader(shards, 2, decode=fail, num_workers=num_workers) as loader:
         with pytest.raises(ValueError, match="not this one"):
             list(islice(loader, 5))
-        assert_closed_soon(lambda: opened(str(large)))
+        assert soon(lambda: not opened(str(tmp_path)))
 
 
-class Watched(Seekable):
-    """Notices an iterator that is closed while it reads."""
+def watched(closed: list[bool], collect_at: int = -1) -> Seekable:
+    """Tells of each iterator that is closed whether it was reading; the collector comes while one reads."""
 
-    def __init__(self) -> None:
-        super().__init__(1000)
-        self.closed: list[bool] = []
-        self.collect_at = -1
+    class Pass(SeekablePass):
+        reading = False
 
-    def iterate_from(self, position: Any) -> "WatchedPass":
-        return WatchedPass(self, position[0])
+        def __next__(self) -> Any:
+            self.reading = True
+            if self._next == collect_at:
+                gc.collect()
+            self.reading = False
+            return super().__next__()
 
+        def close(self) -> None:
+            closed.append(self.reading)
 
-class WatchedPass(SeekablePass):
-    def __init__(self, source: Watched, next_: int) -> None:
-        super().__init__(next_, source.length)
-        self._source, self._in_use = source, False
-
-    def __next__(self) -> Any:
-        self._in_use = True
-        if self._next == self._source.collect_at:
-            gc.collect()
-        self._in_use = False
-        return super().__next__()
-
-    def close(self) -> None:
-        self._source.closed.append(self._in_use)
+    source = Seekable(1000)
+    source.iterate_from = lambda position: Pass(position[0], 1000)  # type: ignore[method-assign]
+    return source
 
 
-@pytest.fixture
-def _no_collection() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_no_collection")
 def test_the_garbage_collector_never_closes_what_is_being_read() -> None:
-    source = Watched()
-    source.collect_at = 9
-    with EchoLoader(source, 2) as loader:
+    closed: list[bool] = []
+    with EchoLoader(watched(closed, collect_at=9), 2) as loader, only_by_hand():
         old = iter(loader)
         cycle: list[Any] = [iter(loader)]  # the newest iterator
         cycle.append(cycle)
@@ -175,17 +128,14 @@ def test_the_garbage_collector_never_closes_what_is_being_read() -> None:
         with pytest.warns(UserWarning, match="from a newer one"):
             batches = [next(old).tolist() for _ in range(10)]
     assert batches == [[2 * number, 2 * number + 1] for number in range(10)]
-    assert not any(source.closed)
+    assert not any(closed)
 
 
 def test_nothing_is_closed_twice_or_for_nothing() -> None:
-    source = Watched()
-    with EchoLoader(source, 2) as loader:
+    closed: list[bool] = []
+    with EchoLoader(watched(closed), 2) as loader:
         loader.stop()  # nothing has been read yet
         for first in (0, 4, 8):
-            assert [batch.tolist() for batch in islice(loader, 2)] == [
-                [first, first + 1],
-                [first + 2, first + 3],
-            ]
+            assert [int(one) for batch in islice(loader, 2) for one in batch] == list(range(first, first + 4))
             loader.stop()
-    assert source.closed == 4 * [False]
+    assert closed == 4 * [False]

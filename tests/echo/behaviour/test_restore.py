@@ -9,25 +9,9 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, VARIANTS, Dataset, example, held_serials
+from tests.echo.others import plain
+from tests.echo.sources import IDS, VARIANTS, Dataset, example, held_serials, labels
 from tests.helpers import through_torch_save
-
-
-class Recorded:
-    """Rows of its own, whose numbers it writes into a file as they are read, in whatever process."""
-
-    thread_safe = True
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __len__(self) -> int:
-        return 3000
-
-    def __getitem__(self, row: int) -> Any:
-        with self.file.open("a") as file:
-            file.write(f"{row}\n")
-        return example(row)
 
 
 def scribble(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -35,13 +19,27 @@ def scribble(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return one
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 3}, {"num_workers": 2, "processes": True}])
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 3}, {"num_workers": 2, "processes": True}], ids=str)
 @pytest.mark.parametrize("kind", ["rows", "stream"])
 def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
-    kind: str, workers: dict[str, Any], tmp_path: Path
+    kind: str, workers: Any, tmp_path: Path
 ) -> None:
-    rows = Recorded(tmp_path / "read")
-    source: Any = rows if kind == "rows" else lambda: map(rows.__getitem__, range(3000))
+    reads = tmp_path / "reads"
+
+    class Rows:
+        """Writes the numbers of its rows into a file as they are read, in whatever process."""
+
+        thread_safe = True
+
+        def __len__(self) -> int:
+            return 3000
+
+        def __getitem__(self, row: int) -> Any:
+            with reads.open("a") as file:
+                file.write(f"{row}\n")
+            return example(row)
+
+    source: Any = Rows() if kind == "rows" else lambda: map(Rows().__getitem__, range(3000))
     common: dict[str, Any] = {
         "batch_size": 8, "echo": "example_before_augmentation", "factor": 4, "shuffle_buffer": 90,
         "augment": scribble, "order": "stored",
@@ -50,17 +48,17 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
         list(islice(loader, 30))
         state, held = loader.state_dict(), loader.fresh_examples_in_buffer
         expected = [batch["x"].tolist() for batch in islice(loader, 100)]
-    rows.file.unlink()
+    reads.unlink()
     with EchoLoader(source, **common, **workers) as restored:
         restored.load_state_dict(through_torch_save(state))
         assert restored.fresh_examples == state["fresh_examples"]
-        assert rows.file.exists() == (kind == "stream")  # what can be is read no sooner than it leaves
+        assert reads.exists() == (kind == "stream")  # what can be is read no sooner than it leaves
         batches = iter(restored)
         assert next(batches)["x"].tolist() == expected[0]
         assert kind == "stream" or restored.reread_examples <= 8
         assert [batch["x"].tolist() for batch in islice(batches, 99)] == expected[1:]
         assert kind == "stream" or restored.reread_examples == held
-    read = rows.file.read_text().split()
+    read = reads.read_text().split()
     assert len(set(read)) == len(read)
     if workers == {}:
         assert len(read) == restored.reread_examples + restored.fresh_examples - state["fresh_examples"]
@@ -69,23 +67,22 @@ def test_what_the_buffer_held_is_read_once_for_all_repeats_of_it(
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_the_beginning_of_a_pass_after_one_given_up(variant: dict[str, Any], num_workers: int) -> None:
-    common: dict[str, Any] = {"batch_size": 4, "shuffle_buffer": 9, "epochs": 1, **variant}
-    with EchoLoader(Dataset(31), num_workers=num_workers, **common) as loader:
-        list(islice(loader, 3))
+    common: dict[str, Any] = {"shuffle_buffer": 9, "epochs": 1, **variant}
+    with (
+        EchoLoader(Dataset(31), 4, num_workers=num_workers, **common) as loader,
+        EchoLoader(Dataset(31), 4, **common) as restored,
+    ):
+        labels(loader, 3)
         loader.next_fresh_examples()
         iterator = iter(loader)
-        state = loader.state_dict()
+        restored.load_state_dict(through_torch_save(loader.state_dict()))
         assert loader.fresh_examples_in_buffer == 0
-        expected = [batch["label"].tolist() for batch in iterator]
-    with EchoLoader(Dataset(31), **common) as restored:
-        restored.load_state_dict(through_torch_save(state))
-        assert [batch["label"].tolist() for batch in restored] == expected
+        assert labels(restored) == labels(iterator)
 
 
 def test_what_iterates_otherwise_the_second_time_is_reported() -> None:
-    lengths = iter([9, 2])
-    source = type("Shrinking", (), {"__iter__": lambda self: iter(np.arange(next(lengths, 2)))})()  # noqa: ARG005
-    loader = EchoLoader(source, 2, epochs=1)
+    lengths = iter([9, 2, 2])
+    loader = EchoLoader(lambda: iter(range(next(lengths))), 2, epochs=1)
     list(islice(loader, 4))
     state = loader.state_dict()
     with pytest.raises(ValueError, match="must give the same examples again"):
@@ -101,13 +98,10 @@ def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
             raise ValueError("not this time")
         return number
 
-    common: dict[str, Any] = {
-        "batch_size": 2, "shuffle_buffer": 8, "order": "stored", "decode": decode, "max_bad_examples": 5,
-    }  # fmt: skip
-    loader = EchoLoader(source, **common)
+    common: dict[str, Any] = {"shuffle_buffer": 8, "order": "stored", "decode": decode, "max_bad_examples": 5}
+    loader, restored = (EchoLoader(source, 2, **common) for _ in range(2))
     next(iter(loader))
     broken.add(held_serials(loader)[0])
-    restored = EchoLoader(source, **common)
     restored.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="not this time") as caught:
         list(islice(restored, 40))
@@ -118,16 +112,12 @@ def test_what_can_not_be_decoded_again_is_never_swapped(source: Any) -> None:
 @pytest.mark.parametrize("kind", ["stream", "rows"])
 def test_whole_batches_read_again_count_their_examples(kind: str, decode: Any) -> None:
     batches = [torch.arange(3 + number % 2) for number in range(40)]
-    source = batches if decode is None else [{"x": batch, "bytes": b"more"} for batch in batches]
-    source = source if kind == "rows" else source.__iter__  # type: ignore[assignment]
+    source: Any = batches if decode is None else [{"x": batch, "bytes": b"more"} for batch in batches]
+    source = source if kind == "rows" else source.__iter__
     common: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 6, "order": "stored"}
-    loader = EchoLoader(source, None, decode=decode, **common)
+    loader, restored = (EchoLoader(source, None, decode=decode, **common) for _ in range(2))
     list(islice(loader, 9))
-    state = loader.state_dict()
-    restored = EchoLoader(source, None, decode=decode, **common)
-    restored.load_state_dict(state)
+    restored.load_state_dict(state := loader.state_dict())
     read = range(state["next_index"]) if kind == "stream" else sorted(set(held_serials(loader)))
-    assert [batch.tolist() for batch in islice(restored, 60)] == [
-        batch.tolist() for batch in islice(loader, 60)
-    ]
+    assert plain(list(islice(restored, 60))) == plain(list(islice(loader, 60)))
     assert restored.reread_examples == sum(3 + number % 2 for number in read)

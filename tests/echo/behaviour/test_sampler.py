@@ -5,26 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from adaecho import EchoLoader
 from tests.echo.sources import Dataset, arrays, labels
 
 LENGTH = 23
 SAMPLERS: dict[str, Any] = {
-    "weighted": lambda: WeightedRandomSampler([1.0 + row % 5 for row in range(LENGTH)], 17),
-    "with replacement": lambda: RandomSampler(range(LENGTH), replacement=True, num_samples=30),
-    "random": lambda: RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
-    "subset": lambda: SubsetRandomSampler(range(0, LENGTH, 2)),
+    "weighted": lambda: data.WeightedRandomSampler([1.0 + row % 5 for row in range(LENGTH)], 17),
+    "with replacement": lambda: data.RandomSampler(range(LENGTH), replacement=True, num_samples=30),
+    "random": lambda: data.RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
+    "subset": lambda: data.SubsetRandomSampler(range(0, LENGTH, 2)),
     "list": lambda: [5, 3, 3, 1],
-    "distributed": lambda: DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
+    "distributed": lambda: data.DistributedSampler(range(LENGTH), num_replicas=2, rank=1),  # type: ignore[arg-type]
 }
 
 
@@ -37,77 +30,60 @@ def test_it_decides_what_is_read_and_leaves_the_global_generator_alone(name: str
     own = getattr(sampler, "generator", None)
     with EchoLoader(Dataset(LENGTH), 4, sampler=sampler, epochs=1, num_workers=num_workers) as loader:
         passes = [labels(loader) for _ in range(3)]
-        assert all(sum(map(len, one)) == len(sampler) for one in passes)
         assert [len(one) for one in passes] == [len(loader)] * 3
     again = EchoLoader(arrays(LENGTH), 4, sampler=SAMPLERS[name](), epochs=1)
     assert [labels(again) for _ in range(3)] == passes
     assert torch.equal(torch.get_rng_state(), before)
     assert getattr(sampler, "generator", None) is own
+    rows = [label for batch in passes[0] for label in batch]
+    assert len(rows) == len(sampler)
     if name == "list":
         assert passes == [[[5, 3, 3, 1]]] * 3
     else:
         assert passes[0] != passes[1] != passes[2]
     if name in ("random", "subset"):
-        assert sorted(label for batch in passes[0] for label in batch) == sorted(
-            range(0, LENGTH, 2 if name == "subset" else 1)
-        )
+        assert sorted(rows) == list(range(0, LENGTH, 2 if name == "subset" else 1))
 
 
 def test_ranks_share_out_what_it_draws() -> None:
-    whole = labels(EchoLoader(arrays(LENGTH), 1, sampler=SAMPLERS["weighted"](), epochs=1))
-    ranks = [
-        labels(
-            EchoLoader(arrays(LENGTH), 1, sampler=SAMPLERS["weighted"](), epochs=1, rank=rank, world_size=2)
-        )
-        for rank in range(2)
-    ]
-    assert len(ranks[0]) == len(ranks[1]) == 9
+    def drawn(rank: int, world_size: int) -> list[list[int]]:
+        given: dict[str, Any] = {"sampler": SAMPLERS["weighted"](), "rank": rank, "world_size": world_size}
+        return labels(EchoLoader(arrays(LENGTH), 1, epochs=1, **given))
+
+    whole, *ranks = drawn(0, 1), drawn(0, 2), drawn(1, 2)
     assert [*whole, whole[0]] == [one for both in zip(*ranks, strict=True) for one in both]
 
 
-class Changing:
-    """Draws from a global generator."""
+class Given:
+    """Gives these rows, or draws them from a global generator, and tells a length."""
 
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Any:
-        return iter(np.random.permutation(LENGTH).tolist())
-
-
-class Wrong:
-    """Tells another length, or gives a row that there isn't."""
-
-    def __init__(self, length: int, rows: list[int]) -> None:
+    def __init__(self, length: int, rows: list[Any] | None) -> None:
         self.length, self.rows = length, rows
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Any:
-        return iter(self.rows)
+        return iter(np.random.permutation(self.length).tolist() if self.rows is None else self.rows)
 
 
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Changing(), "sampler=Changing: it drew two orders for one pass.*generator"),
-        (Wrong(3, [1, 2]), "sampler=Wrong: it gave 2 rows, and its length is 3"),
-        (Wrong(2, [1, 23]), "sampler=Wrong: it gave row 23 of a source with 23 rows"),
-        (Wrong(0, []), "sampler=Wrong: it gives no rows"),
-        (Wrong(2, [1.5, 2]), "sampler=Wrong: it must give rows, one whole number after another"),  # type: ignore[list-item]
+        (Given(LENGTH, None), "sampler=Given: it drew two orders for one pass.*generator"),
+        (Given(3, [1, 2]), "sampler=Given: it gave 2 rows, and its length is 3"),
+        (Given(2, [1, 23]), "sampler=Given: it gave row 23 of a source with 23 rows"),
+        (Given(0, []), "sampler=Given: it gives no rows"),
+        (Given(2, [1.5, 2]), "sampler=Given: it must give rows, one whole number after another"),
         ("rows", "sampler=str: it must give rows"),
-        (BatchSampler(SequentialSampler(range(9)), 3, False), r"of a BatchSampler give its sampler, batch"),
+        (
+            data.BatchSampler(data.SequentialSampler(range(9)), 3, False),
+            r"of a BatchSampler give its sampler, batch",
+        ),
+        (SAMPLERS["distributed"](), r"=DistributedSampler with world_size=2.*leave the sampler out"),
     ],
 )
 def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, message: str) -> None:
+    ranks = {"rank": 1, "world_size": 2} if isinstance(sampler, data.DistributedSampler) else {}
     with pytest.raises(ValueError, match=message):
-        EchoLoader(arrays(LENGTH), 4, sampler=sampler)
-
-
-def test_a_distributed_sampler_where_the_loader_shares_out_is_refused() -> None:
-    sampler = SAMPLERS["distributed"]()
-    with pytest.raises(
-        ValueError, match=r"sampler=DistributedSampler with world_size=2.*leave the sampler out"
-    ):
-        EchoLoader(arrays(LENGTH), 4, sampler=sampler, rank=1, world_size=2)
+        EchoLoader(arrays(LENGTH), 4, sampler=sampler, **ranks)  # type: ignore[arg-type]

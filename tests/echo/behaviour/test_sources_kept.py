@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
-from tests.echo.sources import IDS, SOURCES, VARIANTS, Dataset, Stream
+from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, labels
 
 
-def spoil(example: Any, rng: Any) -> Any:  # noqa: ARG001 (the loader gives it)
-    """Writes into all it is given."""
+def spoil(example: Any, _: Any = None) -> Any:
     if isinstance(example, Record):
         example.x += 1000
         return example
@@ -47,42 +46,28 @@ KEPT: dict[str, Any] = {
 }
 
 
-def content(example: Any) -> str:
-    return repr(example)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("source", [Dataset, Stream])
 @pytest.mark.parametrize("kind", KEPT)
-@pytest.mark.parametrize("variant", VARIANTS[1::3], ids=IDS[1::3])
-def test_an_augment_in_place_changes_no_dataset(
-    variant: dict[str, Any], kind: str, source: Any, num_workers: int
+@pytest.mark.parametrize(
+    ("where", "variant"),
+    [*(("augment", variant) for variant in VARIANTS[1::3]), ("decode", VARIANTS[1])],
+    ids=str,
+)
+def test_writing_in_place_changes_no_dataset(
+    where: str, variant: dict[str, Any], kind: str, source: Any, num_workers: int
 ) -> None:
     dataset = source(12, KEPT[kind])
-    before = [content(example) for example in dataset.examples]
-    with EchoLoader(
-        dataset, 3, augment=spoil, collate=list, shuffle_buffer=4, num_workers=num_workers, **variant
-    ) as loader:
+    before = repr(dataset.examples)
+    common: dict[str, Any] = {where: spoil, "collate": list, "shuffle_buffer": 4, **variant}
+    with EchoLoader(dataset, 3, num_workers=num_workers, **common) as loader:
         for batch in islice(loader, 20):
             for one in batch:
                 if kind == "masked" and one["label"] == 3:
                     continue
                 x = one.x if isinstance(one, Record) else one if isinstance(one, np.ndarray) else one["x"]
                 assert 1000 <= int(np.asarray(x).reshape(-1)[0]) < 1012
-    assert [content(example) for example in dataset.examples] == before
-
-
-def test_a_decode_in_place_changes_no_dataset() -> None:
-    def decode(example: dict[str, Any]) -> dict[str, Any]:
-        x = example.pop("x")
-        x *= 2
-        return {"y": x, **example}
-
-    dataset = Dataset(8, KEPT["ragged arrays"])
-    before = [content(example) for example in dataset.examples]
-    batches = list(islice(EchoLoader(dataset, 2, decode=decode, collate=list), 12))
-    assert [content(example) for example in dataset.examples] == before
-    assert all(int(one["y"][0]) == 2 * one["label"] for batch in batches for one in batch)
+    assert repr(dataset.examples) == before
 
 
 class OneBuffer:
@@ -112,58 +97,39 @@ def test_a_dataset_may_give_the_same_object_each_time(
 ) -> None:
     dataset = OneBuffer(in_a_view=in_a_view)
     source: Any = (lambda: map(dataset.__getitem__, range(12))) if iterated else dataset
-    with EchoLoader(
-        source, 4, epochs=1, order="stored", shuffle_buffer=5, collate=list, num_workers=num_workers
-    ) as loader:
-        seen = sorted(int(one["x"][0]) for batch in loader for one in batch)
-    assert seen == list(range(12))
-
-
-class Numbers(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.arange(10))
-
-
-def bad_thirds(row: dict[str, Any]) -> Any:
-    if row["label"] % 3 == 0:
-        raise ValueError(f"row {row['label']} is damaged")
-    return row["label"]
+    common: dict[str, Any] = {"order": "stored", "shuffle_buffer": 5, "collate": list, "epochs": 1}
+    with EchoLoader(source, 4, num_workers=num_workers, **common) as loader:
+        assert sorted(int(one["x"][0]) for batch in loader for one in batch) == list(range(12))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("source", [Dataset, Stream])
 def test_bad_examples_of_a_pass_given_up_do_not_count(source: Any, num_workers: int) -> None:
-    common: dict[str, Any] = {
-        "decode": bad_thirds, "epochs": 1, "order": "stored", "num_workers": num_workers, "prefetch": 8,
-    }  # fmt: skip
-    with EchoLoader(source(90), 2, max_bad_examples=31, **common) as loader:
+    common: dict[str, Any] = {"decode": Bad(*range(0, 90, 3)), "max_bad_examples": 31, "epochs": 1}
+    with EchoLoader(source(90), 2, order="stored", num_workers=num_workers, prefetch=8, **common) as loader:
         for _ in range(20):
-            assert next(iter(loader)).tolist() == [1, 2]
+            assert labels(loader, 1) == [[1, 2]]
             assert [bad["origin"].split()[1] for bad in loader.bad_examples] <= ["0"]
             assert len(loader.bad_examples) <= 1
         assert len(list(loader)) == 30
-        rows = {bad["row"] for bad in loader.bad_examples}
-        assert rows == set(range(0, 90, 3))
+        assert {bad["row"] for bad in loader.bad_examples} == set(range(0, 90, 3))
         assert len(loader.bad_examples) <= 31
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("source", [Dataset, Stream])
 def test_a_bad_row_counts_once_however_many_passes(source: Any, num_workers: int) -> None:
-    common: dict[str, Any] = {
-        "decode": bad_thirds, "order": "stored", "num_workers": num_workers, "max_bad_examples": 3,
-    }  # fmt: skip
-    with EchoLoader(source(9), 2, **common) as loader:
-        for _ in islice(loader, 40):
-            pass
+    common: dict[str, Any] = {"decode": Bad(0, 3, 6), "order": "stored", "num_workers": num_workers}
+    with EchoLoader(source(9), 2, max_bad_examples=3, **common) as loader:
+        assert len(labels(loader, 40)) == 40
         assert [bad["row"] for bad in loader.bad_examples] == [0, 3, 6]
         assert loader.bad_examples[1]["origin"].startswith("example 3 ")
-        assert loader.bad_examples[1]["error"] == "ValueError: row 3 is damaged"
+        assert loader.bad_examples[1]["error"] == "ValueError: cannot decode 3"
     with (
-        EchoLoader(source(9), 2, **{**common, "max_bad_examples": 2}) as loader,
-        pytest.raises(ValueError, match="row 6 is damaged") as caught,
+        EchoLoader(source(9), 2, max_bad_examples=2, **common) as loader,
+        pytest.raises(ValueError, match="cannot decode 6") as caught,
     ):
-        list(islice(loader, 10))
+        labels(loader, 10)
     assert "max_bad_examples=2" in caught.value.__notes__[0]
 
 
@@ -171,83 +137,63 @@ def numbers(length: int) -> Iterator[int]:
     yield from range(length)
 
 
-class Begun:
-    """Its own iterator, which begins anew with every iter()."""
-
-    def __iter__(self) -> "Begun":
-        self._left = iter(range(20))
-        return self
-
-    def __next__(self) -> int:
-        return next(self._left)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "make",
     [lambda: numbers(20), lambda: map(int, range(20)), lambda: io.StringIO("1\n2\n3\n4\n5\n6\n7\n8\n9\n"),
-     lambda: iter(DataLoader(Numbers(), batch_size=None))],
+     lambda: iter(DataLoader(torch.arange(10), batch_size=None))],
     ids=["generator", "map", "file", "of a DataLoader"],
 )  # fmt: skip
 def test_an_iterator_is_never_resumed_silently(make: Any, num_workers: int) -> None:
-    common: dict[str, Any] = {"collate": list, "num_workers": num_workers}
-    source = make()
-    with EchoLoader(source, 2, **common) as loader:
+    begun = make()
+    next(begun)
+    loader, other = (
+        EchoLoader(source, 2, collate=list, num_workers=num_workers) for source in (make(), begun)
+    )
+    with loader, other:
         next(iter(loader))
         state = loader.state_dict()
         with pytest.raises(ValueError, match="can be iterated once"):
             loader.load_state_dict(state)
-    begun = make()
-    next(begun)
-    with (
-        EchoLoader(begun, 2, **common) as loader,
-        pytest.raises(ValueError, match=r"is an iterator, which can be|is another one than when"),
-    ):
-        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match=r"is an iterator, which can be|is another one than when"):
+            other.load_state_dict(state)
 
 
-class OwnIterator(Begun):
-    """Goes on where it was, whatever its ``__iter__`` does beside."""
+class Begun:
+    """Its own iterator, which begins anew with every iter() or goes on where it was."""
 
-    def __init__(self) -> None:
-        self._left, self.begun = iter(range(20)), 0
+    def __init__(self, *, anew: bool) -> None:
+        self.anew, self.left = anew, iter(range(20))
 
     def __iter__(self) -> "Begun":
-        self.begun += 1
+        self.left = iter(range(20)) if self.anew else self.left
         return self
 
-
-def test_an_own_iterator_left_in_the_middle_of_a_pass_is_not_taken_for_begun_anew() -> None:
-    loader = EchoLoader(OwnIterator(), 2, epochs=1)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="OwnIterator is an iterator"):
-        next(iter(loader))
-    begun = EchoLoader(Begun(), 2, epochs=1)
-    assert [len(list(begun)) for _ in range(2)] == [10, 10], "after its end it may begin anew"
+    def __next__(self) -> int:
+        return next(self.left)
 
 
-def test_a_broken_off_iterator_begins_no_second_pass() -> None:
-    loader = EchoLoader(numbers(20), 2, epochs=1)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="numbers is an iterator"):
-        next(iter(loader))
-    same = map(int, range(20))
-    loader = EchoLoader(lambda: same, 2, epochs=1)
+@pytest.mark.parametrize("source", [Begun(anew=False), numbers(20), numbers(20).__iter__])
+def test_an_iterator_left_in_the_middle_of_a_pass_is_not_taken_for_begun_anew(source: Any) -> None:
+    loader = EchoLoader(source, 2, epochs=1)
     next(iter(loader))
     with pytest.raises(ValueError, match="is an iterator"):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("make", [lambda: numbers(20), Begun, lambda: lambda: numbers(20)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: numbers(20), lambda: Begun(anew=True), lambda: lambda: numbers(20)],
+    ids=["generator", "its own iterator", "function"],
+)
 def test_what_is_sure_to_begin_anew_is_resumed(make: Any) -> None:
-    loader = EchoLoader(make(), 2)
+    loader, resumed = (EchoLoader(make(), 2) for _ in range(2))
     iterator = iter(loader)
     next(iterator)
-    state = loader.state_dict()
-    expected = [batch.tolist() for batch in islice(iterator, 5)]
-    loader = EchoLoader(make(), 2)
-    loader.load_state_dict(state)
-    assert [batch.tolist() for batch in islice(loader, 5)] == expected
+    resumed.load_state_dict(loader.state_dict())
+    assert [one.tolist() for one in islice(resumed, 5)] == [one.tolist() for one in islice(iterator, 5)]
+    begun = EchoLoader(Begun(anew=True), 2, epochs=1)
+    assert [len(list(begun)) for _ in range(2)] == [10, 10], "after its end it may begin anew"
 
 
 class Together(Dataset):
@@ -259,15 +205,13 @@ class Together(Dataset):
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
         self.asked.append(rows)
-        if self.how == "raises":
+        if self.how == "out of range":
             raise IndexError("out of range of a cache")
-        if self.how == "raises for a bad one":
-            return [self[row] for row in rows]
-        found = [self.examples[row] for row in rows]
-        return found[:-1] if self.how == "short" else [*found, found[0]]
+        found = [self[row] for row in rows]
+        return {"short": found[:-1], "long": [*found, found[0]]}.get(self.how, found)
 
     def __getitem__(self, row: int) -> Any:
-        if self.how == "raises for a bad one" and row == 1:
+        if self.how == "one is bad" and row == 1:
             raise IndexError("row 1 is missing")
         return super().__getitem__(row)
 
@@ -275,20 +219,17 @@ class Together(Dataset):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> None:
     common: dict[str, Any] = {"order": "stored", "num_workers": num_workers}
-    for how, error, message in (
-        ("short", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
-        ("long", ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
-        ("raises", IndexError, "out of range of a cache"),
-        ("raises for a bad one", IndexError, "row 1 is missing"),
+    for how, budget, error, message in (
+        ("short", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("long", 12, ValueError, r"Together.__getitems__ returned \d+ examples for \d+ rows"),
+        ("out of range", 12, IndexError, "out of range of a cache"),
+        ("one is bad", 0, IndexError, "row 1 is missing"),
     ):
-        budget = 12 if how != "raises for a bad one" else 0
-        with (
-            EchoLoader(Together(how), 4, max_bad_examples=budget, **common) as loader,
-            pytest.raises(error, match=message),
-        ):
+        loader = EchoLoader(Together(how), 4, max_bad_examples=budget, **common)
+        with loader, pytest.raises(error, match=message):
             next(iter(loader))
-    with EchoLoader(Together("raises for a bad one"), 4, max_bad_examples=1, **common) as loader:
-        assert next(iter(loader))["label"].tolist() == [0, 2, 3, 4]
+    with EchoLoader(Together("one is bad"), 4, max_bad_examples=1, **common) as loader:
+        assert labels(loader, 1) == [[0, 2, 3, 4]]
         assert num_workers or loader.dataset.asked == [[0, 1, 2, 3], [4]]
         assert [bad["row"] for bad in loader.bad_examples] == [1]
 
@@ -298,12 +239,11 @@ def test_what_is_read_together_must_be_what_was_asked_for(num_workers: int) -> N
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_writing_into_a_batch_changes_no_repeat(variant: dict[str, Any], kind: str, num_workers: int) -> None:
     make, augment, _, extra = SOURCES[kind]
-    for own_collate in (None, lambda examples: {"x": examples[0]["x"], "label": examples[0]["label"]}):
-        common: dict[str, Any] = {"batch_size": 3, "shuffle_buffer": 4, "collate": own_collate, **variant}
-        common.update(extra, num_workers=num_workers, augment=None if kind != "ragged" else augment)
-        if kind == "ragged" and own_collate is not None:
-            continue
-        with EchoLoader(make(8), **common) as clean, EchoLoader(make(8), **common) as written:
+    common: dict[str, Any] = {"shuffle_buffer": 4, **variant, **extra, "num_workers": num_workers}
+    common["augment"] = augment if kind == "ragged" else None
+    for collate in (None, lambda examples: dict(examples[0])):
+        loaders = (EchoLoader(make(8), 3, collate=collate, **common) for _ in range(2))
+        with next(loaders) as clean, next(loaders) as written:
             for one, other in zip(islice(clean, 20), written, strict=False):
                 assert np.array_equal(one["x"], other["x"])
                 other["x"][...] = -1

@@ -1,7 +1,9 @@
-"""Augmentations of one argument, exact with any number of workers, and of two parts around an echo."""
+"""Augmentations of one argument and of two parts; what the buffer holds, which never shows in the batches."""
 
 import multiprocessing
 import os
+import random
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -10,56 +12,46 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
+from adaecho.echo.batch import augment as augment_module
 from adaecho.echo.batch.augment import Functions
-from tests.echo.global_augments import draw, draw_again, fail
-from tests.echo.sources import Dataset, arrays
+from tests.echo.sources import Dataset, add_noise, arrays
 
 
-def times(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return {**one, "x": one["x"] * rng.random()}
+def draw(example: dict[str, Any]) -> dict[str, Any]:
+    drawn = [float(torch.rand(())), random.random(), np.random.rand()]
+    return {"label": example["label"], "drawn": torch.tensor(drawn, dtype=torch.float64), "pid": os.getpid()}
+
+
+def draw_again(example: dict[str, Any]) -> dict[str, Any]:
+    return {**example, "drawn again": draw(example)["drawn"]}
+
+
+def fail(example: dict[str, Any]) -> dict[str, Any]:
+    if example["label"] == 5:
+        raise KeyError("no five")
+    return example
+
+
+ECHOED: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7}
 
 
 def test_the_first_part_works_once_for_each_fresh_example() -> None:
-    calls = {"once": 0, "each_time": 0}
+    calls: list[str] = []
 
     def counting(name: str) -> Any:
-        def count(one: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:  # noqa: ARG001
-            calls[name] += 1
-            return one
+        return lambda one, _: calls.append(name) or one
 
-        return count
-
-    loader = EchoLoader(
-        Dataset(40), 5, augment=(counting("once"), counting("each_time")), factor=4,
-        echo="example_before_augmentation", shuffle_buffer=8, epochs=1,
-    )  # fmt: skip
-    batches = list(loader)
-    assert len(batches) == 32
-    assert calls == {"once": 40, "each_time": 160}
-
-
-def test_parts_that_draw_from_the_global_generators_have_a_process_each() -> None:
-    common: dict[str, Any] = {
-        "augment": (draw, draw_again), "echo": "example_before_augmentation", "factor": 2,
-        "shuffle_buffer": 7,
-    }  # fmt: skip
-    expected = list(islice(EchoLoader(Dataset(20), 6, **common), 8))
-    with EchoLoader(Dataset(20), 6, num_workers=2, **common) as loader:
-        for batch, other in zip(islice(loader, 8), expected, strict=True):
-            assert torch.equal(batch["drawn"], other["drawn"])
-            assert torch.equal(batch["drawn again"], other["drawn again"])
-            assert not torch.equal(batch["drawn"], batch["drawn again"])
+    parts = counting("once"), counting("each time")
+    assert len(list(EchoLoader(Dataset(40), 5, augment=parts, epochs=1, **{**ECHOED, "factor": 4}))) == 32
+    assert Counter(calls) == {"once": 40, "each time": 160}
 
 
 def test_the_parts_draw_independently() -> None:
     def draw_as(name: str) -> Any:
         return lambda one, rng: {**one, name: rng.random()}
 
-    loader = EchoLoader(
-        arrays(2000), 2000, augment=(draw_as("once"), draw_as("each_time")), factor=2,
-        echo="example_before_augmentation",
-    )  # fmt: skip
-    batch = next(iter(loader))
+    parts = draw_as("once"), draw_as("each_time")
+    batch = next(iter(EchoLoader(arrays(2000), 2000, augment=parts, **{**ECHOED, "shuffle_buffer": 0})))
     once, each_time = batch["once"].numpy(), batch["each_time"].numpy()  # [2000], an example's two in a row
     assert np.array_equal(once[::2], once[1::2])
     assert not np.isclose(each_time[::2], each_time[1::2]).any()
@@ -67,38 +59,90 @@ def test_the_parts_draw_independently() -> None:
 
 
 def test_what_is_augmented_before_the_buffer_is_decoded_there() -> None:
-    common: dict[str, Any] = {
-        "augment": (times, times), "decode": dict, "factor": 2, "echo": "example_before_augmentation",
-    }  # fmt: skip
+    common: dict[str, Any] = {"augment": (add_noise, add_noise), "decode": dict, **ECHOED}
     with pytest.raises(ValueError, match=r"place='encoded' with .*and augment=\(once, each_time\)"):
         EchoLoader(Dataset(9), 3, place="encoded", **common)
-    settings = EchoLoader(Dataset(9), 3, shuffle_buffer=4, **common).settings
-    assert Functions(dict, (times, times), None, None, settings, "auto").choose_place(None) == "decoded"
+    settings = EchoLoader(Dataset(9), 3, **common).settings
+    functions = Functions(dict, (add_noise, add_noise), None, None, settings, "auto")
+    assert functions.choose_place(None) == "decoded"
 
 
-def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left_alone() -> None:
-    common: dict[str, Any] = {
-        "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 7, "augment": draw,
-    }  # fmt: skip
+@pytest.mark.parametrize("augment", [draw, (draw, draw_again)], ids=["one", "two parts"])
+def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left_alone(augment: Any) -> None:
+    common: dict[str, Any] = {"batch_size": 6, "augment": augment, **ECHOED}
     torch.manual_seed(1)
     own = torch.rand(8)
     torch.manual_seed(1)
-    expected = list(islice(EchoLoader(Dataset(20), 6, **common), 8))
+    expected = list(islice(EchoLoader(Dataset(20), **common), 8))
     drawn = []
-    with EchoLoader(Dataset(20), 6, num_workers=2, **common) as loader:
+    with EchoLoader(Dataset(20), num_workers=2, **common) as loader:
         for batch, other in zip(islice(loader, 8), expected, strict=True):
             drawn.append(torch.rand(()))
-            assert torch.equal(batch["drawn"], other["drawn"])
-            assert torch.equal(batch["label"], other["label"])
-            assert os.getpid() not in batch["pid"].tolist()
+            assert os.getpid() not in batch.pop("pid").tolist()
+            assert all(torch.equal(batch[name], other[name]) for name in batch)
+            assert not torch.equal(batch["drawn"], batch.get("drawn again", own))
     assert torch.equal(torch.stack(drawn), own)
     assert multiprocessing.active_children() == []
 
 
 def test_its_errors_reach_the_caller() -> None:
-    with EchoLoader(Dataset(9), 3, num_workers=1, augment=fail, order="stored") as loader:
-        assert next(iter(loader))["label"].tolist() == [0, 1, 2]
-        with pytest.raises(KeyError, match="no five") as caught:
-            next(iter(loader))
+    loader = EchoLoader(Dataset(9), 3, num_workers=1, augment=fail, order="stored")
+    with loader, pytest.raises(KeyError, match="no five") as caught:
+        list(islice(loader, 2))  # at the first of them, where both are made at once
     assert "in fail" in caught.value.__notes__[-1]
     assert multiprocessing.active_children() == []
+
+
+ROWS = [b"damaged" if row % 7 == 3 else np.full(4, row, np.int64).tobytes() for row in range(60)]
+
+
+def decode(stored: bytes) -> Any:
+    if stored == b"damaged":
+        raise ValueError("no rows in these bytes")
+    return {"x": np.frombuffer(stored, np.int64)}
+
+
+def run(place: str, batches: int, state: Any = None, **more: Any) -> Any:
+    given = {"decode": decode, "augment": add_noise, "shuffle_buffer": 16, "max_bad_examples": 100, **more}
+    with EchoLoader(ROWS, 4, place=place, **given) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        taken = [batch["x"].tolist() for batch in islice(loader, batches)]
+        return taken, loader.fresh_examples, loader.bad_examples, loader.state_dict()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("echo", "factor"), [("none", 1), ("batch", 2), ("example_before_augmentation", 2.5)]
+)
+def test_bad_examples_are_skipped_alike_and_a_run_may_go_on_in_another_place(
+    echo: str, factor: float, num_workers: int
+) -> None:
+    more = {"echo": echo, "factor": factor, "num_workers": num_workers}
+    decoded, encoded, auto = (run(place, 30, **more)[:3] for place in ("decoded", "encoded", "auto"))
+    assert decoded == encoded == auto
+    assert decoded[2]
+    first, *_, state = run("decoded", 20, **more)
+    assert first + run("encoded", 10, state, **more)[0] == decoded[0]
+
+
+@pytest.mark.parametrize(
+    ("echo", "bad", "free", "expected"),
+    [
+        ("none", 0, 10**9, "encoded"),
+        ("batch", 0, 10**9, "encoded"),
+        ("none", 1, 10**9, "decoded"),
+        ("example_before_augmentation", 0, 10**9, "decoded"),
+        ("example_before_augmentation", 0, 16 * 32 * 2 - 1, "encoded"),
+        ("example_before_augmentation", 5, 16 * 32 * 2 - 1, "encoded"),
+        ("example_before_augmentation", 5, 16 * 32 * 2, "decoded"),
+        ("example_after_augmentation", 0, 1, "decoded"),
+    ],
+)
+def test_auto_weighs_work_against_memory(
+    echo: str, bad: int, free: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(augment_module, "free_bytes", lambda: free)
+    settings = EchoLoader(ROWS, 4, echo=echo, shuffle_buffer=16, max_bad_examples=bad).settings
+    given = Functions(decode, None, None, None, settings, "auto")
+    assert given.choose_place(lambda: ROWS[0]) == expected

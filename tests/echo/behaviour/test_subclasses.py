@@ -1,8 +1,11 @@
 """Examples that hold more than plain arrays keep it, whatever they are chunked and stacked with."""
 
 import copy
+import itertools
+import json
 from collections import OrderedDict, namedtuple
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +15,8 @@ from torch.utils.data import default_collate
 
 from adaecho import EchoLoader
 from adaecho.echo.memory.tree import collate, duplicate
-from tests.echo.sources import IDS, VARIANTS, Dataset
+from tests.echo.others import plain
+from tests.echo.sources import IDS, VARIANTS, AddNoise, Dataset
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -20,26 +24,18 @@ v2 = pytest.importorskip("torchvision.transforms.v2")
 WIDTH = 8
 
 
-def detection(row: int, *, ragged: bool) -> dict[str, Any]:
-    """A picture whose columns count up, its mask, and boxes at the left; some rows have as many boxes."""
+def detection(row: int, count: int = 2) -> dict[str, Any]:
+    """A picture whose columns count up, its mask, and boxes at the left."""
     columns = torch.arange(WIDTH, dtype=torch.uint8).expand(6, WIDTH).clone()
-    count = 1 + (row // 8) % 3 if ragged else 2
+    boxes = torch.tensor([[1, 1, 3, 4]] * count)
     return {
-        "image": tv_tensors.Image(columns.expand(3, 6, WIDTH).clone()),
-        "mask": tv_tensors.Mask(columns),
-        "boxes": tv_tensors.BoundingBoxes(
-            torch.tensor([[1, 1, 3, 4]] * count), format="XYXY", canvas_size=(6, WIDTH)
-        ),
-        "row": row,
-    }
+        "image": tv_tensors.Image(columns.expand(3, 6, WIDTH).clone()), "mask": tv_tensors.Mask(columns),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(6, WIDTH)), "row": row,
+    }  # fmt: skip
 
 
 def ragged_detection(row: int) -> dict[str, Any]:
-    return detection(row, ragged=True)
-
-
-def even_detection(row: int) -> dict[str, Any]:
-    return detection(row, ragged=False)
+    return detection(row, 1 + (row // 8) % 3)
 
 
 def flip_half(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -47,35 +43,21 @@ def flip_half(example: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     return flipped
 
 
-def check_flips(examples: list[dict[str, Any]]) -> int:
-    """How many are flipped, after checking that all parts of each were, or none."""
-    flips = 0
-    for example in examples:
-        flipped = int(example["image"][0, 0, 0]) == WIDTH - 1
-        assert (int(example["mask"][0, 0]) == WIDTH - 1) == flipped
-        left = WIDTH - 3 if flipped else 1
-        assert example["boxes"][:, 0].tolist() == [left] * len(example["boxes"])
-        assert [type(example[name]) for name in ("image", "mask", "boxes")] == [
-            tv_tensors.Image, tv_tensors.Mask, tv_tensors.BoundingBoxes,
-        ]  # fmt: skip
-        flips += flipped
-    return flips
-
-
-@pytest.mark.parametrize("make", [ragged_detection, even_detection])
+@pytest.mark.parametrize("make", [ragged_detection, detection], ids=["ragged", "even"])
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_a_flip_turns_pictures_masks_and_boxes_alike(
-    variant: dict[str, Any], num_workers: int, make: Any
-) -> None:
-    examples = []
-    with EchoLoader(
-        Dataset(64, make), 4, augment=flip_half, collate=list, shuffle_buffer=8, num_workers=num_workers,
-        **variant,
-    ) as loader:  # fmt: skip
+def test_a_flip_turns_pictures_masks_and_boxes_alike(variant: Any, num_workers: int, make: Any) -> None:
+    common: dict[str, Any] = {"augment": flip_half, "collate": list, "shuffle_buffer": 8, **variant}
+    flips = 0
+    with EchoLoader(Dataset(64, make), 4, num_workers=num_workers, **common) as loader:
         for batch in islice(loader, 32):
-            examples += batch
-    assert 32 < check_flips(examples) < 96
+            for one in batch:
+                flipped = int(one["image"][0, 0, 0]) == WIDTH - 1
+                flips += flipped
+                assert (int(one["mask"][0, 0]) == WIDTH - 1) == flipped
+                assert one["boxes"][:, 0].tolist() == [WIDTH - 3 if flipped else 1] * len(one["boxes"])
+                assert types(one) == types(make(0))
+    assert 32 < flips < 96
 
 
 class Pair(NamedTuple):
@@ -114,9 +96,7 @@ EXAMPLES: dict[str, Any] = {
 def types(value: Any) -> Any:
     if isinstance(value, dict):
         return type(value), [types(part) for part in value.values()]
-    if isinstance(value, tuple | list):
-        return type(value), [types(part) for part in value]
-    return type(value)
+    return (type(value), [types(part) for part in value]) if isinstance(value, tuple | list) else type(value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -146,48 +126,27 @@ def test_augment_and_collate_get_what_the_dataset_gave(
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_the_default_batch_is_that_of_torch(kind: str) -> None:
+def test_the_default_batch_is_that_of_torch_and_a_copy_keeps_the_class(kind: str) -> None:
     examples = [EXAMPLES[kind](row) for row in range(4)]
     expected, batch = default_collate(examples), collate(examples)
     assert types(batch) == types(expected)
-
-    def leaves(value: Any) -> list[Any]:
-        if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, tuple | list):
-            return [leaf for part in value for leaf in leaves(part)]
-        return [value.tolist()]
-
-    assert leaves(batch) == leaves(expected)
+    assert plain(batch) == plain(expected)
+    assert types(duplicate(examples[3])) == types(copy.deepcopy(examples[3])) == types(examples[3])
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_a_copy_keeps_the_class(kind: str) -> None:
-    example = EXAMPLES[kind](3)
-    assert types(duplicate(example)) == types(copy.deepcopy(example)) == types(example)
+def pictures(row: int) -> dict[str, Any]:
+    return {"image": pytest.importorskip("PIL.Image").new("RGB", (2, 2)), "label": row}
 
 
 def test_a_picture_in_a_batch_is_named_with_what_to_do() -> None:
-    image = pytest.importorskip("PIL.Image")
-    source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})
     with pytest.raises(TypeError) as raised:
-        next(iter(EchoLoader(source, 2, order="stored")))
+        next(iter(EchoLoader(Dataset(4, pictures), 2, order="stored")))
     notes = "\n".join(raised.value.__notes__)
     assert "cast_column(NAME, datasets.Image(decode=False))" in notes
     assert "while collating example 0 of Dataset" in notes
     assert "differ" not in notes
-
-
-class Block:
-    def block(self, arrays: Any, keys: Any) -> Any:  # noqa: ARG002 (the loader gives them)
-        return arrays
-
-
-def test_a_block_names_the_field_that_is_no_array() -> None:
-    image = pytest.importorskip("PIL.Image")
-    source = Dataset(4, lambda row: {"image": image.new("RGB", (2, 2)), "label": row})
     with pytest.raises(ValueError, match=r"field \['image'\], a PIL.Image.Image; convert it in decode="):
-        next(iter(EchoLoader(source, 2, augment=Block())))
+        next(iter(EchoLoader(Dataset(4, pictures), 2, augment=AddNoise())))
 
 
 class Plain(torch.Tensor):
@@ -204,16 +163,58 @@ def test_tensors_of_a_subclass_that_defines_nothing(echo: str, num_workers: int)
         assert type(example) is Plain
         return example.mul_(10)
 
-    with EchoLoader(
-        examples, 2, echo=echo, factor=2, augment=scaled, collate=list, epochs=1, num_workers=num_workers
-    ) as loader:
+    common: dict[str, Any] = {"factor": 2, "augment": scaled, "collate": list, "epochs": 1}
+    with EchoLoader(examples, 2, echo=echo, num_workers=num_workers, **common) as loader:
         found = [example for batch in loader for example in batch]
     assert {type(example) for example in found} == {Plain}
     assert sorted(float(example[0]) for example in found) == sorted([10.0 * row for row in range(8)] * 2)
     assert [float(example[0]) for example in examples] == list(range(8))
-    copied = duplicate(examples[3])
+
+
+def test_a_copy_of_such_a_tensor_keeps_its_attributes_and_no_gradient() -> None:
+    one = torch.ones(2, requires_grad=True).as_subclass(Plain) * 2
+    one.tag = ["three"]
+    copied = duplicate(one)
     assert type(copied) is Plain
     assert copied.tag == ["three"]
-    assert copied.tag is not examples[3].tag  # type: ignore[attr-defined]
-    with_gradient = torch.ones(2, requires_grad=True).as_subclass(Plain) * 2
-    assert not duplicate(with_gradient).requires_grad
+    assert copied.tag is not one.tag
+    assert not copied.requires_grad
+
+
+def coco(folder: Path, **transforms: Any) -> Any:
+    """Pictures whose columns grow brighter, each with as many boxes at the left as its number and one."""
+    pytest.importorskip("pycocotools")
+    library = pytest.importorskip("torchvision.datasets")
+    columns = np.broadcast_to(np.arange(WIDTH, dtype=np.uint8)[:, None] * 20, (6, WIDTH, 3))
+    for number in range(12):
+        pytest.importorskip("PIL.Image").fromarray(columns).save(folder / f"{number}.png")
+    sizes = [
+        {"id": number, "file_name": f"{number}.png", "height": 6, "width": WIDTH} for number in range(12)
+    ]
+    box = {"bbox": [1, 1, 2, 3], "area": 6, "category_id": 1, "iscrowd": 0, "segmentation": []}
+    of_picture = [number for number in range(12) for _ in range(number % 3 + 1)]
+    boxes = [{"id": one, "image_id": number, **box} for one, number in enumerate(of_picture, start=1)]
+    told = {"images": sizes, "annotations": boxes, "categories": [{"id": 1, "name": "box"}]}
+    (folder / "boxes.json").write_text(json.dumps(told))
+    dataset = library.CocoDetection(str(folder), str(folder / "boxes.json"), **transforms)
+    return library.wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels"))
+
+
+@pytest.mark.filterwarnings("ignore:source. .*CocoDetection draws random numbers as it reads")
+@pytest.mark.parametrize("where", ["augment", "transforms"])
+def test_wrapped_detection_datasets(where: str, tmp_path: Path) -> None:
+    flip = v2.RandomHorizontalFlip(0.5)
+    given: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 4}
+    flips: list[list[bool]] = []
+    for num_workers in (0, 1):  # each thread has a process of its own, which takes seconds to start
+        dataset = coco(tmp_path, **({"transforms": flip} if where == "transforms" else {}))
+        given |= {"collate": list, "augment": flip if where == "augment" else None}
+        flips.append([])
+        with EchoLoader(dataset, 4, num_workers=num_workers, **given) as loader:
+            for picture, target in itertools.chain(*islice(loader, 12)):
+                flips[-1].append(picture.getpixel((0, 0))[0] > 60)
+                assert type(target["boxes"]) is tv_tensors.BoundingBoxes
+                left = WIDTH - 3 if flips[-1][-1] else 1
+                assert target["boxes"][:, 0].tolist() == [left] * len(target["boxes"])
+    assert flips[0] == flips[1]
+    assert 8 < sum(flips[0]) < 40

@@ -39,14 +39,11 @@ def batches() -> Iterator[torch.Tensor]:
     yield from torch.arange(ROWS).split(4)
 
 
-def rows() -> dict[str, Any]:
-    return {"row": np.arange(ROWS)}
-
-
+ECHOED: dict[str, Any] = {"epochs": 1, "echo": "batch", "factor": 2}
 LOADERS: dict[str, Make] = {
-    "whole batches, factor 1.5": lambda: EchoLoader(batches, None, epochs=1, echo="batch", factor=1.5),
+    "whole batches, factor 1.5": lambda: EchoLoader(batches, None, **{**ECHOED, "factor": 1.5}),
     "whole batches shuffled": lambda: EchoLoader(
-        batches, None, epochs=1, echo="batch", factor=2, batch_shuffle_buffer=4, num_workers=1
+        batches, None, batch_shuffle_buffer=4, num_workers=1, **ECHOED
     ),
     "examples": lambda: EchoLoader(
         Stream(ROWS),
@@ -57,13 +54,12 @@ LOADERS: dict[str, Make] = {
         shuffle_buffer=9,
         num_workers=2,
     ),
-    "endless": lambda: EchoLoader(rows(), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9),
+    "endless": lambda: EchoLoader(
+        np.arange(ROWS), 4, echo="example_after_augmentation", factor=1.5, shuffle_buffer=9
+    ),
     # Not of "max_size_cycle": after a resume that no longer knows which of them had ended once.
     "several": lambda: lightning().pytorch.utilities.CombinedLoader(
-        {
-            "first": EchoLoader(batches, None, epochs=1, echo="batch", factor=2),
-            "second": EchoLoader(rows(), 4, epochs=1, echo="batch", factor=2),
-        },
+        {"first": EchoLoader(batches, None, **ECHOED), "second": EchoLoader(np.arange(ROWS), 4, **ECHOED)},
         "min_size",
     ),
 }
@@ -103,23 +99,21 @@ def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) 
     return seen
 
 
+def assert_each_goes_on(make: Make, folder: Path, seen: list[Any], *steps: int) -> None:
+    for step in steps:
+        assert fit(make, checkpoint=folder / f"{step}.ckpt") == seen[step:], step
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_resume_goes_on_with_the_batch_that_was_taken_ahead(name: str, tmp_path: Path) -> None:
     make = LOADERS[name]
     seen = fit(make, tmp_path)
-    each_epoch = len(seen) // 2
-    for step in (1, 6, each_epoch - 1, each_epoch, len(seen) - 1):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    half = len(seen) // 2
+    assert_each_goes_on(make, tmp_path, seen, 1, 6, half - 1, half, len(seen) - 1)
 
 
 def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
     """A state of the position itself forgets nothing that Lightning's, of a batch before, still needs."""
-    made: list[EchoLoader] = []
-
-    def make() -> EchoLoader:
-        made.append(LOADERS["examples"]())
-        return made[-1]
-
     asked = []
     save_of_lightning = EchoLoader.state_dict
 
@@ -128,12 +122,12 @@ def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
         asked.append(loader.fresh_examples_in_buffer)
         return save_of_lightning(loader)
 
+    make = LOADERS["examples"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EchoLoader, "state_dict", twice)
         seen = fit(make, tmp_path)
     assert asked
-    for step in (3, 14):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    assert_each_goes_on(make, tmp_path, seen, 3, 14)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore:'set_vital'")
@@ -150,5 +144,4 @@ def test_lightning_around_another_loader(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=others.REMEDY):
             fit(make, checkpoint=tmp_path / "3.ckpt")
         return
-    for step in (3, len(seen) - 3):
-        assert fit(make, checkpoint=tmp_path / f"{step}.ckpt") == seen[step:], step
+    assert_each_goes_on(make, tmp_path, seen, 3, len(seen) - 3)

@@ -15,14 +15,10 @@ import pytest
 import torch
 
 from adaecho import EchoLoader
-from tests.echo.loops_of_trainers import EPOCHS, ROWS, SAVED_AFTER, SAVED_IN_EPOCH, make
+from tests.echo.loops_of_trainers import EPOCHS, PACKAGES, ROWS, SAVED_AFTER, SAVED_IN_EPOCH, make
 from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[3]
-WORLD = 2
-
-
-PACKAGES = {"ddp": "torch", "fabric": "lightning", "accelerate": "accelerate", "lightning": "lightning"}
+WORLD, TASKS = 2, Path("/proc/self/task")
 OnTwoRanks = Callable[[str], list[dict[str, Any]]]
 
 
@@ -30,17 +26,11 @@ OnTwoRanks = Callable[[str], list[dict[str, Any]]]
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
     """``on_two_ranks(name)``: what each rank saw. One process imports all trainers and forks their ranks."""
     folder = tmp_path_factory.mktemp("trainers")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": str(WORLD),
-        "LOCAL_WORLD_SIZE": str(WORLD),
-    }
+    ranks = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
+    ports = [f"{name}={free_port()}" for name, package in PACKAGES.items() if find_spec(package)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.echo.loops_of_trainers", str(folder)]
-        + [f"{name}={free_port()}" for name, package in PACKAGES.items() if find_spec(package)],
-        cwd=folder, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, "-m", "tests.echo.loops_of_trainers", str(folder), *ports],
+        cwd=folder, env={**os.environ, **ranks}, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         _, errors = process.communicate(timeout=240)
@@ -58,92 +48,72 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnTwoRanks:
     return saw
 
 
-def batches(loader: EchoLoader) -> list[list[int]]:
-    return [labels.tolist() for _, labels in loader]
+def assert_shared_out(ranks: list[list[list[int]]]) -> None:
+    """Batches of each rank: all rows twice, and none at two ranks."""
+    shares = [[label for batch in batches for label in batch] for batches in ranks]
+    assert sorted(label for share in shares for label in share) == sorted([*range(ROWS)] * 2)
+    assert set(shares[0]).isdisjoint(shares[1])
 
 
-def check(saw: list[dict[str, Any]], first: int = 0) -> None:
-    """That each rank got its share, all of it, and nothing else, and went on from the middle exactly.
+# The number of the iteration that is the first epoch: Lightning calls iter() once before, to see if it can.
+FIRST = {"ddp": 0, "fabric": 0, "accelerate": 0, "lightning": 1}
 
-    Args:
-        first: the number of the iteration that was the first epoch.
-    """
+
+@pytest.mark.parametrize("name", FIRST)
+def test_each_rank_gets_its_share_and_goes_on_from_the_middle_exactly(
+    name: str, on_two_ranks: OnTwoRanks
+) -> None:
+    saw = on_two_ranks(name)
     for epoch in range(EPOCHS):
-        shares = [[label for batch in rank["seen"][epoch] for label in batch] for rank in saw]
-        assert sorted(label for share in shares for label in share) == sorted([*range(ROWS)] * 2)
-        assert set(shares[0]).isdisjoint(shares[1])
+        assert_shared_out([rank["seen"][epoch] for rank in saw])
     for number, rank in enumerate(saw):
+        seen = rank["seen"]
         with make(rank=number, world_size=WORLD) as alone:  # without any trainer
-            alone.set_epoch(first)
-            assert rank["seen"] == [batches(alone) for _ in range(EPOCHS)]
-        assert rank["lengths"] == [len(epoch) for epoch in rank["seen"]] == [ROWS // 8] * EPOCHS
-        assert rank["seen"][0] != rank["seen"][1]
-        assert rank["rest"] == [
-            rank["seen"][SAVED_IN_EPOCH][SAVED_AFTER:],
-            *rank["seen"][SAVED_IN_EPOCH + 1 :],
-        ]
+            alone.set_epoch(FIRST[name])
+            assert seen == [[labels.tolist() for _, labels in alone] for _ in range(EPOCHS)]
+        assert rank["lengths"] == [len(epoch) for epoch in seen] == [ROWS // 8] * EPOCHS
+        assert seen[0] != seen[1]
+        assert rank["rest"] == [seen[SAVED_IN_EPOCH][SAVED_AFTER:], *seen[SAVED_IN_EPOCH + 1 :]]
         assert rank["fresh"] == EPOCHS * ROWS // WORLD
         for error in rank["early"]:
-            assert error.startswith(
-                "RuntimeError: torch.distributed was initialised, with 2 ranks, after this"
-            )
+            assert "RuntimeError: torch.distributed was initialised, with 2 ranks, after this" in error
     # Gradients were averaged: from different batches both made the same weights.
     assert saw[0]["weight"] == saw[1]["weight"]
 
 
-def test_under_ddp(on_two_ranks: OnTwoRanks) -> None:
+def test_beside_under_ddp(on_two_ranks: OnTwoRanks) -> None:
     saw = on_two_ranks("ddp")
-    check(saw)
     for rank in saw:
         assert rank["again"] == rank["seen"][1]  # after set_epoch(1)
         assert (
-            "EchoLoader shares out the examples among the ranks itself; leave the sampler out"
-            in rank["sampler"]
+            "EchoLoader shares out the examples among the ranks itself; leave the sampler" in rank["sampler"]
         )
         assert "has no attribute 'sampler'" in rank["its_set_epoch"]
-    shares = [sorted(label for batch in rank["by_sampler"] for label in batch) for rank in saw]
-    assert sorted(shares[0] + shares[1]) == sorted([*range(ROWS)] * 2)
-    assert set(shares[0]).isdisjoint(shares[1])
+    assert_shared_out([rank["by_sampler"] for rank in saw])
 
 
-def test_under_fabric(on_two_ranks: OnTwoRanks) -> None:
-    saw = on_two_ranks("fabric")
-    check(saw)
-    for rank in saw:
+def test_beside_under_the_others(on_two_ranks: OnTwoRanks) -> None:
+    for rank in on_two_ranks("fabric"):
         assert rank["setup_dataloaders"].startswith("TypeError: Only PyTorch DataLoader are")
-
-
-def test_under_accelerate(on_two_ranks: OnTwoRanks) -> None:
-    saw = on_two_ranks("accelerate")
-    check(saw)
-    for rank in saw:
+    for rank in on_two_ranks("accelerate"):
         assert rank["unchanged"]
         assert rank["scheduled"] == EPOCHS * (ROWS // 8) * WORLD
         assert rank["skip_first_batches"].startswith("AttributeError: 'EchoLoader' object has no attribute")
-
-
-def test_under_lightning(on_two_ranks: OnTwoRanks) -> None:
-    saw = on_two_ranks("lightning")
-    check(saw, first=1)  # it calls iter() once before, to see whether it can
-    for rank in saw:
+    for rank in on_two_ranks("lightning"):
         assert rank["resumed_weight"] == rank["weight"]
 
 
-def threads() -> dict[str, str]:
-    """The name of each thread of this process by its id; a thread of gloo's names itself once it runs."""
-    names = {}
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it ended since
-            names[task.name] = (task / "comm").read_text().strip()
-    return names
-
-
-def gloo_threads_besides(before: dict[str, str]) -> set[str]:
+def gloo_threads_besides(before: set[str]) -> set[str]:
     """Those begun since. By id, not by number: of those before, some may not have named themselves then."""
-    return {thread for thread, name in threads().items() if name == "pt_gloo_runloop"} - set(before)
+    found = set()
+    for task in TASKS.iterdir():
+        with suppress(OSError):  # it ended since
+            if task.name not in before and (task / "comm").read_text().strip() == "pt_gloo_runloop":
+                found.add(task.name)
+    return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc tells the names of threads")
+@pytest.mark.skipif(not TASKS.exists(), reason="/proc tells the names of threads")
 def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +129,7 @@ def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         torch.distributed.barrier()  # with which the default group's threads begin
-        before = threads()
+        before = {task.name for task in TASKS.iterdir()}
         with make() as loader:
             next(iter(loader))
             state = loader.state_dict()
@@ -171,21 +141,18 @@ def test_no_thread_of_gloo_is_left_with_a_state_of_all_ranks(
 
 
 def test_a_state_of_all_ranks_needs_as_many() -> None:
-    loader = make()
-    next(iter(loader))
-    state = loader.state_dict()
-    (own,) = state["ranks"]
-    alone = EchoLoader(torch.arange(9), 2)
-    with pytest.raises(ValueError, match="the state is that of 2 ranks, and there are 1 now"):
-        loader.load_state_dict({"ranks": [own, own]})
-    with pytest.raises(ValueError, match="load_state_dict: batch_size was 8"):
-        alone.load_state_dict(state)
-    with (
-        make(rank=1, world_size=2) as other,
-        pytest.raises(
-            ValueError,
-            match=r"rank was 0 and is 1 now; within an iteration each rank goes on from .*state_of_all_ranks",
-        ),
-    ):
-        other.load_state_dict(own)
-    loader.close()
+    with make() as loader, make(rank=1, world_size=2) as other:
+        next(iter(loader))
+        state = loader.state_dict()
+        (own,) = state["ranks"]
+        for into, given, message in (
+            (loader, {"ranks": [own, own]}, "the state is that of 2 ranks, and there are 1 now"),
+            (EchoLoader(torch.arange(9), 2), state, "load_state_dict: batch_size was 8"),
+            (
+                other,
+                own,
+                "rank was 0 and is 1 now; within an iteration each rank goes on.*state_of_all_ranks",
+            ),
+        ):
+            with pytest.raises(ValueError, match=message):
+                into.load_state_dict(given)

@@ -1,6 +1,8 @@
-"""Orders of rows, drawn or computed row by row, or of shards side by side: no row comes twice or never."""
+"""Orders of rows, drawn or computed, or of shards side by side: none comes twice or never; keyed draws."""
 
+import copy
 import itertools
+import pickle
 from math import isqrt
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from adaecho import EchoLoader
 from adaecho.echo.order import keyed, permutation
+from adaecho.echo.order.factor import repeats
 from adaecho.echo.order.permutation import BLOCK, LEAST_COMPUTED, RUN, Permutation, interleaved, permuted
 from adaecho.echo.state import sealed
 
@@ -41,19 +44,11 @@ def test_rows_are_those_of_the_formula(length: int) -> None:
     assert found.tolist() == [row_of(int(position), length, -3, 2) for position in positions]
 
 
-@pytest.mark.parametrize("length", [*range(1, 70), 255, 256, 257, 1000, 4095, 4096, 4097])
+@pytest.mark.parametrize("length", [*range(1, 70), 255, 256, 257, 1000, 4095, 4096, 4097, LEAST_COMPUTED])
 def test_every_row_comes_once(length: int) -> None:
-    for number in range(3):
+    for number in range(3 if length < LEAST_COMPUTED else 1):
         found = permuted(np.arange(length), length, 7, number)
-        assert sorted(found.tolist()) == list(range(length))
-
-
-def test_every_row_of_a_long_source_comes_once() -> None:
-    seen = np.zeros(LEAST_COMPUTED, dtype=bool)
-    order = Permutation(LEAST_COMPUTED, "permutation", seed=1)
-    for first in range(0, LEAST_COMPUTED, 1 << 20):
-        seen[order._of_serials(np.arange(first, first + (1 << 20)))] = True
-    assert seen.all()
+        assert (np.bincount(found, minlength=length) == 1).all()
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
@@ -85,27 +80,18 @@ def test_neighbours_are_uniform_within_a_pass(length: int) -> None:
     rows = permuted(positions, length, 5, 0)
     cells = rows * 32 // length
     assert chi_square(np.bincount(cells, minlength=32)) < 5
+
+    def pairs(other: NDArray[np.int64]) -> float:
+        return chi_square(np.bincount(cells * 32 + other * 32 // length, minlength=1024))
+
     for distance in (1, 2, isqrt(length - 1) + 1):  # the last: one side of the network stays, the other rises
         later = permuted((positions + distance) % length, length, 5, 0)
-        assert chi_square(np.bincount(cells * 32 + later * 32 // length, minlength=1024)) < 5
-        gaps = (later - rows) % length * 64 // length
-        assert chi_square(np.bincount(gaps, minlength=64)) < 5
-    again = permuted(positions, length, 5, 1)
-    other_seed = permuted(positions, length, 6, 0)
-    for other in (again, other_seed):
-        assert chi_square(np.bincount(cells * 32 + other * 32 // length, minlength=1024)) < 5
+        assert pairs(later) < 5
+        assert chi_square(np.bincount((later - rows) % length * 64 // length, minlength=64)) < 5
+    for seed, number in ((5, 1), (6, 0)):
+        other = permuted(positions, length, seed, number)
+        assert pairs(other) < 5
         assert abs(np.corrcoef(rows, other)[0, 1]) < 0.02
-
-
-def test_fixed_points_and_inversions_are_as_many_as_by_chance() -> None:
-    length, passes = 200, 3000
-    rows = np.array([permuted(np.arange(length), length, 3, number) for number in range(passes)])
-    fixed = (rows == np.arange(length)).sum(1)  # Poisson of mean 1
-    assert abs(fixed.mean() - 1) < 5 / np.sqrt(passes)
-    assert abs(fixed.var() - 1) < 0.25
-    descents = (np.diff(rows) < 0).sum(1)  # mean (n - 1) / 2, variance (n + 1) / 12
-    assert abs(descents.mean() - (length - 1) / 2) < 5 * np.sqrt((length + 1) / 12 / passes)
-    assert descents.var() == pytest.approx((length + 1) / 12, rel=0.2)
 
 
 @pytest.mark.parametrize(("world", "passes", "drop_last"), [(1, None, False), (3, 2, False), (3, 2, True)])
@@ -113,89 +99,36 @@ def test_blocks_give_what_single_serials_give(
     world: int, passes: int | None, drop_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(permutation, "LEAST_COMPUTED", 1)
-    length = 10_007
+    length, rng, index = 10_007, np.random.default_rng(0), 0
     order, alone = (
         Permutation(length, "permutation", 4, passes=passes, world=world, drop_last=drop_last)
         for _ in range(2)
     )
     assert order.method == "computed"
-    rng = np.random.default_rng(0)
-    index = 0
     while index * world < 5 * length:
         count = int(rng.integers(0, 700))
         serials = np.arange(index, index + count) * world + world - 1
-        found = order.rows(serials)
-        assert found.tolist() == alone._of_serials(serials).tolist()
+        asked = [serials]
         if count > 300:  # as a resume asks
-            chosen = np.sort(rng.choice(serials, 5, replace=False))
-            assert order.rows(chosen).tolist() == alone._of_serials(chosen).tolist()
-            assert order.rows(chosen[:1])[0] == alone._of_serials(chosen[:1])[0]
+            asked += [np.sort(rng.choice(serials, 5, replace=False)), serials[7:8]]
+        for some in asked:
+            assert order.rows(some).tolist() == alone._of_serials(some).tolist()
         index += count
     assert len(order.rows(np.arange(3 * BLOCK))) == 3 * BLOCK
 
 
-def test_short_sources_keep_the_orders_that_runs_have_recorded() -> None:
-    order = Permutation(10, "permutation", 0)
-    rng = np.random.Generator(np.random.Philox(key=np.array([0, 1], dtype=np.uint64)))
-    assert order.rows(np.arange(10, 20)).tolist() == rng.permutation(np.arange(10, dtype=np.uint32)).tolist()
+def test_only_the_permutation_of_a_long_source_is_computed() -> None:
     assert Permutation(LEAST_COMPUTED - 1, "permutation", 0).method == "drawn"
     assert Permutation(LEAST_COMPUTED, "stored", 0).method == "drawn"
     assert Permutation(LEAST_COMPUTED, "shards", 0, np.array([LEAST_COMPUTED])).method == "drawn"
 
 
-def test_shards_come_whole_in_the_order_that_was_drawn_from_rows() -> None:
-    lengths = np.array([5, 0, 3, 7, 1, 4])
-    order = Permutation(20, "shards", 9, lengths)
-    for number in range(4):
-        rng = np.random.Generator(np.random.Philox(key=np.array([9, number], dtype=np.uint64)))
-        shards = np.split(np.arange(20), np.cumsum(lengths)[:-1])
-        expected = np.concatenate([shards[shard] for shard in rng.permutation(6)])
-        assert order.rows(np.arange(20) + 20 * number).tolist() == expected.tolist()
-
-
-class Numbers:
-    """As long as is wished, without an example in memory."""
-
-    thread_safe = True
-
-    def __init__(self, length: int, shard_lengths: NDArray[np.int64] | None = None) -> None:
-        self.length = length
-        if shard_lengths is not None:
-            self.shard_lengths = shard_lengths
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, row: int) -> dict[str, int]:
-        return {"row": row}
-
-
-def loader(length: int, **arguments: object) -> EchoLoader:
-    return EchoLoader(
-        Numbers(length), 8, echo="example_before_augmentation", factor=2, shuffle_buffer=20, **arguments
-    )
-
-
-def batches(of: EchoLoader, count: int) -> list[list[int]]:
-    return [batch["row"].tolist() for batch in itertools.islice(of, count)]
-
-
-def test_shards_of_five_thousand_million_rows() -> None:
-    source = Numbers(LONG, np.full(5000, 1_000_000))
-    with EchoLoader(source, 8, order="shards") as shards:
-        (batch,) = batches(shards, 1)
-    assert np.diff(batch).tolist() == [1] * 7
-    assert batch[0] % 1_000_000 == 0
-
-
 def test_a_state_of_a_long_source_says_its_permutation_and_another_is_refused() -> None:
-    with loader(LEAST_COMPUTED) as long, loader(LEAST_COMPUTED - 1) as short:
-        batches(long, 1), batches(short, 1)
+    with EchoLoader(range(LEAST_COMPUTED), 8) as long, EchoLoader(range(LEAST_COMPUTED - 1), 8) as short:
+        next(iter(long)), next(iter(short))
         assert short.state_dict()["permutation"] == "drawn"
         old = sealed({**long.state_dict(), "permutation": "drawn"})
-        with pytest.raises(
-            ValueError, match=r"permutation of the state's 4194304 examples is drawn, .* is computed"
-        ):
+        with pytest.raises(ValueError, match=r"of the state's 4194304 examples is drawn, .* is computed"):
             long.load_state_dict(old)
 
 
@@ -209,6 +142,10 @@ def test_every_example_comes_once(length: int, places: int) -> None:
     assert interleaved(shuffled, length, places, 5, 0).tolist() == found[shuffled].tolist()
     if length >= 1200:
         assert (found == positions).all() == (places == 1)
+        others = [found, *(interleaved(positions, length, places, *key) for key in ((5, 1), (6, 0)))]
+        assert len({tuple(one.tolist()) for one in others}) == (1 if places == 1 else 3)
+    far = LONG + 1 - length + positions  # of five thousand million, computed one by one
+    assert len(np.unique(interleaved(far, LONG + 1, places, 0, 0))) == length
 
 
 def test_runs_are_neighbours_and_each_stretch_goes_on_where_it_was() -> None:
@@ -220,14 +157,6 @@ def test_runs_are_neighbours_and_each_stretch_goes_on_where_it_was() -> None:
     assert len({tuple(order) for order in np.argsort(firsts, axis=1).tolist()}) > 4
 
 
-def test_the_draws_follow_seed_and_pass() -> None:
-    orders = [
-        interleaved(np.arange(1200), 1200, 8, *key).tolist() for key in ((1, 0), (1, 1), (2, 0), (1, 0))
-    ]
-    assert orders[0] == orders[3]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
 @pytest.mark.parametrize("shard", [100, 150, 2000])
 def test_every_128_examples_are_of_all_eight_shards(shard: int) -> None:
     shards = interleaved(np.arange(8 * shard), 8 * shard, 8, 0, 0) // shard
@@ -235,20 +164,60 @@ def test_every_128_examples_are_of_all_eight_shards(shard: int) -> None:
         assert set(shards[first : first + 128].tolist()) == set(range(8))
 
 
-def test_five_thousand_million_examples_are_computed_one_by_one() -> None:
-    length = 5_000_000_001
-    positions = np.concatenate([np.arange(64), np.arange(length - 64, length)])
-    found = interleaved(positions, length, 8, 0, 0)
-    assert len(set(found.tolist())) == 128
-    assert 0 <= found.min() < found.max() < length
-
-
-def test_a_pass_reads_shards_side_by_side_and_each_through() -> None:
-    lengths = np.full(8, 100)
-    rows = Permutation(800, "shards", 3, lengths, 8).rows(np.arange(1600))
+@pytest.mark.parametrize("side_by_side", [1, 8])
+def test_a_pass_reads_shards_side_by_side_and_each_through(side_by_side: int) -> None:
+    order = Permutation(800, "shards", 3, np.full(8, 100), side_by_side)
+    rows = order.rows(np.arange(1600))
     assert sorted(rows[:800].tolist()) == list(range(800))
     assert rows[:800].tolist() != rows[800:].tolist()
-    assert len(set((rows[:164] // 100).tolist())) == 8
-    one_by_one = Permutation(800, "shards", 3, lengths).rows(np.arange(800))
-    assert one_by_one.tolist() == Permutation(800, "shards", 3, lengths, 1).rows(np.arange(800)).tolist()
-    assert len(set((one_by_one[:164] // 100).tolist())) == 2
+    assert len(set((rows[:164] // 100).tolist())) == max(side_by_side, 2)
+    one_by_one = Permutation(800, "shards", 3, np.full(8, 100)).rows(np.arange(1600))
+    assert (one_by_one.tolist() == rows.tolist()) == (side_by_side == 1)
+    first = Permutation(LONG, "shards", 0, np.full(5000, 1_000_000)).rows(np.arange(8))
+    assert (first - first[0]).tolist() == list(range(8))
+    assert first[0] % 1_000_000 == 0
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**63, 2**64 - 1])
+def test_a_generator_is_philox_of_its_key(key: int) -> None:
+    ours, numpy = keyed.generator(np.uint64(key)), np.random.Generator(np.random.Philox(key=key))
+    assert np.array_equal(ours.integers(0, 2**63, 100), numpy.integers(0, 2**63, 100))
+    assert np.array_equal(ours.normal(size=101), numpy.normal(size=101))
+
+
+def test_what_it_spawns_follows_from_its_key() -> None:
+    first, again, other = (keyed.generator(key) for key in (7, 7, 8))
+    drawn = [[child.random() for child in rng.spawn(2) + rng.spawn(1)] for rng in (first, again, other)]
+    assert drawn[0] == drawn[1]
+    assert len({*drawn[0], *drawn[2]}) == 6
+
+
+def test_copies_go_on_where_it_is() -> None:
+    rng = keyed.generator(3)
+    rng.random(5)
+    copies = [copy.deepcopy(rng), pickle.loads(pickle.dumps(rng))]
+    expected = rng.random(5)
+    for one in copies:
+        assert np.array_equal(one.random(5), expected)
+
+
+def test_fractional_repeats_are_bernoulli_and_independent() -> None:
+    extra = repeats(7, np.arange(200_000), 2.3) - 2
+    # Five standard deviations of the mean and of a lag-1 correlation.
+    assert extra.mean() == pytest.approx(0.3, abs=5 * np.sqrt(0.21 / 200_000))
+    assert np.corrcoef(extra[1:], extra[:-1])[0, 1] == pytest.approx(0, abs=5 / np.sqrt(200_000))
+    assert set(np.unique(extra)) == {0, 1}
+
+
+def test_the_leaving_slot_is_uniform() -> None:
+    """The delay in a true buffer of B slots is geometric with mean B."""
+    size = 20
+    loader = EchoLoader({"x": np.arange(60_000)}, 60_000, shuffle_buffer=size, order="stored", epochs=1)
+    (batch,) = loader
+    positions = np.empty(60_000)
+    positions[batch["x"].numpy()] = np.arange(60_000)
+    delay = positions + size - np.arange(60_000)
+    inner = delay[: 60_000 - 20 * size]
+    assert inner.min() >= 1
+    assert inner.mean() == pytest.approx(size, rel=0.03)
+    assert (inner == 1).mean() == pytest.approx(1 / size, rel=0.1)

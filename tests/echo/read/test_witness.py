@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
 from adaecho.echo.read.witness import Witnesses, fingerprint
-from tests.echo.behaviour.test_around_data_loaders import Drawn
+from tests.echo.behaviour.test_around_data_loaders import LOADERS as AROUND
 
 
 def test_contents_that_a_thread_draws_for_the_same_rows_are_warned_of() -> None:
-    def make() -> EchoLoader:
-        data_loader: DataLoader[Any] = DataLoader(Drawn(), 8, shuffle=True)
-        return EchoLoader(data_loader, None, epochs=1, echo="batch", factor=2, num_workers=1)
-
-    with make() as loader, make() as restored:
+    loader, restored = (
+        EchoLoader(AROUND["shuffle"](), None, epochs=1, echo="batch", factor=2, num_workers=1)
+        for _ in range(2)
+    )
+    with loader, restored:
         next(iter(loader))
-        with pytest.warns(UserWarning, match="other contents than before, of the same rows.*num_workers=1"):
+        with pytest.warns(UserWarning, match=r"other contents than before, of the same rows.*num_workers=1"):
             restored.load_state_dict(loader.state_dict())
 
 
@@ -60,6 +59,7 @@ def test_a_state_holds_the_last_few_witnesses() -> None:
         (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
         (random.Random, np.random),
         (torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
+        (torch.zeros(3, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
         (torch.eye(4).to_sparse(), torch.eye(4).flip(0).to_sparse()),
         (Image.new("L", (8, 8), 1), Image.new("L", (8, 8), 2)),
         (SimpleNamespace(rows=torch.ones(3)), SimpleNamespace(rows=torch.zeros(3))),
@@ -75,9 +75,6 @@ def test_a_fingerprint_is_one_of_content(one: Any, other: Any) -> None:
 def test_a_fingerprint_looks_at_little_of_what_is_large() -> None:
     large = torch.zeros(1 << 22)
     assert fingerprint([large.view(64, -1).T] * 1000) == fingerprint([large.view(64, -1).T] * 1000)
-    assert fingerprint(torch.zeros(3, dtype=torch.bfloat16)) != fingerprint(
-        torch.zeros(4, dtype=torch.bfloat16)
-    )
 
 
 class Opaque:

@@ -1,12 +1,12 @@
-"""The clocks and R: by hand, and around sources whose R is known; where the automatic factor ends up.
+"""The clocks and R: by hand, and around sources whose R is known; the automatic factor, which follows R.
 
-Every clock here is moved by hand, so that a busy machine changes nothing.
+Clocks are moved by hand, so that a busy machine changes nothing.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import pytest
@@ -14,8 +14,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from adaecho import EchoLoader
+from adaecho.echo.order import keyed
+from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.threads.timers import Counters, Timers
+from adaecho.echo.variants import MAX_FACTOR
 from tests.conftest import HandClock
+from tests.echo.sources import Dataset as Rows
+from tests.echo.sources import arrays, labels
 
 UPSTREAM_S, STEP_S = 4.0, 1.0
 R = UPSTREAM_S / STEP_S
@@ -45,30 +50,32 @@ def test_clocks_by_hand(clock: HandClock) -> None:
     assert other.ratio == clocks.ratio
 
 
-def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
-    counters = Counters((0.0,), (0.0, 0.0), 0.0)
+def driven(clock: HandClock, steps: int, after: Callable[[int], Counters]) -> tuple[Timers, list[float]]:
+    """Clocks after so many steps of 1 s each, by counters as they are after each; and the ratios told."""
+    counters, ratios = after(0), []
     clocks = Timers(lambda: counters)
-    for step in range(10):
-        counters = Counters((4.0 * step,), (0.5 * step, 2.0 * step), fresh_batches=step)
-        clocks.step()
-        clock.now += 1.0
-    assert clocks.downstream_s_per_step == pytest.approx(2)
-    assert clocks.ratio == pytest.approx(2)
-
-
-def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
-    counters = Counters((0.0,), (0.0,), 0.0)
-    clocks = Timers(lambda: counters)
-    ratios = []
-    for step in range(400):
-        upstream_s = counters.upstream_s[0] + (1.0 if step <= 200 else 9.0)
-        counters = Counters((upstream_s,), (0.0,), counters.fresh_batches + 1)
+    for step in range(steps):
+        counters = after(step)
         clocks.step()
         clock.now += 1.0
         ratios.append(clocks.ratio or 0.0)
+    return clocks, ratios
+
+
+def test_the_loaders_own_work_counts_where_it_is_larger(clock: HandClock) -> None:
+    clocks, ratios = driven(clock, 10, lambda step: Counters((4.0 * step,), (0.5 * step, 2.0 * step), step))
+    assert clocks.downstream_s_per_step == pytest.approx(2)
+    assert ratios[-1] == pytest.approx(2)
+
+
+def test_the_ratio_is_smoothed_over_some_fifty_steps(clock: HandClock) -> None:
+    def after(step: int) -> Counters:
+        return Counters((step + 8.0 * max(step - 200, 0),), (0.0,), step)
+
+    _, ratios = driven(clock, 400, after)
     assert ratios[200] == pytest.approx(1)
     assert 1.5 < ratios[210] < 4
-    assert ratios[400 - 1] == pytest.approx(9, rel=0.05)
+    assert ratios[-1] == pytest.approx(9, rel=0.05)
 
 
 class ThreadClock(threading.local):
@@ -95,30 +102,17 @@ def _thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", CLOCK)
 
 
-class SlowDataset(Dataset[torch.Tensor]):
-    """Each example takes some time."""
+def worked(given: Any, duration_s: float = UPSTREAM_S / 4) -> Any:
+    CLOCK.work(duration_s)
+    return given
 
-    def __init__(self, example_s: float) -> None:
-        self.example_s = example_s
 
+class Slow(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, row: int) -> torch.Tensor:
-        CLOCK.work(self.example_s)
-        return torch.full((2,), row)
-
-
-def examples() -> Iterator[torch.Tensor]:
-    while True:
-        CLOCK.work(UPSTREAM_S / 4)
-        yield torch.zeros(2)
-
-
-def batches() -> Iterator[torch.Tensor]:
-    while True:
-        CLOCK.work(UPSTREAM_S)
-        yield torch.zeros(4, 2)
+        return worked(torch.full((2,), row))  # type: ignore[no-any-return]
 
 
 class WorksAhead:
@@ -134,39 +128,41 @@ class WorksAhead:
             yield torch.zeros(4, 2)
 
 
-def slow_decode(example: torch.Tensor) -> torch.Tensor:
-    CLOCK.work(UPSTREAM_S / 4)
-    return example
-
-
-# Source, batch size, further arguments, and over how many of the loader's workers upstream's work is divided.
-SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any], Callable[[int], int]]] = {
-    "map-style": (lambda: SlowDataset(UPSTREAM_S / 4), 4, {}, lambda workers: max(workers, 1)),
-    "decode": (lambda: SlowDataset(0.0), 4, {"decode": slow_decode}, lambda workers: max(workers, 1)),
-    "examples": (lambda: examples, 4, {}, lambda _: 1),
-    "batches": (lambda: batches, None, {}, lambda _: 1),
-    "works ahead": (WorksAhead, None, {}, lambda _: 1),
+# A source, the size of batches, further arguments.
+DIVIDED = {  # upstream's work, over the loader's workers
+    "map-style": (Slow, 4, {}),
+    "decode": (lambda: range(10_000), 4, {"decode": worked}),
+    "processes": (lambda: range(10_000), 4, {"decode": worked, "processes": True}),
+}
+SOURCES: dict[str, tuple[Callable[[], Any], int | None, dict[str, Any]]] = DIVIDED | {
+    "examples": (lambda: lambda: map(worked, repeat(torch.zeros(2))), 4, {}),
+    "batches": (lambda: lambda: map(worked, repeat(torch.zeros(4, 2)), repeat(UPSTREAM_S)), None, {}),
+    "works ahead": (WorksAhead, None, {}),
 }
 # What works ahead is timed by a thread that waits for it: inline it also works during the steps.
-WORKERS = {name: (1, 4) if name == "works ahead" else (0, 1, 4) for name in SOURCES}
+WORKERS = {name: {"works ahead": (1, 4), "processes": (1, 2)}.get(name, (0, 1, 4)) for name in SOURCES}
 # Threads may have read up to two batches that no step has used yet, of the 25 that R is smoothed over (12 at
 # the factor where it ends up): how many changes from one look at the counters to the next.
 READ_AHEAD = 2 / 25
 
 
-@pytest.mark.usefixtures("_thread_clock")
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [(name, workers) for name in SOURCES for workers in WORKERS[name]]
-)
-def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
-    make, batch_size, arguments, divide = SOURCES[name]
-    with EchoLoader(
-        make(), batch_size, echo="batch", factor=2, num_workers=num_workers, prefetch=1, **arguments
-    ) as loader:
+def followed(name: str, factor: Any, num_workers: int) -> tuple[Any, Any]:
+    make, batch_size, more = SOURCES[name]
+    common: dict[str, Any] = {"echo": "batch", "factor": factor, "num_workers": num_workers, "prefetch": 1}
+    with EchoLoader(make(), batch_size, **common, **more) as loader:
         for _ in islice(loader, 200):
             CLOCK.work(STEP_S)
-        measured = loader.R
-    assert measured == pytest.approx(R / divide(num_workers), rel=READ_AHEAD if num_workers else 1e-9)
+        return loader.R, loader.factor
+
+
+@pytest.mark.usefixtures("_thread_clock")
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [(name, count) for name in SOURCES for count in WORKERS[name]]
+)
+def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
+    expected = R / (max(num_workers, 1) if name in DIVIDED else 1)
+    measured, _ = followed(name, 2, num_workers)
+    assert measured == pytest.approx(expected, rel=READ_AHEAD if num_workers else 1e-9)
 
 
 @pytest.mark.usefixtures("_thread_clock")
@@ -175,19 +171,59 @@ def test_r_of_a_source_of_known_r(name: str, num_workers: int) -> None:
     [(name, workers) for name in ("examples", "batches", "works ahead") for workers in WORKERS[name]],
 )
 def test_where_the_automatic_factor_ends_up(name: str, num_workers: int) -> None:
-    make, batch_size, arguments, _ = SOURCES[name]
-    with EchoLoader(
-        make(), batch_size, echo="batch", factor="auto", num_workers=num_workers, prefetch=1, **arguments
-    ) as loader:
-        for _ in islice(loader, 200):
-            CLOCK.work(STEP_S)
-        # It leaves changes of less than 5 % alone.
-        expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
-        assert loader.factor == expected
+    # It leaves changes of less than 5 % alone.
+    expected = pytest.approx(R, rel=0.05 + 2 * READ_AHEAD * bool(num_workers))
+    assert followed(name, "auto", num_workers)[1] == expected
+
+
+@pytest.mark.usefixtures("_thread_clock")
+@pytest.mark.parametrize("echo", ["batch", "example_before_augmentation"])
+def test_the_automatic_factor_goes_on_after_a_resume(echo: str) -> None:
+    def decode(row: dict[str, Any]) -> dict[str, Any]:
+        CLOCK.work(0.002)
+        return row
+
+    def make() -> EchoLoader:
+        given: dict[str, Any] = {"factor": "auto", "max_factor": 3, "shuffle_buffer": 4, "decode": decode}
+        return EchoLoader(Rows(50), 4, echo=echo, num_workers=1, **given)
+
+    with make() as loader:
+        assert loader.factor == 1
+        iterator = iter(loader)
+        for _ in islice(iterator, 400):
+            CLOCK.work(1e-4)  # R is far beyond the bound
+        assert loader.factor == loader.factor_changes[-1][1] == 3
+        assert loader.R is not None
+        assert loader.R > 1
+        state = loader.state_dict()
+        expected = labels(iterator, 4)
+    with make() as restored:
+        restored.load_state_dict(state)
+        assert restored.factor == 3
+        level = "batches" if echo == "batch" else "examples"
+        assert restored.factor_changes == [tuple(change) for change in state["factors"][level][1:]]
+        assert labels(restored, 4) == expected
+
+
+def test_the_automatic_factor_is_bounded_and_ignores_noise() -> None:
+    loader = EchoLoader(arrays(9), 3, echo="example_before_augmentation", factor="auto")
+    factor = loader._pipeline.streams.factor
+    asked: list[float] = []
+    factor.change = asked.append  # type: ignore[method-assign]
+    auto = AutoFactor(max_factor=4)
+    for ratio in (None, 0.3, 1.04, 2.5, 9.0):
+        for _ in range(20):
+            if auto.due():
+                auto.follow(ratio, factor)
+    assert asked == [2.5, 4]
+
+
+def test_the_largest_factor_is_what_an_items_echo_index_can_count() -> None:
+    assert MAX_FACTOR == 1 << keyed.ECHO_BITS
 
 
 def test_a_factor_that_follows_a_source_which_works_ahead_needs_a_thread() -> None:
-    loader: DataLoader[Any] = DataLoader(SlowDataset(0.0), batch_size=4, num_workers=2)
+    loader: DataLoader[Any] = DataLoader(Slow(), batch_size=4, num_workers=2)
     with pytest.warns(UserWarning, match="around a DataLoader that works ahead.*give num_workers=1"):
         EchoLoader(loader, None, echo="batch", factor="auto")
     EchoLoader(loader, None, echo="batch", factor="auto", num_workers=1).close()

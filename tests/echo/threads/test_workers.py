@@ -6,16 +6,17 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from adaecho import EchoLoader
 from adaecho.echo.threads.workers import PoolThread, ThreadPool
-from tests.echo.sources import Broken, Dataset, Stream, add_noise, arrays
+from tests.echo.sources import Broken, Dataset, Halting, Stream, arrays, labels, soon
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -25,10 +26,17 @@ def threads() -> list[str]:
 
 
 def assert_no_threads_soon() -> None:
-    deadline = time.monotonic() + 120
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == []
+    assert soon(lambda: not threads()), threads()
+
+
+@contextmanager
+def only_by_hand() -> Iterator[None]:
+    """The garbage collector comes when it is called."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_a_stop_while_threads_are_being_started_waits_for_them() -> None:
@@ -37,16 +45,12 @@ def test_a_stop_while_threads_are_being_started_waits_for_them() -> None:
     pool = ThreadPool(lambda: released.append(True))
     with pool._lock:
         pool.go()
-        while not pool._hiring:
-            time.sleep(0.001)
+        assert soon(lambda: pool._hiring)
         pool.stop()
         assert not pool.join(0.05)
         assert not released
     assert pool.join(60)
-    deadline = time.monotonic() + 60
-    while not released and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert released == [True]
+    assert soon(lambda: released == [True])
 
 
 @WORKERS
@@ -81,23 +85,15 @@ def test_an_error_of_the_source_itself_names_the_example(num_workers: int) -> No
     assert loader.fresh_examples == 4
 
 
-@WORKERS
-def test_a_one_shot_iterator_says_so(num_workers: int) -> None:
-    loader = EchoLoader(iter(range(6)), 2, num_workers=num_workers)
-    with pytest.raises(ValueError, match=r"range_iterator .*can be iterated once"):
-        list(islice(loader, 4))
-
-
-def test_abandoning_the_iterator_ends_the_threads_and_loses_nothing() -> None:
-    for echo in ("none", "batch", "example_before_augmentation"):
-        common: dict[str, Any] = {"echo": echo, "shuffle_buffer": 5, "augment": add_noise}
-        expected = list(islice(EchoLoader(Stream(30), 4, **common), 12))
-        loader = EchoLoader(Stream(30), 4, num_workers=3, **common)
-        seen = []
-        for _ in range(4):
-            seen += list(islice(loader, 3))
-            assert_no_threads_soon()
-        assert all(torch.equal(one["x"], other["x"]) for one, other in zip(seen, expected, strict=True))
+@pytest.mark.parametrize("echo", ["none", "batch", "example_before_augmentation"])
+def test_abandoning_the_iterator_ends_the_threads_and_loses_nothing(echo: str) -> None:
+    common: dict[str, Any] = {"echo": echo, "shuffle_buffer": 5}
+    loader = EchoLoader(Stream(30), 4, num_workers=3, **common)
+    seen = []
+    for _ in range(4):
+        seen += labels(loader, 3)
+        assert_no_threads_soon()
+    assert seen == labels(EchoLoader(Stream(30), 4, **common), 12)
 
 
 def test_a_forgotten_loader_leaves_nothing() -> None:
@@ -117,10 +113,7 @@ def test_a_forgotten_loader_leaves_nothing() -> None:
     del loader, iterator
     gc.collect()
     assert_no_threads_soon()
-    deadline = time.monotonic() + 120
-    while not closed and time.monotonic() < deadline:  # by a thread of its own
-        time.sleep(0.001)
-    assert closed == [True]
+    assert soon(lambda: closed == [True])  # by a thread of its own
 
 
 def test_the_collector_waits_for_no_thread_where_it_holds_what_that_thread_needs() -> None:
@@ -138,18 +131,14 @@ def test_the_collector_waits_for_no_thread_where_it_holds_what_that_thread_needs
 
     loader = EchoLoader(Dataset(30), 4, num_workers=2, decode=decode)
     loader._pipeline.pool.go()  # type: ignore[union-attr]
-    while len(threads()) < 4:
-        time.sleep(0.001)
+    assert soon(lambda: len(threads()) == 4)
     gone = weakref.ref(loader)
     cycle: list[Any] = [loader]
     cycle.append(cycle)
-    gc.disable()
-    try:
+    with only_by_hand():
         del loader, cycle
         forgotten.set()
         assert collected.wait(120)
-    finally:
-        gc.enable()
     assert gone() is None
     assert_no_threads_soon()  # and no warning of a wait that came to nothing
 
@@ -160,13 +149,10 @@ def test_the_collector_may_come_while_threading_holds_its_own_lock() -> None:
     gone, pipeline = weakref.ref(loader), loader._pipeline
     with threading._active_limbo_lock:  # type: ignore[attr-defined]
         pipeline.pool.go()  # type: ignore[union-attr]
-        while not pipeline.pool._threads:  # type: ignore[union-attr]
-            time.sleep(0.001)
+        assert soon(lambda: pipeline.pool._threads)  # type: ignore[union-attr]
         del loader
         assert gone() is None
-    deadline = time.monotonic() + 120
-    while not pipeline._closed and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert soon(lambda: pipeline._closed)
     assert_no_threads_soon()
 
 
@@ -198,29 +184,22 @@ next(iter(kept))
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["closed"] * 2, "")
 
 
-def test_with_and_close() -> None:
+def test_an_interrupt_ends_the_threads_and_so_does_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     with EchoLoader(arrays(30), 4, num_workers=2) as loader:
         iterator = iter(loader)
-        next(iterator)
+        first = next(iterator)
+        with monkeypatch.context() as patch:
+            # Ctrl-C while the training loop waits for a batch.
+            patch.setattr(loader._pipeline.run, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        assert_no_threads_soon()
+        second = next(iterator)
+        assert not set(first["label"].tolist()) & set(second["label"].tolist())
     assert threads() == []
     loader.close()
     with pytest.raises(RuntimeError, match="was closed"):
         next(iterator)
-
-
-def test_an_interrupt_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = EchoLoader(arrays(30), 4, num_workers=2)
-    iterator = iter(loader)
-    first = next(iterator)
-    with monkeypatch.context() as patch:
-        # Ctrl-C while the training loop waits for a batch.
-        patch.setattr(loader._pipeline.run, "next", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-    assert_no_threads_soon()
-    second = next(iterator)
-    assert not set(first["label"].tolist()) & set(second["label"].tolist())
-    loader.close()
 
 
 @pytest.mark.parametrize("echo", ["none", "batch"])
@@ -237,36 +216,25 @@ def test_an_old_iterator_may_be_collected_in_the_middle_of_a_newer_ones_pass(ech
         next(abandoned)
         cycle: list[Any] = [abandoned]
         cycle.append(cycle)
-        gc.disable()
-        try:
+        with only_by_hand():
             del abandoned, cycle
             assert len(list(islice(loader, 30))) == 30
-        finally:
-            gc.enable()
 
 
 def test_an_interrupted_wait_for_a_pause_leaves_nobody_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, go = threading.Event(), threading.Event()
-
-    class Slow(Dataset):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if self.reads == 20:
-                reading.set()
-                go.wait(200)
-            return super().__getitem__(row)
-
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    with EchoLoader(Slow(1000), 4, num_workers=1, prefetch=8) as loader:
+    source = Halting(1000, 20)
+    with EchoLoader(source, 4, order="stored", num_workers=1, prefetch=8) as loader:
         iterator = iter(loader)
         next(iterator)
-        assert reading.wait(120)  # somebody works
+        assert source.reading.wait(120)  # somebody works
         with monkeypatch.context() as patch:
             patch.setattr(time, "sleep", interrupted)
             with pytest.raises(KeyboardInterrupt), loader.paused():
                 pass
-        go.set()
+        source.go.set()
         assert len(list(islice(iterator, 60))) == 60
 
 
@@ -280,21 +248,21 @@ def test_nothing_is_read_while_paused() -> None:
             time.sleep(0.1)
             assert source.reads == reads
         # More than can lie ready: 50 and two workers' on either side of the shuffle.
-        batches = list(islice(iterator, 120))
-    assert len(batches) == 120
+        assert len(list(islice(iterator, 120))) == 120
     assert source.reads > reads
 
 
-def test_reading_ahead_is_bounded() -> None:
+@pytest.mark.parametrize("ahead", [{"prefetch": 6}, {"prefetch_factor": 3}], ids=str)
+def test_reading_ahead_is_bounded(ahead: dict[str, int]) -> None:
     source = Dataset(100_000)
-    with EchoLoader(source, 8, num_workers=2, prefetch=3) as loader:
+    with EchoLoader(source, 8, num_workers=2, **ahead) as loader:  # type: ignore[arg-type]
         next(iter(loader))
         reads, before = source.reads, -1
         while reads != before:
             time.sleep(0.05)
             reads, before = source.reads, reads
-    # Batches: one taken, three ahead on either side of the shuffle, and two workers' each.
-    assert reads <= 8 * (1 + 2 * (3 + 2))
+    # Batches: one taken, six ahead on either side of the shuffle, and two workers' each.
+    assert reads <= 8 * (1 + 2 * (6 + 2))
 
 
 def test_a_thread_that_can_not_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
