@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, lab
 
 
 def spoil(example: Any, _: Any = None) -> Any:
-    if isinstance(example, Record):
+    if hasattr(example, "x"):
         example.x += 1000
         return example
     if isinstance(example, np.ndarray):
@@ -34,6 +35,25 @@ class Record:
     label: int
 
 
+class OfAttrs(SimpleNamespace):
+    """Fields named as attrs names them."""
+
+    __attrs_attrs__ = (SimpleNamespace(name="x"), SimpleNamespace(name="label"))
+
+
+class Copied:
+    """No fields that anyone could know of."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __deepcopy__(self, _: Any) -> "Copied":
+        return Copied(self.x.copy())
+
+    def __repr__(self) -> str:
+        return str(self.x)
+
+
 KEPT: dict[str, Any] = {
     "arrays": lambda row: {"x": np.array([row]), "label": row},
     "ragged arrays": lambda row: {"x": np.full(row % 3 + 1, row), "label": row},
@@ -43,6 +63,9 @@ KEPT: dict[str, Any] = {
     "large": lambda row: {"x": np.full(20_000, row), "label": row},
     "bare": lambda row: np.full(row % 3 + 1, row),
     "a dataclass": lambda row: Record(np.full(row % 3 + 1, row), row),
+    "of attrs": lambda row: OfAttrs(x=np.full(row % 3 + 1, row), label=row),
+    "a namespace": lambda row: SimpleNamespace(x=np.full(row % 3 + 1, row), label=row),
+    "one that copies itself": lambda row: Copied(np.full(row % 3 + 1, row)),
 }
 
 
@@ -65,7 +88,7 @@ def test_writing_in_place_changes_no_dataset(
             for one in batch:
                 if kind == "masked" and one["label"] == 3:
                     continue
-                x = one.x if isinstance(one, Record) else one if isinstance(one, np.ndarray) else one["x"]
+                x = one.x if hasattr(one, "x") else one if isinstance(one, np.ndarray) else one["x"]
                 assert 1000 <= int(np.asarray(x).reshape(-1)[0]) < 1012
     assert repr(dataset.examples) == before
 
