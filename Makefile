@@ -1,7 +1,8 @@
 # One entry for everything; `make` lists what there is.
 PYTHON ?= python3
 BUDGET_S ?= 540
-WORKERS ?= 2
+# Tests wait half of their time, for processes and servers: four at once keep two cores busy.
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
