@@ -32,6 +32,7 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
         if summary["status"] not in ("budget_spent", "diverged"):
             continue
         diverged = summary["status"] == "diverged"
+        origin = json.loads((path.parent / "environment.json").read_text())
         lines = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
         rows.append({
             "arm": path.parts[-4],
@@ -43,8 +44,20 @@ def read_ends(sweep: Path) -> list[dict[str, Any]]:
             "held_out": None if diverged else summary["final"]["accuracy"],
             "test": CHANCE if diverged else summary["test"]["accuracy"],
             "to_91": crossing([(line["fresh_examples"], line["accuracy"]) for line in lines]),
+            "commit": origin["git"]["sha"][:7],
+            "processor": origin["processor"],
         })  # fmt: skip
     return rows
+
+
+def add_ends(sweep: Path, results: Path = Path("results")) -> Path:
+    """Add a sweep's runs to those that are recorded: it may go on, arm by arm, on several machines."""
+    experiment = json.loads((sweep / "design.json").read_text())["experiment"]
+    ends = results / experiment / "cifar10" / "ends.json"
+    known = json.loads(ends.read_text()) if ends.exists() else []
+    ends.parent.mkdir(parents=True, exist_ok=True)
+    write_json(ends, list({(row["arm"], row["repeat"]): row for row in [*known, *read_ends(sweep)]}.values()))
+    return ends
 
 
 def crossing(curve: Sequence[tuple[float, float]]) -> float | None:
@@ -92,13 +105,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sweep", nargs="?", type=Path, help="write the ends of this folder's runs first")
-    ends = Path("results/resnet32_seeds/cifar10/ends.json")
+    parser.add_argument("sweep", nargs="?", type=Path, help="record the ends of this folder's runs first")
     sweep = parser.parse_args().sweep
-    if sweep is not None:
-        ends.parent.mkdir(parents=True, exist_ok=True)
-        write_json(ends, read_ends(sweep))
-    print("\n".join(table(json.loads(ends.read_text()))))
+    ends = Path("results/resnet32_seeds/cifar10/ends.json") if sweep is None else add_ends(sweep)
+    rows = json.loads(ends.read_text())
+    is_of_rates = ends.parts[-3] == "resnet32_rates"
+    lines = [f"{row['arm']}: {row['held_out']}" for row in rows] if is_of_rates else table(rows)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

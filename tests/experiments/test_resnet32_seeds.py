@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.resnet32.seeds import MARGIN, crossing, read_ends, table, verdict
+from experiments.resnet32.seeds import MARGIN, add_ends, crossing, read_ends, table, verdict
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,18 @@ def test_ends_are_read_of_runs_that_have_ended(tmp_path: Path) -> None:
         summary = {"status": status, "seed": 3, "steps": 5, "fresh_examples": 640}
         summary |= {"final": {"accuracy": 0.8}, "test": {"accuracy": accuracy}} if accuracy else {}
         (folder / "summary.json").write_text(json.dumps(summary))
+        environment = {"git": {"sha": "0123456789"}, "processor": "one"}
+        (folder / "environment.json").write_text(json.dumps(environment))
         (folder / "metrics.jsonl").write_text('{"fresh_examples": 640, "accuracy": 0.8}\n')
     rows = read_ends(tmp_path)
     assert [(row["arm"], row["test"], row["held_out"]) for row in rows] == [
         ("baseline", 0.9, 0.8), ("example_before_e2", 0.1, None),
     ]  # fmt: skip
     assert "| baseline | 0.9000 |" in table(rows)
+    (tmp_path / "design.json").write_text('{"experiment": "resnet32_rates"}')
+    ends = add_ends(tmp_path, tmp_path / "results")
+    assert ends.relative_to(tmp_path / "results") == Path("resnet32_rates/cifar10/ends.json")
+    (tmp_path / "baseline").rename(tmp_path / "of another machine")
+    assert [row["arm"] for row in json.loads(add_ends(tmp_path, tmp_path / "results").read_text())] == [
+        "baseline", "example_before_e2", "of another machine",
+    ]  # fmt: skip
