@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adaecho.errors import DataError, say, told
-from adaecho.figures.committed import RowsAndCurves, read_commands, read_tables
+from adaecho.figures.committed import RowsAndCurves, is_name, read_commands, read_tables
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
 from adaecho.records.files import folder_errors, record_errors, remove_leftovers, write_text
@@ -50,7 +50,8 @@ def _draw(path: Path, tables: RowsAndCurves, into: Path) -> tuple[list[Path], st
     arms, name = summarize(rows), f"{experiment}_{task}"
     pictures, vectors = (draw_table(rows, arms, curves, into, name, form) for form in ("png", "svg"))
     beside = (one for one in path.parent.iterdir() if one.suffix in (".png", ".jpg"))
-    of_runs = sorted(one for one in beside if not one.is_symlink())  # of another's, to files of ours
+    # Of another's folder: no link to a file of ours, and no name that the report's Markdown reads as more.
+    of_runs = sorted(one for one in beside if not one.is_symlink() and is_name(one.name))
     about = section(describe(rows), rows, arms, [*pictures, *of_runs], read_commands(path), into)
     return [*pictures, *vectors], about
 

@@ -12,7 +12,7 @@ from adaecho.masking import presentable
 from adaecho.records.files import folder_errors, read_bytes, record_errors
 from adaecho.records.outcome import ADASCALE, COLUMNS, COSTS, COUNTS, SETTINGS, Row
 from adaecho.records.status import Status
-from adaecho.records.trials import TABLES, check_name, digest, rows_of
+from adaecho.records.trials import TABLES, check_metric, check_name, digest, rows_of
 
 _LARGEST = 1e30  # no clock, metric or moment of a gradient lies beyond; what is drawn would overflow
 
@@ -25,9 +25,17 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Whether it is a name, and no path or markup; see ``records.trials.check_name``."""
     try:
         return bool(check_name("", value))
+    except ValueError:
+        return False
+
+
+def _is_metric(value: Any) -> bool:
+    try:
+        return bool(check_metric(value))
     except ValueError:
         return False
 
@@ -40,7 +48,7 @@ def _or_null(is_one: Callable[[Any], bool], name: str) -> Kind:
     return lambda value: value is None or is_one(value), f"{name} or null"
 
 
-_NAME: Kind = _is_name, "a name (letters, digits and . _ - + =)"
+_NAME: Kind = is_name, "a name (letters, digits and . _ - + =)"
 _VARIANT: Kind = lambda value: value in [*VARIANTS], f"one of {', '.join(VARIANTS)}"
 _FACTOR: Kind = lambda value: value == "auto" or (_is_number(value) and value >= 1), "at least 1, or auto"
 _EARLIER = "stopped_hopeless"  # what a pruned trial's status was called
@@ -50,7 +58,10 @@ _COUNT: Kind = _is_count, "a whole number"
 _COUNT_OR_NULL = _or_null(_is_count, "a whole number")
 _NUMBER_OR_NULL = _or_null(_is_number, "a finite number")
 _NAMED: Kind = (
-    lambda value: value is None or (type(value) is dict and all(map(_NUMBER_OR_NULL[0], value.values()))),
+    lambda value: (
+        value is None
+        or (type(value) is dict and all(map(is_name, value)) and all(map(_NUMBER_OR_NULL[0], value.values())))
+    ),
     "names with a number each",
 )
 _COUNTS: Kind = lambda value: type(value) is list and all(map(_is_count, value)), "a list of whole numbers"
@@ -61,11 +72,12 @@ _OF_BOTH: dict[str, Kind] = {
 }  # fmt: skip
 OF_TRIALS: dict[str, Kind] = {
     **_OF_BOTH,
-    **dict.fromkeys(("experiment", "task", "target_metric"), _NAME),
+    **dict.fromkeys(("experiment", "task"), _NAME),
+    "target_metric": (_is_metric, "a metric's name"),
     **dict.fromkeys(("target_value", "best_value", "R", *ADASCALE), _NUMBER_OR_NULL),
     **dict.fromkeys((*COUNTS, *COSTS, *SETTINGS, *(f"to_target_{cost}" for cost in COSTS)), _COUNT_OR_NULL),
     **dict.fromkeys(("train_time_s", "to_target_train_time_s"), _NUMBER_OR_NULL),
-    "baseline": _or_null(_is_name, "an arm's name"), "index": _COUNT, "status": _STATUS, "counted": _FLAG,
+    "baseline": _or_null(is_name, "an arm's name"), "index": _COUNT, "status": _STATUS, "counted": _FLAG,
     "positions": _NAMED,
 }  # fmt: skip
 OF_CURVES: dict[str, Kind] = {**_OF_BOTH, "fresh_examples": _COUNTS, "values": _NUMBERS}
@@ -147,7 +159,7 @@ def _check(path: Path, noun: str, entries: Any, fault: Callable[[dict[str, Any]]
 
 def _fault_of_row(row: Row, folder: tuple[str, ...], seen: set[tuple[Any, ...]]) -> str:
     """What makes a row of the table in ``<experiment>/<task>`` unusable, or nothing; remembers it as seen."""
-    unnamed = [key for key in row if not _is_name(key)]
+    unnamed = [key for key in row if not (is_name(key) or _is_metric_at_the_end(key))]
     if unnamed:
         return f"is none: its column {unnamed[0]!r} is no name"
     if wrong := _fault(row, OF_TRIALS):
@@ -164,6 +176,10 @@ def _fault_of_row(row: Row, folder: tuple[str, ...], seen: set[tuple[Any, ...]])
         return f"is trial {'/'.join(map(str, trial))} once more"
     seen.add(trial)
     return ""
+
+
+def _is_metric_at_the_end(key: str) -> bool:
+    return key.startswith("final_") and _is_metric(key.removeprefix("final_"))
 
 
 def _fault(row: dict[str, Any], kinds: dict[str, Kind]) -> str:

@@ -103,7 +103,7 @@ class Piece:
         import wandb
 
         summary = _summary(self._folder)
-        for path in sorted(self._folder.glob("*.png")):
+        for path in sorted(one for one in self._folder.glob("*.png") if not one.is_symlink()):
             self._run.log({path.stem: wandb.Image(str(path))})
         self._run.summary.update(summary)
         self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
@@ -161,7 +161,11 @@ def _settings(wandb: Any) -> Any:
 def _trials(root: Path) -> list[Path]:
     """The trials of a sweep that have begun; not those that were set aside."""
     found = (path.parent for path in root.glob("*/*/*/config.yaml")) if _is_sweep(root) else ()
-    return sorted(folder for folder in found if folder.name.isdigit())
+    # One that a link leads to is no trial of this sweep.
+    return sorted(
+        folder for folder in found
+        if folder.name.isdigit() and not any(one.is_symlink() for one in (folder, *folder.parents[:2]))
+    )  # fmt: skip
 
 
 def _is_sweep(folder: Path) -> bool:

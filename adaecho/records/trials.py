@@ -41,6 +41,17 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def check_metric(name: object) -> str:
+    """The name of a metric, which becomes a column's (``final_<metric>``) and stands in a report: no markup.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[\w .+=/@()%,&'-]{1,200}", name):
+        raise ValueError(f"metric {name!r} is no name (letters, digits, blanks, ._-+=/@()%,& and ')")
+    return name
+
+
 def table_text(rows: list[Row]) -> str:
     """The table of these rows; what a row lacks is read back as null."""
     flat = [_flat(row) for row in rows]

@@ -161,6 +161,10 @@ class Design:
             for name, arm in plain["arms"].items()
             for repeat, rows in enumerate(arm["points"])
         }
+        for arm in arms:  # what is missing would be drawn, of as many axes as anybody writes
+            for repeat in range(plain["search"]["repeats"] if arm.axes else 0):
+                if len(points.get((arm.name, repeat), ())) < plain["search"]["trials"]:
+                    raise ValueError(f"arms.{arm.name}: lacks points of its repeat {repeat}")
         return cls(tuple(arms), experiment=plain["experiment"], **plain["search"], _cache=points)
 
     def _arm_to_dict(self, arm: Arm) -> dict[str, Any]:
@@ -284,7 +288,8 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     pairs = {name: [_compared(name, plain["arms"][name]) for plain in (old, new)] for name in common}
     lines = smaller_budgets(old["search"], new["search"], _GROWING)
     for name in ("seed", "prune"):
-        lines += differences({f"search.{name}": old["search"][name]}, {f"search.{name}": new["search"][name]})
+        was, now = ({f"search.{name}": plain["search"].get(name, False)} for plain in (old, new))
+        lines += differences(was, now)
     if names[0] != names[1]:
         gone, added = sorted(names[0] - names[1]), sorted(names[1] - names[0])
         lines.append(f"arms: {gone} in the folder, {added} now")

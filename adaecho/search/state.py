@@ -82,7 +82,7 @@ class SweepState:
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
-        for name in ("workers", "slurm"):
+        for name in ("workers", "slurm", "wandb"):
             check_no_link(folder / name)
         self.searches = {(arm.name, repeat): self._read(arm, repeat) for arm, repeat in design.searches()}
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from adaecho.errors import ConfigError
+from adaecho.records.trials import check_metric
 
 Batch = Any
 """A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
@@ -96,6 +97,10 @@ class Task:
 
     def __post_init__(self) -> None:
         for metric, direction in self.metrics.items():
+            try:
+                check_metric(metric)
+            except ValueError as error:
+                raise ConfigError(f"task {self.name}: {error}") from None
             if direction not in get_args(Direction):
                 raise ConfigError(
                     f"task {self.name}: metrics says {direction!r} of {metric}; say 'max' where more is "
@@ -110,9 +115,13 @@ class Task:
         """
         wrong = "no dict" if not isinstance(metrics, Mapping) else ""
         wrong = wrong or ", ".join(f"no {name}" for name in self.metrics if name not in metrics)
-        wrong = wrong or ", ".join(
-            f"{name} that is no number" for name, value in metrics.items() if not hasattr(value, "__float__")
-        )
+        found: dict[str, float] = {}
+        for name, value in () if wrong else metrics.items():
+            try:
+                number = float(value)
+                found[name] = value if isinstance(value, int | float) else number
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                wrong = f"{name} that is no number"
         if wrong:
             raise ConfigError(f"task {self.name}: evaluate returned {wrong}; it returns {{metric: number}}")
-        return dict(metrics)
+        return found

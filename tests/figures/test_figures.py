@@ -359,6 +359,7 @@ SPOILED_ROWS = [
     ({"target_value": 10**400}, "has target_value 1000"),
     ({"shuffle_buffer": "1k"}, "has shuffle_buffer 1k, which must be a whole number or null"),
     ({"positions": {"optimizer.momentum": "left"}}, "has positions"),
+    ({"positions": {"![x](/y.png)": 0.5}}, "has positions"),
     ({"experiment": ["quickstart"]}, "has experiment"),
 ]
 ROW, *_ = rows_of("baseline", "none", 1, [8000])

@@ -205,6 +205,9 @@ def test_a_table_of_theirs_leads_to_no_other_folder(
     assert [one.name for one in tmp_path.iterdir()] == ["sweep"]
 
 
+AXIS = {"low": 0.1, "high": 0.9, "scale": "linear"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -216,6 +219,8 @@ def test_a_table_of_theirs_leads_to_no_other_folder(
         {"search": {"trials": True, "repeats": 1}},
         {"search": {"trials": 10**5, "repeats": 10**5}},
         {"search": {"max_diverged": "2"}},
+        {"arms": {"a": {"overrides": [], "config": {}, "axes": {"k": AXIS}, "points": []}}},
+        {"arms": {"a": {"overrides": [], "config": {}, "axes": {"k": AXIS}, "points": [[]]}}},
     ],
     ids=str,
 )
@@ -252,7 +257,7 @@ def test_a_report_of_their_tables_shows_no_other_file(tmp_path: Path) -> None:
     assert "`" not in committed.read_commands(table)[0]
     template = dict.fromkeys(COLUMNS, 1) | _rows()[0]
     template |= {"echo_variant": "none", "target_metric": "accuracy", "status": "reached", "counted": True}
-    says = r"row 0 (is none: .* is no name|has (arm|target_metric) .* must be a name)"
+    says = r"row 0 (is none: .* is no name|has (arm|target_metric) .* must be a (metric's )?name)"
     for changes in ({"arm": "![](/etc/x.png)"}, {"target_metric": "](/x)"}, {"![](/x)": 1}):
         table.write_text(json.dumps([template | changes]))
         with pytest.raises(DataError, match=says):
@@ -267,8 +272,11 @@ def test_a_report_shows_no_other_picture_than_those_beside_their_table(
     (tmp_path / "mine").write_bytes(b"every word of it")
     picture = beside / "beside.jpg"
     picture.symlink_to(tmp_path / "mine")
+    for name in ("%2e%2e%2f%2e%2e%2fmine.png", "a\n\n# heading.png"):
+        (beside / name).write_bytes(b"")
     figures.main(["--results", str(tmp_path)])
-    assert "beside.jpg" not in (tmp_path / "figures/report.html").read_text()
+    html = (tmp_path / "figures/report.html").read_text()
+    assert not any(text in html for text in ("beside.jpg", "mine", "heading"))
     for put in (lambda: shutil.move(tmp_path / "mine", picture), lambda: os.mkfifo(picture)):
         picture.unlink()
         put()

@@ -49,6 +49,9 @@ def exports(tmp_path_factory):
                 record(root / "sweep/none/0" / name, [160, 320])
             shutil.copytree(root / "sweep/none/0/0", root / "sweep/none/0/0.old-1")
             Image.new("RGB", (2, 2)).save(root / "sweep" / "fig3.png")
+            record(root / "mine", [160])  # where links lead to that come with what others sent
+            (root / "sweep/none/0/2").symlink_to(root / "mine")
+            (root / "sweep/holiday.png").symlink_to(root / "sweep/fig3.png")
             (root / "sweep" / "outcome.json").write_text('[{"arm": "baseline", "reached": 1}]')
         for tracker in (OFFLINE, TrackingConfig(kind="wandb", project="other")):
             with exported(tracker, root / "sweep"):  # the first time there is nothing new
@@ -94,6 +97,11 @@ def test_a_sweep_shows_design_outcome_and_figure(exports):
     assert piece["summary"]["baseline"] == {"arm": "baseline", "reached": 1}
     assert piece["history"][0]["fig3._type"] == "image-file"
     assert len(list((exports / "sweep").glob("wandb/offline-run-*/files/media/images/fig3*.png"))) == 2
+
+
+def test_nothing_is_exported_that_a_link_leads_to(exports):
+    assert not list((exports / "sweep").glob("wandb/offline-run-*/files/media/images/holiday*"))
+    assert not (exports / "mine/wandb").exists()
 
 
 def test_tracking_none_starts_nothing(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ MISTAKES = {
         '1.0, "steps": 3.0}',
         "returned steps, which are columns",
     ),
+    "a name with markup": ('"max"}', '"max", "a[x]": "max"}', "metric 'a[x]' is no name"),
     "another metric": ('{"accuracy": float', '{"acc": float', "evaluate returned no accuracy"),
     "no dict": ('{"accuracy": float(right.mean())}', "0.5", "evaluate returned no dict"),
     "no number": ("float(right.mean())", "None", "evaluate returned accuracy that is no number"),

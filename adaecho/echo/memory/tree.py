@@ -304,7 +304,7 @@ def _find_spans(value: Any, found: list[tuple[int, int]], inside: set[int]) -> b
         return True
     if isinstance(value, memoryview | bytearray):
         value = np.frombuffer(value, np.uint8) if len(value) else np.empty(0)
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
         steps = zip(value.shape, value.stride(), strict=True)
         length = (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
         found += [(value.data_ptr(), value.data_ptr() + length)] if value.numel() else []
@@ -349,7 +349,7 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
     if kind in _ARRAYS and value.dtype != object:
         return np.array(value)
     if kind is memoryview:
-        return memoryview(bytearray(value)).cast(value.format, value.shape)
+        return memoryview(bytearray(value)).cast(value.format, value.shape) if value.nbytes else value
     if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
         return value.detach().clone() if value.requires_grad else value.clone()
@@ -362,24 +362,30 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return with_children(value, parts)
     if _is_picture(kind):
         return _copied_picture(value) if pictures else value
-    names = None if deep or isinstance(value, type) else _fields(value)
+    copies_itself = isinstance(value, bytearray) or (hasattr(kind, "__deepcopy__") and kind is not type)
+    if deep or copies_itself:
+        return _deep(value)
+    names = None if isinstance(value, type) else _fields(value)
     if names is not None:
         copied = copy.copy(value)
         for name in names:
             if hasattr(value, name):
                 object.__setattr__(copied, name, _copied(getattr(value, name), False, pictures))
         return copied
-    copies_itself = isinstance(value, bytearray) or (hasattr(kind, "__deepcopy__") and kind is not type)
-    return _deep(value) if deep or copies_itself else value
+    return value
 
 
-def _fields(value: Any) -> list[str] | None:
-    """The fields of what is known to be made of them; None for any other object."""
+def _fields(value: Any) -> set[str] | None:
+    """The fields of what is known to be made of them, and what else it has; None for any other object."""
     if is_dataclass(value):
-        return [field.name for field in fields(value)]
-    if hasattr(value, "__attrs_attrs__"):
-        return [field.name for field in value.__attrs_attrs__]
-    return list(vars(value)) if isinstance(value, SimpleNamespace | UserDict | UserList) else None
+        known = {field.name for field in fields(value)}
+    elif hasattr(value, "__attrs_attrs__"):
+        known = {field.name for field in value.__attrs_attrs__}
+    elif isinstance(value, SimpleNamespace | UserDict | UserList):
+        known = set[str]()
+    else:
+        return None
+    return known | {*getattr(value, "__dict__", ())}
 
 
 def _copied_picture(picture: Any) -> Any:

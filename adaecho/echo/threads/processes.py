@@ -33,6 +33,7 @@ _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
 _LOOK_EVERY_S = 0.5  # whether the parent lives
 _END_S = 1.0  # for a process to end by itself
 _FIRST_FILE = 3  # beyond the standard streams
+_REOPENED = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 Handler = Callable[..., Any]
 Ticket = tuple[threading.Lock, threading.Lock]
 """Held until the answer before, and until this one, has been received."""
@@ -204,11 +205,12 @@ def _reopen_files() -> None:
     """
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         number = int(name)
-        with suppress(OSError):  # the folder's own, closed by now; or one that may not be opened again
+        with suppress(OSError):  # the folder's own, closed by now; or one that nobody may open again
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
             if number < _FIRST_FILE or not stat.S_ISREG(os.fstat(number).st_mode) or flags & os.O_WRONLY:
                 continue
-            again = os.open(f"/proc/self/fd/{name}", flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC)
+            # Of how it was opened only what may be asked of any file: not that it was made, or has no name.
+            again = os.open(f"/proc/self/fd/{name}", flags & _REOPENED | os.O_CLOEXEC)
             os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(again, number, inheritable=os.get_inheritable(number))
             os.close(again)

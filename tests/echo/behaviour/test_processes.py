@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -216,11 +217,22 @@ def test_no_process_and_no_pipe_is_left(end: str, iterated: bool) -> None:
     assert soon(lambda: pipes() == before)  # a loader that is given up is closed beside this thread
 
 
-def test_a_process_has_a_place_of_its_own_in_a_file_that_was_open(tmp_path: Path) -> None:
-    (tmp_path / "records").write_bytes(bytes(range(100)))
-    with (tmp_path / "records").open("rb", buffering=0) as file, (tmp_path / "log").open("wb") as log:
+def opened(path: Path) -> Any:
+    path.write_bytes(bytes(range(100)))
+    file = path.open("rb", buffering=0)
+    path.unlink()
+    return file
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_process_has_a_place_of_its_own_in_a_file_that_was_open(tmp_path: Path, temporary: bool) -> None:
+    with (
+        tempfile.TemporaryFile(buffering=0) if temporary else opened(tmp_path / "records") as file,
+        (tmp_path / "log").open("wb") as log,
+    ):
+        if temporary:
+            file.write(bytes(range(100)))
         file.seek(10)
-        (tmp_path / "records").unlink()
         assert in_fork(lambda: (file.read(1), file.seek(50), log.write(b"x"), log.flush())[:3]) == (
             b"\n",
             50,

@@ -35,6 +35,17 @@ class Record:
     label: int
 
 
+@dataclass
+class Later:
+    label: int
+
+    def __post_init__(self) -> None:
+        self.x = np.full(self.label % 3 + 1, self.label)
+
+    def __repr__(self) -> str:
+        return str(self.x)
+
+
 class OfAttrs(SimpleNamespace):
     """Fields named as attrs names them."""
 
@@ -63,6 +74,7 @@ KEPT: dict[str, Any] = {
     "large": lambda row: {"x": np.full(20_000, row), "label": row},
     "bare": lambda row: np.full(row % 3 + 1, row),
     "a dataclass": lambda row: Record(np.full(row % 3 + 1, row), row),
+    "a dataclass with more than its fields": Later,
     "of attrs": lambda row: OfAttrs(x=np.full(row % 3 + 1, row), label=row),
     "a namespace": lambda row: SimpleNamespace(x=np.full(row % 3 + 1, row), label=row),
     "one that copies itself": lambda row: Copied(np.full(row % 3 + 1, row)),
