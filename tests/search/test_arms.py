@@ -72,6 +72,15 @@ def test_every_arm_of_every_experiment_can_be(
         assert [len(arm.axes) for arm in arms] == [0] * 4, "one run each, at the task's rate"
 
 
+@pytest.mark.parametrize("experiment", ["schedule_ends", "resnet32_rates", "resnet32_seeds"])
+def test_runs_that_are_judged_at_the_end_of_their_decay_end_with_it(
+    arms_of: BuildArms, experiment: str
+) -> None:
+    """Of an arm that doesn't say how many steps it takes they are multiplied by its factor."""
+    for arm in arms_of(f"experiment={experiment}"):
+        assert arm.config["max_steps"] == arm.config["schedule"]["decay_steps"], arm.name
+
+
 def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
     arms = arms_of("data.path=/a/b,/a-b,'c,d'")
     assert len({arm.name for arm in arms}) == 3
