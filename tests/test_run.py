@@ -116,7 +116,9 @@ def test_bad_input_gets_one_message_and_starts_nothing(
         (f"seed={10**23}", f"seed={10**23}: must be at most 2^53, {2**53}\n"),
         pytest.param(
             "hydra.run.dir=/proc/adaecho/run", "/proc/adaecho",
-            marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc"),
+            marks=pytest.mark.skipif(
+                not Path("/proc/self").exists(), reason="needs /proc, where no folder can be made"
+            ),
         ),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,21 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
+def _passes(check: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        check(value)
+    except ValueError:
+        return False
+    return True
+
+
 def is_name(value: Any) -> bool:
     """Whether it is a name, and no path or markup; see ``records.trials.check_name``."""
-    try:
-        return bool(check_name("", value))
-    except ValueError:
-        return False
+    return _passes(partial(check_name, ""), value)
 
 
-def _is_metric(value: Any) -> bool:
-    try:
-        return bool(check_metric(value))
-    except ValueError:
-        return False
+def _is_column(key: str) -> bool:
+    return is_name(key) or (key.startswith("final_") and _passes(check_metric, key.removeprefix("final_")))
 
 
 Kind = tuple[Callable[[Any], bool], str]
@@ -73,7 +76,7 @@ _OF_BOTH: dict[str, Kind] = {
 OF_TRIALS: dict[str, Kind] = {
     **_OF_BOTH,
     **dict.fromkeys(("experiment", "task"), _NAME),
-    "target_metric": (_is_metric, "a metric's name"),
+    "target_metric": (partial(_passes, check_metric), "a metric's name"),
     **dict.fromkeys(("target_value", "best_value", "R", *ADASCALE), _NUMBER_OR_NULL),
     **dict.fromkeys((*COUNTS, *COSTS, *SETTINGS, *(f"to_target_{cost}" for cost in COSTS)), _COUNT_OR_NULL),
     **dict.fromkeys(("train_time_s", "to_target_train_time_s"), _NUMBER_OR_NULL),
@@ -159,7 +162,7 @@ def _check(path: Path, noun: str, entries: Any, fault: Callable[[dict[str, Any]]
 
 def _fault_of_row(row: Row, folder: tuple[str, ...], seen: set[tuple[Any, ...]]) -> str:
     """What makes a row of the table in ``<experiment>/<task>`` unusable, or nothing; remembers it as seen."""
-    unnamed = [key for key in row if not (is_name(key) or _is_metric_at_the_end(key))]
+    unnamed = [key for key in row if not _is_column(key)]
     if unnamed:
         return f"is none: its column {unnamed[0]!r} is no name"
     if wrong := _fault(row, OF_TRIALS):
@@ -176,10 +179,6 @@ def _fault_of_row(row: Row, folder: tuple[str, ...], seen: set[tuple[Any, ...]])
         return f"is trial {'/'.join(map(str, trial))} once more"
     seen.add(trial)
     return ""
-
-
-def _is_metric_at_the_end(key: str) -> bool:
-    return key.startswith("final_") and _is_metric(key.removeprefix("final_"))
 
 
 def _fault(row: dict[str, Any], kinds: dict[str, Kind]) -> str:

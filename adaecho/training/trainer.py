@@ -307,8 +307,8 @@ class Trainer:
         metrics = self.measure("validation")
         if self._has_diverged() or not all(math.isfinite(value) for value in metrics.values()):
             return Status.DIVERGED
-        where: Line = {"fresh_examples": self.fresh_examples, "steps": self.progress.steps}
-        how: Line = {
+        counts: Line = {"fresh_examples": self.fresh_examples, "steps": self.progress.steps}
+        others: Line = {
             "train_loss": (self.ranks.sum(self._loss_sum) / max(self._losses, 1)).item(),
             "learning_rate": self.learning_rate(),
             **self.gain(),
@@ -317,12 +317,12 @@ class Trainer:
             "fresh_examples_in_buffer": self.counts()["fresh_examples_in_buffer"],
             **self.times(),
         }
-        if taken := metrics.keys() & (where | how).keys():
+        if taken := metrics.keys() & (counts | others).keys():
             raise ConfigError(
                 f"task {self.task.name}: evaluate returned {', '.join(sorted(taken))}, which are columns of "
                 "the records; give its metrics other names"
             )
-        line = {**where, **metrics, **how}
+        line = {**counts, **metrics, **others}
         self._loss_sum.zero_()
         self._losses = 0
         self.progress.evaluations += 1

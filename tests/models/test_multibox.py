@@ -161,3 +161,10 @@ def test_boxes_are_matched_in_slices_to_the_same_result(
         monkeypatch.setattr(multibox, "_AT_ONCE", at_once * 4 * len(batch.default))
         assert torch.equal(match(batch.boxes, batch.labels, batch.default), whole)
         assert max(asked) == 4 * at_once, "of four images"
+
+
+def test_more_padding_changes_nothing(batch: SimpleNamespace) -> None:
+    padded = torch.nn.functional.pad(batch.boxes, (0, 0, 0, 7)), torch.nn.functional.pad(batch.labels, (0, 7))
+    one = multibox_loss(batch.logits, batch.codes, batch.boxes, batch.labels, batch.default)
+    other = multibox_loss(batch.logits, batch.codes, *padded, batch.default)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -197,3 +197,15 @@ def test_boxes_stay_right_whichever_way_their_image_was_annotated() -> None:
         ExampleError, match=rf"width of {height} and a height of {width} pixels.* say 7 and 9"
     ):
         decode_detection({**example, "size": (9, 7)})
+
+
+def test_coco_batches_are_padded_on_the_loaders_real_path(compose_config: Compose, coco: Path) -> None:
+    config = compose_config(*TINY_COCO, f"data.path={coco}", "data.num_workers=2")
+    task = build_task(config)
+    batch = next(iter(make_loader(config, task, torch.device("cpu"))))
+    assert batch["image"].shape == (4, 64, 64, 3)
+    assert batch["image"].dtype == torch.uint8
+    assert batch["boxes"].shape[0::2] == (4, 4)
+    loss, weight = task.loss(task.build_model(), batch)
+    assert loss.requires_grad
+    assert weight >= 1

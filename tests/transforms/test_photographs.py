@@ -150,3 +150,13 @@ def test_colours_are_near_torchvisions_where_nothing_clips() -> None:
         theirs = getattr(v2.functional, f"adjust_{name}")(theirs, factor)
     ours = adjust_colours(image, 1.1, 1.2, 0.8).astype(int)
     assert np.abs(ours - theirs.permute(1, 2, 0).numpy()).max() <= 3
+
+
+def test_flips_half_of_the_crops_left_to_right() -> None:
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None], 64, axis=0).repeat(3, axis=2)
+    rng, flips = np.random.default_rng(0), 0
+    for _ in range(200):
+        first, *_, last = RandomResizedCrop(8)({"image": ramp}, rng)["image"][0, :, 0].tolist()
+        flips += first > last
+    assert 70 < flips < 130
+    assert RandomResizedCrop(8, flip=False)({"image": ramp}, rng)["image"][0, 0, 0] < 32

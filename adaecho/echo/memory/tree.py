@@ -362,10 +362,9 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return with_children(value, parts)
     if _is_picture(kind):
         return _copied_picture(value) if pictures else value
-    copies_itself = isinstance(value, bytearray) or (hasattr(kind, "__deepcopy__") and kind is not type)
-    if deep or copies_itself:
+    if deep or isinstance(value, bytearray) or hasattr(kind, "__deepcopy__"):
         return _deep(value)
-    names = None if isinstance(value, type) else _fields(value)
+    names = _fields(value)
     if names is not None:
         copied = copy.copy(value)
         for name in names:
@@ -377,6 +376,8 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
 
 def _fields(value: Any) -> set[str] | None:
     """The fields of what is known to be made of them, and what else it has; None for any other object."""
+    if isinstance(value, type):
+        return None
     if is_dataclass(value):
         known = {field.name for field in fields(value)}
     elif hasattr(value, "__attrs_attrs__"):

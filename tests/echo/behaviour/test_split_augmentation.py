@@ -86,9 +86,11 @@ def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left
 
 
 def test_its_errors_reach_the_caller() -> None:
-    loader = EchoLoader(Dataset(9), 3, num_workers=1, augment=fail, order="stored")
-    with loader, pytest.raises(KeyError, match="no five") as caught:
-        list(islice(loader, 2))  # at the first of them, where both are made at once
+    with EchoLoader(Dataset(9), 2, num_workers=1, augment=fail, order="stored") as loader:
+        batches = iter(loader)
+        assert next(batches)["label"].tolist() == [0, 1]
+        with pytest.raises(KeyError, match="no five") as caught:
+            list(islice(batches, 2))  # in the second of them, or at the first, where both are made at once
     assert "in fail" in caught.value.__notes__[-1]
     assert multiprocessing.active_children() == []
 

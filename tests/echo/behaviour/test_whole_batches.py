@@ -246,3 +246,22 @@ def test_a_copy_is_of_the_same_form_and_shares_nothing(form: str) -> None:
         if one.layout == torch.strided:
             one += 1  # into the copy, not into what it was made of
     torch.testing.assert_close(batch, expected)
+
+
+def test_decode_takes_a_whole_batch() -> None:
+    loader = EchoLoader(batches(3), None, decode=lambda batch: batch + 1)
+    assert int(next(iter(loader))[0]) == 1
+
+
+def test_resumes_after_an_abandoned_pass() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(batches(5), None, echo="batch", factor=2, epochs=1)
+
+    loader = make()
+    list(islice(loader, 4))
+    iterator = iter(loader)
+    assert int(next(iterator)[0]) == 0
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    expected = [int(batch[0]) for batch in islice(iterator, 4)]
+    assert [int(batch[0]) for batch in islice(restored, 4)] == expected == [0, 100, 100, 200]
