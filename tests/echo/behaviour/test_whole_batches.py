@@ -248,9 +248,16 @@ def test_a_copy_is_of_the_same_form_and_shares_nothing(form: str) -> None:
     torch.testing.assert_close(batch, expected)
 
 
-def test_decode_takes_a_whole_batch() -> None:
-    loader = EchoLoader(batches(3), None, decode=lambda batch: batch + 1)
+def test_decode_takes_a_whole_batch_and_what_it_gives_is_counted() -> None:
+    def make() -> EchoLoader:
+        return EchoLoader(lambda: iter(batches(3)), None, decode=lambda batch: batch[:2] + 1)
+
+    loader = make()
     assert int(next(iter(loader))[0]) == 1
+    assert loader.fresh_examples == 2
+    restored = make()
+    restored.load_state_dict(loader.state_dict())
+    assert restored.reread_examples == 2
 
 
 def test_resumes_after_an_abandoned_pass() -> None:
