@@ -25,6 +25,7 @@ from adaecho.search.design import Arm, stable_hash, with_value
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 _MAX_NAME = 80
+_TAKEN = {"lock", "workers", "slurm", "wandb", "design.json", "trials.json", "outcome.json", "optuna.journal"}
 _DIVERGENCE = ("max_loss", "target.chance", "target.chance_share")
 
 
@@ -259,11 +260,11 @@ def _arm_name(name: str, combination: Sequence[str], config: dict[str, Any]) -> 
 
 
 def _unique_names(arms: list[Arm]) -> list[Arm]:
-    """Names that are folders: not too long, and no two alike."""
-    taken = [arm.name for arm in arms]
+    """Names that are folders: not too long, no two alike, and none of what a sweep writes itself."""
+    names = [arm.name for arm in arms]
     return [
         replace(arm, name=f"{arm.name[:_MAX_NAME]}-{_digest(arm)}")
-        if len(arm.name) > _MAX_NAME or taken.count(arm.name) > 1
+        if len(arm.name) > _MAX_NAME or names.count(arm.name) > 1 or arm.name in _TAKEN
         else arm
         for arm in arms
     ]

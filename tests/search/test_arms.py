@@ -85,6 +85,8 @@ def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
     arms = arms_of("data.path=/a/b,/a-b,'c,d'")
     assert len({arm.name for arm in arms}) == 3
     assert all("/" not in arm.name and "," not in arm.name for arm in arms)
+    (arm,) = arms_of("+search.arms={workers: []}")
+    assert arm.name.startswith("workers-")  # where a sweep's logs lie
 
 
 def test_typed_axes_replace_the_tasks_and_typed_values_fix_theirs(arms_of: BuildArms) -> None:
