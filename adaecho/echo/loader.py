@@ -17,7 +17,7 @@ from adaecho.echo.batch.augment import Functions
 from adaecho.echo.batch.batches import Batch
 from adaecho.echo.batch.whole import ToDevice
 from adaecho.echo.gauges import Gauges
-from adaecho.echo.lookahead import holds_last_batch
+from adaecho.echo.lightning import holds_last_batch, resumed_at_end
 from adaecho.echo.order.factor import AutoFactor
 from adaecho.echo.pipeline import Pipeline
 from adaecho.echo.read import as_source, warn_if_unshared
@@ -185,8 +185,15 @@ class EchoLoader(Gauges):
     # Iteration. One rule for interruptions: a run is taken out while it makes a batch. Whatever ends that, an
     # error or Ctrl-C, the run is gone with all its threads and caches, and another begins at the position.
 
-    def __iter__(self) -> "EchoIterator":
+    def __iter__(self) -> Iterator[Any]:
         self._check_process()
+        end = resumed_at_end(self)
+        if end is not None:
+            if end.state is not None:
+                self.load_state_dict(end.state)
+            self._resumed = False  # what was left of that epoch's pass is left out, as without the resume
+            if end.is_over:
+                return iter(())
         pipeline, iterator = self._pipeline, EchoIterator(self, self._iterators_made + 1)
         position, run, noted = self._position, pipeline.run, pipeline.noted
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):

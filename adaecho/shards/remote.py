@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaecho.masking import shown, without_secrets
+from adaecho.masking import presentable, shown, without_secrets
 from adaecho.shards.http import asked_to_wait_s, open_http
 from adaecho.shards.waits import log, watch
 
@@ -312,7 +312,7 @@ class Transfer:
         self._failures = max(self._failures + 1, self._slow_tries)
         own = isinstance(error, _EndedError | _ChangedError)
         cause = str(error) if own else f"{type(error).__name__}: {error}"
-        self._cause = without_secrets(cause, self.url)
+        self._cause = presentable(without_secrets(cause, self.url))
         if self._failures < self._retries.tries and _may_pass(error):
             return None
         tries = "" if self._failures == 1 else f" after {self._failures} tries"

@@ -34,6 +34,7 @@ _LONGEST_EXTENDED = 1 << 20
 _LARGEST, _MOST_FILES = 1 << 31, 1 << 16
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
+_MOST_PADDING = 1 << 26  # bytes after the end, of a file whose length nothing tells
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s c 100x 5s 83x c 166x")
 
@@ -204,6 +205,11 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
                 "file (tar --ignore-zeros reads those). Write it again"
             )
         after = transfer.offset
+        if transfer.length is None and after - offset > _MOST_PADDING:
+            raise ArchiveError(
+                f"{transfer.name}: the archive ends at byte {offset}, and zeros follow without an end; have "
+                "the server tell its length, or write it again"
+            )
         second = transfer.read(_REST)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from adaecho import IndexedTarShards, Retries, TarShards
-from adaecho.shards import ArchiveError, TransferError, remote
+from adaecho.shards import ArchiveError, TransferError, remote, tar
 from adaecho.shards.remote import Transfer
 from tests.servers import running
 from tests.shards.archives import NUM_EXAMPLES, number_of, read_all
@@ -284,6 +284,7 @@ NO_LENGTH = "its Content-Length is '.{0,40}', no number of bytes"
             for url in ("http://a..b/", f"http://{'a' * 70}.de/", "http://[::1/", "http://\u20ac/")
         ),
         *((f"200 OK\r\nContent-Length: {length}", NO_LENGTH) for length in ("12abc", "-5", "", "9" * 5000)),
+        ("\x1b[2J 200", r"BadStatusLine: HTTP/1\.1 \\x1b\[2J 200"),  # would clear the terminal
     ],
 )
 def test_heads_that_can_not_be_say_what_is_wrong(head: str, message: str) -> None:
@@ -307,3 +308,15 @@ def test_a_chunked_answer_whose_lines_have_no_end_is_given_up(kind: str) -> None
 
     with served(answer) as (host, _), pytest.raises(TransferError):
         read_all(f"http://{host}/a", replace(QUICK, tries=2))
+
+
+@pytest.mark.timeout(60)
+def test_zeros_behind_an_archive_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(connection: Connection) -> None:
+        connection.send("200 x")  # without a length
+        while True:
+            connection.wfile.write(bytes(1 << 16))
+
+    monkeypatch.setattr(tar, "_MOST_PADDING", 1 << 20)
+    with served(answer) as (host, _), pytest.raises(ArchiveError, match="byte 0, and zeros follow"):
+        list(tar.groups(Transfer(f"http://{host}/a.tar", retries=QUICK), read=True))

@@ -1,4 +1,4 @@
-"""Lightning around what tells no length: its fetcher takes a batch ahead of the step, also when it saves."""
+"""Lightning around an EchoLoader: what it takes ahead of the step when it saves, what it leaves undone."""
 
 import gc
 import logging
@@ -65,7 +65,10 @@ LOADERS: dict[str, Make] = {
 }
 
 
-def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) -> list[Any]:
+def fit(
+    make: Make, folder: Path | None = None, checkpoint: Path | None = None, *, validates: bool = False,
+    **of_trainer: Any,
+) -> list[Any]:  # fmt: skip
     """What the steps saw. A checkpoint of each is left in the folder, if one is given."""
     library = lightning()
     seen: list[Any] = []
@@ -85,15 +88,33 @@ def fit(make: Make, folder: Path | None = None, checkpoint: Path | None = None) 
         def train_dataloader(self) -> Any:
             return make()
 
+        if validates:
+
+            def validation_step(self, batch: Any) -> None: ...
+
+            def val_dataloader(self) -> Any:
+                return [torch.zeros(1)]
+
     class Save(library.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if folder is not None:
                 trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
 
+        def on_validation_end(self, trainer: Any, *_: Any) -> None:
+            if folder is not None and not trainer.sanity_checking:
+                trainer.save_checkpoint(folder / f"{trainer.global_step}-validated.ckpt")
+
+        def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:  # when ModelCheckpoint does by default
+            if folder is not None:
+                trainer.save_checkpoint(folder / f"{trainer.global_step}-end.ckpt")
+
+    of_trainer = of_trainer or {
+        "max_epochs": 2 if make is not LOADERS["endless"] else -1,
+        "max_steps": 25 if make is LOADERS["endless"] else -1,
+    }
     trainer = library.Trainer(
-        accelerator="cpu", max_epochs=2 if make is not LOADERS["endless"] else -1, logger=False,
-        max_steps=25 if make is LOADERS["endless"] else -1, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[Save()],
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[Save()], **of_trainer,
     )  # fmt: skip
     trainer.fit(Model(), ckpt_path=checkpoint, weights_only=False)
     return seen
@@ -110,6 +131,32 @@ def test_a_resume_goes_on_with_the_batch_that_was_taken_ahead(name: str, tmp_pat
     seen = fit(make, tmp_path)
     half = len(seen) // 2
     assert_each_goes_on(make, tmp_path, seen, 1, 6, half - 1, half, len(seen) - 1)
+
+
+UNTIL: dict[str, dict[str, Any]] = {
+    "epochs": {"max_epochs": 3},
+    "steps": {"max_epochs": -1, "max_steps": 50},
+    "a part of each epoch": {"max_epochs": 3, "limit_train_batches": 7},
+    "steps, a part of each epoch": {"max_epochs": -1, "max_steps": 19, "limit_train_batches": 7},
+}
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    ("name", "until"),
+    [(name, until) for name in ("with a length", "whole batches, factor 1.5", "endless") for until in UNTIL
+     if (name, until) != ("endless", "epochs")],
+)  # fmt: skip
+def test_a_resume_at_the_end_of_an_epoch_goes_on_with_the_next(
+    name: str, until: str, validates: bool, tmp_path: Path
+) -> None:
+    make = LOADERS.get(name, lambda: EchoLoader(np.arange(ROWS), 4, **ECHOED))
+    seen = fit(make, tmp_path, validates=validates, **UNTIL[until])
+    saved = {path: int(path.stem.split("-")[0]) for path in tmp_path.glob("*-*.ckpt")}
+    ends = set(saved.values())
+    assert len(ends) > (until != "steps" or name != "endless")
+    for path, step in {**saved, **{tmp_path / f"{end}.ckpt": end for end in ends}}.items():
+        assert fit(make, checkpoint=path, validates=validates, **UNTIL[until]) == seen[step:], path.name
 
 
 def test_a_state_is_asked_for_in_between_too(tmp_path: Path) -> None:
