@@ -14,7 +14,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -159,6 +159,12 @@ def explain(error: BaseException, *more_keys: str) -> str:
             return str(cause)
         if isinstance(cause, MissingMandatoryValue):
             return _missing(str(cause))
+        if isinstance(cause, OverrideParseException) and "=" in cause.override:
+            key, _, value = cause.override.partition("=")
+            return (
+                f"{cause.override}: Hydra can't read it. A value with signs, or letters beyond a to z, has "
+                f"quotes of its own within the shell's: '{key}=\"{value}\"'"
+            )
         # Hydra advises to add an unknown key with +; nothing here would read it.
         lines = [line for line in str(cause).strip().splitlines() if not line.startswith("To append")]
         lines = [line for line in lines if "$VALUE" not in line]  # a template that OmegaConf left unfilled

@@ -48,6 +48,7 @@ def test_the_folder_is_named_by_what_can_change_the_trajectory(command: Command)
     ("overrides", "needed"),
     [
         (("echo.facto=2",), ("echo.facto", "Did you mean echo.factor")),
+        (("data.path=B\u00fccher",), ("can't read it", "'data.path=\"B\u00fccher\"'")),
         (("task=digit",), ("task/digit", "digits")),
         (("grup=x",), ("grup",)),
         (("seed=abc",), ("seed", "abc", "Integer")),
