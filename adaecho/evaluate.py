@@ -76,7 +76,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     device = choose_device(config)
     torch.set_num_threads(config.threads)
     model = place(task.build_model(), config, device)
-    steps = _load(file, model)
+    steps = load_weights(file, model)
     precision = choose_precision(config, device)
     # The test split is read once, with the weights of the end: for no choice, and so not for the best.
     splits: list[Split] = ["validation"]
@@ -131,7 +131,7 @@ def _check_size(file: Path, task: Task) -> None:
         raise DataError(f"{file}: doesn't fit the model for this data ({saved:,} numbers for {parameters:,})")
 
 
-def _load(file: Path, model: nn.Module) -> int:
+def load_weights(file: Path, model: nn.Module) -> int:
     """Load the weights; after how many steps they were saved."""
     try:
         with _opened(file) as opened:

@@ -1,8 +1,8 @@
 """``python -m adaecho.show RUN``: what a run's model predicts, as a picture.
 
 Detection shows true boxes beside predicted ones, classification its mistakes. The model is that of the run's
-last checkpoint, the images are the first of the validation split (the first that it gets wrong). The picture
-is ``pictures/<task>.png`` in the run's folder, or where ``--out`` says.
+end, or, where it hasn't ended, of its last checkpoint; the images are the first of the validation split (the
+first that it gets wrong). The picture is ``pictures/<task>.png`` in the run's folder, or what ``--out`` says.
 """
 
 import argparse
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from adaecho.config.schema import from_plain
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import FolderError, UserError, say, told
+from adaecho.evaluate import load_weights
 from adaecho.records.folder import RunFolder
 from adaecho.records.trials import check_name
 from adaecho.tasks import build_task
@@ -24,7 +26,7 @@ from adaecho.training.optimizer import average_of
 
 @storage_errors()
 def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | None = None) -> Path:
-    """Draw what a run's last checkpoint predicts; returns the file.
+    """Draw what a run's model predicts; returns the file.
 
     Args:
         path: the run's folder.
@@ -33,7 +35,7 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
         task: the run's task, where it is a module of your own: a record can't name one by itself.
 
     Raises:
-        UserError: the folder holds no run or no checkpoint, its data is gone, its task has no pictures, or
+        UserError: the folder holds no run or no weights, its data is gone, its task has no pictures, or
             there is no mistake to show, or the file can't be written.
     """
     from adaecho.figures.pictures import grid  # needs the extra figures
@@ -42,24 +44,12 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
     plain = run.read_config()
     if plain is None:
         raise FolderError(f"{path}: holds no config.yaml, so it is no run; name the folder of one")
-    saved = run.checkpoints()
-    if not saved:
-        raise FolderError(f"{path}: holds no checkpoint, so its model is gone; run it again")
     config = from_plain({**plain, "callbacks": []}, [] if task is None else [task])
     built = build_task(config)
     if built.pictures is None:
         raise UserError(f"{path}: task {built.name} has no pictures to show")
     device = choose_device(config)
-    model = built.build_model()
-    state = checkpoint.load(run, saved[0])
-    try:
-        model.load_state_dict(state["model"])
-        if state.get("average") is not None:  # what the run evaluates
-            average = average_of(model, decay=0.0)
-            average.load_state_dict(state["average"])
-            model = average.module
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise FolderError(f"{saved[0]}: holds no weights of the model in config.yaml ({error})") from error
+    model = _trained(run, built.build_model())
     model = model.to(device).eval()
     with torch.inference_mode(), autocast(device, choose_precision(config, device)):
         pictures = built.pictures(model, number, device)
@@ -75,6 +65,27 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
             f"{out}: can't be written ({error.strerror}); name another file with --out"
         ) from error
     return out
+
+
+def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
+    """The model as the run evaluated it last."""
+    weights = run.path / "model" / "final.safetensors"
+    if weights.is_file():
+        load_weights(weights, model)
+        return model
+    saved = run.checkpoints()
+    if not saved:
+        raise FolderError(f"{run.path}: holds neither weights nor a checkpoint yet; run it again")
+    state = checkpoint.load(run, saved[0])
+    try:
+        model.load_state_dict(state["model"])
+        if state.get("average") is not None:  # what the run evaluates
+            average = average_of(model, decay=0.0)
+            average.load_state_dict(state["average"])
+            return average.module
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise FolderError(f"{saved[0]}: holds no weights of the model in config.yaml ({error})") from error
+    return model
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,16 +1,20 @@
 """python -m adaecho.show: a picture of what a run predicts."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from adaecho import show
 from adaecho.datasets.split import hold_out
+from adaecho.errors import UserError
 from adaecho.figures.pictures import grid
 from adaecho.tasks import build_task
 from adaecho.tasks.digits import read_digits
@@ -94,6 +98,34 @@ def test_what_can_not_be_shown_or_written_is_refused_by_name(
     assert f"error: {out}: can't be written (Is a directory)" in said
     assert "no config.yaml" in refused(show.main, tmp_path / "absent")
     without = shutil.copytree(digits, tmp_path / "run")
-    for file in (without / "checkpoint").iterdir():
+    for file in [*(without / "checkpoint").iterdir(), *(without / "model").iterdir()]:
         file.unlink()
-    assert "no checkpoint" in refused(show.main, without)
+    assert "neither weights nor a checkpoint" in refused(show.main, without)
+
+
+def test_a_run_that_reached_its_target_shows_the_model_of_its_end(
+    compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_picture = []
+    monkeypatch.setattr(show, "build_task", lambda config: replace(build_task(config), pictures=picture))
+
+    def picture(model: nn.Module, *_: object) -> list[Any]:
+        of_picture.append({name: value.clone() for name, value in model.state_dict().items()})
+        return []
+
+    summary = run_trial(
+        compose_config(
+            "task=digits",
+            "max_steps=3",
+            "target.value=0.01",
+            "evaluate.every_fresh_examples=64",
+            "echo.shuffle_buffer=1",
+            "checkpoint_every_s=0.001",
+        ),
+        tmp_path / "run",
+    )
+    assert summary["status"] == "reached"
+    with pytest.raises(UserError, match="makes no mistake"):
+        show.show(tmp_path / "run")
+    final = load_file(tmp_path / "run" / "model" / "final.safetensors")
+    assert all(torch.equal(of_picture[0][name], value) for name, value in final.items())

@@ -26,7 +26,13 @@ _TEXT_ENDINGS = (".txt", ".py", ".md")
 _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
-_PARTS = ("train", "validation", "valid", "test")
+_PARTS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
 
 
@@ -93,14 +99,16 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
-            files (.txt, .py, .md). Names with the word train, validation or test are those parts, and where
-            none has train all files are training documents. Or a hub id, owner/name, with a /configuration
-            where the data set has several. None: the library of this Python.
+            files (.txt, .py, .md). Names with the word train, validation (val) or test are those parts, of
+            files or else of their folder in ``path``; where none has train all are training documents. Or a
+            hub id, owner/name, with a /configuration where the data set has several. None: the library of
+            this Python.
         column: of parquet and JSON lines.
         lines: each line of a text file is a document.
 
     Raises:
-        DataError: there is nothing of the kind, or the hub can't be reached.
+        DataError: there is nothing of the kind, or some name a part and others none, or the hub can't be
+            reached.
     """
     if path is None:
         return Files(None, {"train": _standard_library()}, column, lines)
@@ -121,17 +129,28 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
             f"{', '.join(_TEXT_ENDINGS)}"
         )
-    return Files(root, _by_part(files), column, lines)
+    return Files(root, _by_part(root if root.is_dir() else root.parent, files), column, lines)
 
 
-def _by_part(files: list[Path]) -> dict[str, list[Path]]:
+def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """Files by the part that their name, or else their first folder, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
     for file in files:
-        name = next((part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name)), "")
-        parts.setdefault({"valid": "validation"}.get(name, name), []).append(file)
+        named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name))
+        folder = file.relative_to(root).parts[:-1][:1]
+        part = [*named, *folder, ""][0]
+        parts.setdefault(_PARTS.get(part, ""), []).append(file)
     if "train" not in parts:
         return {"train": files}
-    parts.pop("", None)
+    # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
+    kinds = {file.suffix for file in parts["train"]} & {*_TEXT_ENDINGS}
+    left_out = [file.name for file in parts.pop("", []) if file.suffix in kinds]
+    if left_out:
+        raise DataError(
+            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and of "
+            f"{len(left_out)} others no name says train, validation or test ({', '.join(left_out[:3])}); "
+            "rename the one, or move away what is not to be read"
+        )
     return parts
 
 

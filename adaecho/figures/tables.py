@@ -8,7 +8,7 @@ from adaecho.figures.arms import draw_ends, draw_fig3
 from adaecho.figures.curves import AS_FIG3, COST, Curve, draw_curves, tuning_curves
 from adaecho.figures.lines import Sweep, draw_lines
 from adaecho.figures.style import target_words
-from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, without_target
+from adaecho.records.outcome import SETTINGS, Row, arm_of_winner, targets_of, without_target
 
 # The paper's figures that are not bars per arm: what is drawn against what.
 LINES = {
@@ -57,7 +57,7 @@ def draw_table(
         whose = f"{_name(first)}: {_whose_curves(rows)}"
         of_arms = {row["arm"]: {key: row.get(key) for key in SETTINGS} for row in rows}
         with_settings = [of_arms[one["arm"]] | one | {"arm": arm_of_winner(one["arm"])} for one in curves]
-        target = first["target_value"]
+        target = first["target_value"] if len(targets_of(rows)) == 1 else None
         draw_curves(with_settings, paths[1], whose, first["target_metric"], target, lines or AS_FIG3)
     tuned = tuning_curves(rows)
     if tuned:
@@ -103,6 +103,8 @@ def describe(rows: list[Row]) -> str:
     name = _name(first)
     if without_target(rows):
         return f"{name}: where the runs ended"
+    if len(targets_of(rows)) > 1:
+        return f"{name}: fresh examples, to targets that differ"
     times = first.get("target_in_a_row") or 1
     target = target_words(first["target_metric"], first["target_value"])
     return f"{name}: fresh examples to {target}{f' {times} times in a row' if times > 1 else ''}"

@@ -35,6 +35,7 @@ from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
 
+_COMMON = ("task", "target_metric", "target_value", "target_in_a_row")
 _MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
@@ -110,7 +111,7 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
     """Write the tables of single runs of one task, each an arm named by its echo; returns their folder.
 
     Raises:
-        FolderError: a folder holds no finished run, or two hold the same arm.
+        FolderError: a folder holds no finished run, or two hold the same arm, or others' task or target.
     """
     rows: list[Row] = []
     commands = []
@@ -127,6 +128,12 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             )
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
+        for key in _COMMON:
+            if rows[-1][key] != rows[0][key]:
+                raise FolderError(
+                    f"{path}: its {key} is {rows[-1][key]}, and that of {runs[0]} is {rows[0][key]}: their "
+                    "costs can't be compared; collect runs of one task and one target"
+                )
         commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
     return _write(rows, curves, runs, results, commands)

@@ -73,14 +73,23 @@ def outcome(rows: list[Row]) -> list[Row]:
     best = best_trials(rows)
     arms = [_arm(rows_of_arm, best) for rows_of_arm in by_arm(rows).values()]
     costs = {name: searched_costs(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
+    targets = {name: targets_of(rows_of_arm) for name, rows_of_arm in by_arm(rows).items()}
     for arm in arms:
-        arm["baseline"] = baseline_of(arm, arms)
+        comparable = [other for other in arms if targets[other["arm"]] == targets[arm["arm"]]]
+        arm["baseline"] = baseline_of(arm, comparable)
+        if targets.get(arm["baseline"], targets[arm["arm"]]) != targets[arm["arm"]]:  # it names another's
+            arm["baseline"] = None
         if arm["arm"] == arm["baseline"]:
             value = 1.0 if arm["reached"] else None
             arm |= {"ratio_to_baseline": value, "ratio_low": None, "ratio_high": None}
         else:
             arm |= _ratio(costs[arm["arm"]], costs.get(arm["baseline"] or "", []))
     return arms
+
+
+def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
+    """The targets that rows went to: metric, value, evaluations in a row. Costs compare within one."""
+    return {(row["target_metric"], row["target_value"], row.get("target_in_a_row") or 1) for row in rows}
 
 
 class Bounds(NamedTuple):

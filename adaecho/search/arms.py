@@ -25,7 +25,10 @@ from adaecho.search.design import Arm, stable_hash, with_value
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 _MAX_NAME = 80
-_TAKEN = {"lock", "workers", "slurm", "wandb", "design.json", "trials.json", "outcome.json", "optuna.journal"}
+_TAKEN = {
+    *("lock", "workers", "slurm", "wandb", "design.json", "data.json"),
+    *("trials.json", "outcome.json", "optuna.journal"),
+}
 _DIVERGENCE = ("max_loss", "target.chance", "target.chance_share")
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.config.schema import value_at
-from adaecho.errors import FolderError
+from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records.environment import environment
-from adaecho.records.files import check_no_link, read_json
+from adaecho.records.files import check_no_link, read_json, write_json
 from adaecho.records.folder import RunFolder
+from adaecho.records.lock import alone
 from adaecho.records.outcome import cost_to_target, lowest
 from adaecho.records.status import ENDED, FINISHED, Status
-from adaecho.search.design import MAX_TRIALS, Arm, Design, TrialId
+from adaecho.search.design import MAX_TRIALS, Arm, Design, TrialId, stable_hash
 
 
 @dataclass
@@ -187,6 +188,44 @@ class Pruner:
             return
         self._ended.add(name)
         self._best = lowest([self._best, cost_to_target(summary)])
+
+
+class DataSeen:
+    """Refuses a trial whose data, or own task's code, is not that of the trials before it.
+
+    Their sweep would compare data, too. Its ``data.json`` holds what the first trial of each choice of
+    data that arms make has seen; what is mended before any trial has ended takes that place.
+
+    Args:
+        folder: of the trial.
+        config: its.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self._sweep, self._config = folder.resolve().parents[2], config
+
+    def __call__(self, fingerprint: dict[str, str]) -> None:
+        """Compare digests by what they are of; the first trial of its data leaves them.
+
+        Raises:
+            ChangedDataError: it is another; names the first file.
+        """
+        path, data = self._sweep / "data.json", self._config["data"]
+        choice = str(stable_hash({"task": self._config["task"], "path": data["path"]}))
+        with alone(self._sweep):
+            seen = read_json(path) if path.exists() else {}
+            then = seen.get(choice, fingerprint)
+            if data["allow_changed"] or then == fingerprint or not has_finished(self._sweep):
+                write_json(path, {**seen, choice: fingerprint})
+                return
+        for file in {**then, **fingerprint}:
+            if then.get(file) != fingerprint.get(file):
+                raise ChangedDataError(
+                    f"{self._sweep}: trials before this one had {file} ({then.get(file, 'without it')}), and "
+                    f"here it is {fingerprint.get(file, 'gone')}; put back what was there, or start anew "
+                    "with fresh=true, or go on with what is here, which the trials before it had otherwise, "
+                    "by data.allow_changed=true"
+                )
 
 
 def _read_summary(folder: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from adaecho.config.schema import from_plain
 from adaecho.errors import ConfigError, RankError, UserError
 from adaecho.records.lock import FolderInUseError
 from adaecho.records.status import Status
-from adaecho.search.state import Pruner
+from adaecho.search.state import DataSeen, Pruner
 
 if TYPE_CHECKING:
     from adaecho.ranks import Ranks  # imports torch, which a worker's launcher need not wait for
@@ -106,7 +106,9 @@ class Team:
     def _run(self, order: Order) -> dict[str, Any]:
         config = from_plain(order.config, self._typed)
         pruner = Pruner(order.folder) if config.search.prune else None
-        more = {} if self._ranks is None else {"ranks": self._ranks}
+        more: dict[str, Any] = {} if self._ranks is None else {"ranks": self._ranks}
+        if not self._runner:
+            more["check_data"] = DataSeen(order.folder, order.config)
         # A trial's objects refer to one another and to its data: left alone, a dozen data sets pile up.
         gc.collect()
         return load_runner(self._runner)(config, order.folder, order.overrides, prune=pruner, **more)

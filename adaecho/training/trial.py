@@ -1,6 +1,7 @@
 """One run from config to summary, in one folder, from wherever the folder stands."""
 
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ def run_trial(
     begun: Callable[[], object] = lambda: None,
     display: "Display | None" = None,
     prune: Callable[[int], bool] | None = None,
+    check_data: Callable[[dict[str, str]], object] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train until a stop rule holds, or continue what ``folder`` holds; returns the summary.
@@ -60,13 +62,14 @@ def run_trial(
         begun: called on the first rank once the folder is this run's, if there is something left to do.
         display: shown how far the run is.
         prune: see ``Trainer``: a search's way to stop a trial that can't be its best any more.
+        check_data: given the digests of the task's files and code: raises where a sweep has seen others.
         ranks: this process among those that train the run; all call this, and rank 0 alone writes.
 
     Raises:
         UserError: config, data or folder can't be used as they are.
         Exception: the run crashed; its status is ``failed`` and its traceback is in the folder.
     """
-    trial = _Trial(config, RunFolder(folder), display, prune, ranks)
+    trial = _Trial(config, RunFolder(folder), display, prune, check_data, ranks)
     with ExitStack() as stack:
         outcome = ranks.from_first(lambda: trial.lock(stack))
         if outcome is None:
@@ -114,6 +117,7 @@ class _Trial:
     run_folder: RunFolder
     display: "Display | None"
     prune: Callable[[int], bool] | None
+    check_data: Callable[[dict[str, str]], object] | None
     ranks: Ranks
     callbacks: Callbacks | None = None
     last_checkpoint: float = field(default_factory=time.monotonic)
@@ -179,6 +183,9 @@ class _Trial:
         task = replace(task, fingerprint={**task.fingerprint, **fingerprint_of(task.files)})
         if not self.ranks.is_alone:
             self.ranks.check_same(what_is_seen(self.config, task))
+        if self.check_data is not None and self.ranks.is_first:
+            own = getattr(sys.modules.get(self.config.task.name), "__file__", None)  # a task of one's own
+            self.check_data(task.fingerprint | fingerprint_of([own] if own else []))
         trainer = Trainer(
             self.config,
             task,

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -361,6 +361,37 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         "validation": ["c4-validation.00000.jsonl"],
     }
     assert [text for _, text in files.read(files.parts["train"][0], 2)] == lines()[2:5]
+
+
+@pytest.mark.parametrize(
+    ("names", "validation"),
+    [
+        (("train.txt", "val.txt"), ["val.txt"]),
+        (("train/a.txt", "validation/a.txt", "README.md"), ["a.txt"]),
+        (("training.py", "model.py"), None),
+        (("poems/a.txt", "val/b.txt"), None),
+    ],
+)
+def test_parts_are_named_by_files_or_folders(
+    tmp_path: Path, names: Sequence[str], validation: list[str] | None
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    parts = find_documents(str(tmp_path)).parts
+    if validation is None:
+        assert len(parts.pop("train")) == len(names)
+        assert not parts
+        return
+    assert [path.name for path in parts["validation"]] == validation
+    assert len(parts["train"]) == 1
+
+
+def test_no_text_is_left_out_in_silence(tmp_path: Path) -> None:
+    for name in ("data.py", "model.py", "train.py"):
+        (tmp_path / name).write_text("text")
+    with pytest.raises(DataError, match=r"train\.py is named .* 2 others .*\(data\.py, model\.py\); rename"):
+        find_documents(str(tmp_path))
 
 
 def test_the_library_of_this_python_is_read_in_place() -> None:

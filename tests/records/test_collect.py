@@ -16,10 +16,12 @@ from adaecho.records.outcome import outcome
 from adaecho.records.trials import digest, read_rows, rows_of, table_text
 
 
-def make_run(path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), **told):
+def make_run(
+    path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), target=None, **told
+):
     config = {
         "task": {"name": "digits"}, "data": {"path": None}, "echo": {"variant": variant, "factor": factor},
-        "target": {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
+        "target": target or {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
     }  # fmt: skip
     to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
     summary = {
@@ -142,6 +144,9 @@ def test_what_cannot_be_collected_is_named(tmp_path):
         make_run(tmp_path / name)
     with pytest.raises(FolderError, match="two: a second run of arm baseline"):
         collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "x")
+    make_run(tmp_path / "three", variant="batch", target={"metric": "accuracy", "value": 0.5})
+    with pytest.raises(FolderError, match=r"three: its target_value is 0\.5, and that of .*one is 0\.97"):
+        collect_runs([tmp_path / "one", tmp_path / "three"], tmp_path / "results", "x")
     assert not (tmp_path / "results").exists()
 
 

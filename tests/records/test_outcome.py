@@ -126,6 +126,18 @@ def test_which_arm_is_the_baseline(other, variant, ratios):
     assert [arm["ratio_to_baseline"] for arm in arms] == [one and pytest.approx(one) for one in ratios]
 
 
+def test_costs_to_other_targets_are_not_compared():
+    rows = searches("baseline", 320) + searches("b", 640, factor=4, variant="batch")
+    assert outcome(rows)[1]["ratio_to_baseline"] == 2
+    for changed in (
+        {"target_value": 0.5},
+        {"target_in_a_row": 2},
+        {"target_value": 0.5, "baseline": "baseline"},
+    ):
+        other = outcome([row if row["arm"] == "baseline" else row | changed for row in rows])[1]
+        assert other["baseline"] is other["ratio_to_baseline"] is None
+
+
 def test_each_arm_is_compared_with_the_one_of_its_settings():
     rows = [
         *searches("plain32", 320, batch_size=32),

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.errors import FolderError
+from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
-from adaecho.search.state import Pruner, Search, SweepState
+from adaecho.search.state import DataSeen, Pruner, Search, SweepState
 
 
 def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
@@ -137,3 +137,26 @@ def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: 
     assert (prune(800), prune(801)) == (False, True)
     _write_summary(tmp_path, 2, "reached", 400)
     assert (prune(400), prune(401)) == (False, True)
+
+
+def test_the_data_of_a_sweep_is_that_of_its_first_trials(tmp_path: Path) -> None:
+    def seen(arm: str, fingerprint: dict[str, str], task: str = "a", *, allow_changed: bool = False) -> None:
+        config = {"task": {"name": task}, "data": {"path": "b", "allow_changed": allow_changed}}
+        DataSeen(tmp_path / arm / "0" / "0", config)(fingerprint)
+
+    first = {"cat/0.jpg": "one", "cat/1.jpg": "two"}
+    seen("one", {**first, "cat/1.jpg": "damaged"})
+    seen("one", first)  # mended, before anything came of it
+    (tmp_path / "one" / "0" / "0").mkdir(parents=True)
+    (tmp_path / "one" / "0" / "0" / "summary.json").write_text('{"status": "reached"}')
+    seen("two", dict(reversed(first.items())))
+    seen("other", {"text": "three"}, task="text")
+    for changed, name in (({**first, "cat/1.jpg": "new"}, "cat/1.jpg"), ({**first, "more": "x"}, "more"),
+                          ({"cat/0.jpg": "one"}, "cat/1.jpg")):  # fmt: skip
+        with pytest.raises(
+            ChangedDataError, match=rf"trials before this one had {name} .*data\.allow_changed"
+        ):
+            seen("two", changed)
+    seen("two", first)
+    seen("two", {}, allow_changed=True)
+    seen("three", {})

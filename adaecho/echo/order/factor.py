@@ -120,6 +120,6 @@ class AutoFactor:
         """Set the factor to the ratio; None where that isn't known yet."""
         if ratio is None:
             return
-        wanted = round(min(max(ratio, 1.0), self._max_factor), 2)
+        wanted = round(float(min(max(ratio, 1.0), self._max_factor)), 2)  # NumPy's own would stay in states
         if abs(wanted - factor.value) > _LEAST_CHANGE * factor.value:
             factor.change(wanted)
