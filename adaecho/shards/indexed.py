@@ -167,6 +167,9 @@ class IndexedTarShards:
         url, version = self.urls[shard], self._versions[shard]
         with closing(Transfer(url, start, end, retries=self._retries, version=version)) as transfer:
             found = [group.example for group in groups(transfer, read=True)]
+        self._versions[shard] = (
+            transfer.version
+        )  # an index knows no times of local files: from now on they count
         if len(found) != count:
             raise ArchiveError(
                 f"{transfer.name}: {len(found)} examples from byte {start}, {count} were indexed"

@@ -103,6 +103,11 @@ class Version:
             return self.tag != other.tag
         return bool(self.modified and other.modified) and self.modified != other.modified
 
+    def joined(self, other: "Version") -> "Version":
+        """Of the same file, what either knows of it."""
+        known = self.tag or other.tag, self.modified or other.modified
+        return Version(max(self.length, other.length), *known)
+
     def lasting(self, url: str) -> "Version":
         """What of it may be kept beyond this process: copies of a local file have new times."""
         return self if is_remote(url) else Version(self.length)
@@ -293,8 +298,7 @@ class Transfer:
                     f"the file has changed: it was {self.version}, and is {found}. Put back the one that was "
                     "there, or begin anew, with a new index= if there is one"
                 )
-            if self.version == Version():
-                self.version = found
+            self.version = self.version.joined(found)
             if 0 <= found.length < self.offset:
                 raise ValueError(f"the file is {found.length} bytes long")
             while offset < self.offset:  # the server has ignored the range

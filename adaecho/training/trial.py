@@ -23,7 +23,7 @@ from adaecho.ranks import ALONE, Ranks, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
-from adaecho.records.status import Status
+from adaecho.records.status import FINISHED, Status
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split
 from adaecho.training import checkpoint
@@ -159,8 +159,10 @@ class _Trial:
         status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         text = f"{type(error).__name__}: {with_notes(error)}"
         try:
-            self.run_folder.write_traceback(traceback.format_exc())
             earlier = self.run_folder.read_summary() or _describe(self.config)
+            if earlier.get("status") in FINISHED and isinstance(error, UserError):
+                return  # a larger budget was refused before it had begun: what there is stays an outcome
+            self.run_folder.write_traceback(traceback.format_exc())
             self.run_folder.write_summary({**earlier, "status": status, "error": text})
         except FolderError:
             if isinstance(error, UserError):  # e.g. the full disk that is being reported already

@@ -114,6 +114,17 @@ def test_a_shard_that_changed_after_stop_is_refused(
             list(islice(loader, NUM_EXAMPLES))
 
 
+def test_a_shard_that_changed_behind_a_loaded_index_is_refused(folder: Path, tmp_path: Path) -> None:
+    """An index file knows no times of local files, which copies of them have anew."""
+    shards, index = str(folder / "shard-{000..003}.tar"), tmp_path / "index.npz"
+    IndexedTarShards(shards, index=index)
+    source = IndexedTarShards(shards, index=index)
+    assert label_alone(source[0]) == {"label": 0}
+    change(folder / "shard-000.tar", "equal")
+    with pytest.raises(TransferError, match=HAS_CHANGED):
+        source[1]
+
+
 @pytest.mark.parametrize("form", [*OVER_HTTP, "local longer"])
 def test_a_shard_that_changed_before_a_resume_is_refused(
     request: pytest.FixtureRequest, folder: Path, form: str

@@ -21,7 +21,7 @@ from adaecho.config.identity import run_id
 from adaecho.config.schema import Config, to_plain
 from adaecho.echo import EchoLoader
 from adaecho.echo.threads.timers import Timers
-from adaecho.errors import ConfigError, FolderError
+from adaecho.errors import ChangedDataError, ConfigError, FolderError
 from adaecho.ranks import Ranks
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
@@ -272,6 +272,17 @@ def test_a_run_whose_budget_grew_is_the_run_that_had_it_from_the_start(compose_c
     run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), Path("at once"))
     assert metrics(FOLDER) == metrics(Path("at once"))
     assert [line["fresh_examples"] for line in metrics(FOLDER)] == [289, 609, 929, 993]
+
+
+def test_a_larger_budget_that_is_refused_leaves_the_outcome(compose_config: Compose) -> None:
+    def refuse(_: object) -> None:
+        raise ChangedDataError("other data")
+
+    spent = run_trial(compose_config(*_ENDS, "max_fresh_examples=800"), FOLDER)
+    with pytest.raises(ChangedDataError, match="other data"):
+        run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), FOLDER, check_data=refuse)
+    assert RunFolder(FOLDER).read_summary() == spent
+    assert run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), FOLDER)["fresh_examples"] > 800
 
 
 FOLDER = Path("run")
