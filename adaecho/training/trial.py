@@ -1,7 +1,6 @@
 """One run from config to summary, in one folder, from wherever the folder stands."""
 
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import safetensors.torch
 from adaecho.config.identity import BUDGETS, changes
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
+from adaecho.config.tasks import ENTRY_POINTS, find_task
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ChangedDataError, ConfigError, DiskError, FolderError, UserError, warn, with_notes
@@ -186,8 +186,7 @@ class _Trial:
         if not self.ranks.is_alone:
             self.ranks.check_same(what_is_seen(self.config, task))
         if self.check_data is not None and self.ranks.is_first:
-            own = getattr(sys.modules.get(self.config.task.name), "__file__", None)  # a task of one's own
-            self.check_data(task.fingerprint | fingerprint_of([own] if own else []))
+            self.check_data(task.fingerprint | self._own_code())
         trainer = Trainer(
             self.config,
             task,
@@ -210,6 +209,14 @@ class _Trial:
         finally:
             trainer.loader.close(wait_s)
         return summary
+
+    def _own_code(self) -> dict[str, str]:
+        """The digest of a task that is none of ours, by its name, wherever it lies."""
+        name = self.config.task.name
+        module = find_task(name, [name])
+        if module.__file__ is None or module.__name__.startswith(f"{ENTRY_POINTS}."):
+            return {}
+        return {f"the code of {name}": digest for digest in fingerprint_of([module.__file__]).values()}
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_every_command_of_the_page_runs(project: Path, command: Command, line: s
     assert all("optimizer.learning_rate" in summary["hyperparameters"] for summary in summaries)
     if " -m task" in line:
         assert len({summary["hyperparameters"]["task.hidden"] for summary in summaries}) > 1
+
+
+def test_a_sweep_goes_on_with_the_code_it_was_begun_with(project: Path) -> None:
+    sweep = ["--config-dir", "conf", "-m", "task=tumours", "echo=none,batch", *SMALL, "hydra.sweep.dir=sweep"]
+
+    def again() -> tuple[int, str]:
+        code, out, error = typed("adaecho.run", *sweep, folder=project, forks_workers=True)
+        return code, out + error
+
+    assert again()[0] == 0
+    shutil.rmtree(project / "sweep" / "echo-batch")
+    with (project / "tumours.py").open("a") as file:
+        file.write("# edited\n")
+    code, told = again()
+    assert code == 2
+    assert "trials before this one had the code of tumours" in told
+    sweep.append("data.allow_changed=true")
+    assert again()[0] == 0
 
 
 @pytest.mark.parametrize(
