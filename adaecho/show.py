@@ -17,6 +17,7 @@ from adaecho.datasets.storage import storage_errors
 from adaecho.errors import FolderError, UserError, say, told
 from adaecho.evaluate import load_weights
 from adaecho.records.folder import RunFolder
+from adaecho.records.status import Status
 from adaecho.records.trials import check_name
 from adaecho.tasks import build_task
 from adaecho.training import checkpoint
@@ -70,7 +71,8 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
 def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
     """The model as the run evaluated it last."""
     weights = run.path / "model" / "final.safetensors"
-    if weights.is_file():
+    summary = run.read_summary() or {}
+    if weights.is_file() and summary.get("status") in (Status.REACHED, Status.BUDGET_SPENT):
         load_weights(weights, model)
         return model
     saved = run.checkpoints()

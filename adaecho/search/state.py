@@ -12,7 +12,7 @@ from typing import Any
 from adaecho.config.schema import value_at
 from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records.environment import environment
-from adaecho.records.files import check_no_link, read_json, write_json
+from adaecho.records.files import check_no_link, read_json, record_errors, write_json
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import alone
 from adaecho.records.outcome import cost_to_target, lowest
@@ -193,8 +193,8 @@ class Pruner:
 class DataSeen:
     """Refuses a trial whose data, or own task's code, is not that of the trials before it.
 
-    Their sweep would compare data, too. Its ``data.json`` holds what the first trial of each choice of
-    data that arms make has seen; what is mended before any trial has ended takes that place.
+    Their sweep would compare data, too. Its ``data.json`` holds digests of what trials have seen, for each
+    choice of data among arms; what is mended before any trial has ended takes that place.
 
     Args:
         folder: of the trial.
@@ -202,30 +202,38 @@ class DataSeen:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._sweep, self._config = folder.resolve().parents[2], config
+        self._sweep, self._may_change = folder.resolve().parents[2], config["data"]["allow_changed"]
+        # What names files; numbers are what a search varies.
+        names = {key: value for key, value in config["task"].items() if isinstance(value, str)}
+        self._choice = str(stable_hash(names, config["data"]["path"]))
 
-    def __call__(self, fingerprint: dict[str, str]) -> None:
-        """Compare digests by what they are of; the first trial of its data leaves them.
+    def __call__(self, digests: dict[str, str]) -> None:
+        """Compare digests by the names of what they are of.
 
         Raises:
-            ChangedDataError: it is another; names the first file.
+            ChangedDataError: one is another, or there are more files or fewer of the same choice.
+            FolderError: ``data.json`` is damaged.
         """
-        path, data = self._sweep / "data.json", self._config["data"]
-        choice = str(stable_hash({"task": self._config["task"], "path": data["path"]}))
-        with alone(self._sweep):
+        path = self._sweep / "data.json"
+        with alone(self._sweep), record_errors(path):
             seen = read_json(path) if path.exists() else {}
-            then = seen.get(choice, fingerprint)
-            if data["allow_changed"] or then == fingerprint or not has_finished(self._sweep):
-                write_json(path, {**seen, choice: fingerprint})
-                return
-        for file in {**then, **fingerprint}:
-            if then.get(file) != fingerprint.get(file):
-                raise ChangedDataError(
-                    f"{self._sweep}: trials before this one had {file} ({then.get(file, 'without it')}), and "
-                    f"here it is {fingerprint.get(file, 'gone')}; put back what was there, or start anew "
-                    "with fresh=true, or go on with what is here, which the trials before it had otherwise, "
-                    "by data.allow_changed=true"
-                )
+            then = {name: digest for choice in seen.values() for name, digest in choice.items()}
+            same = seen.get(self._choice, digests)
+            names = [
+                name for name in {**digests, **same} if then.get(name, digests.get(name)) != digests.get(name)
+            ]
+            names += [name for name in digests if name not in same]
+            if names and (self._may_change or not has_finished(self._sweep)):
+                seen, names = {}, []
+            if not names and self._choice not in seen:
+                write_json(path, {**seen, self._choice: digests})
+        for name in names:
+            raise ChangedDataError(
+                f"{self._sweep}: trials before this one had {name} ({then.get(name, 'without it')}), and "
+                f"here it is {digests.get(name, 'gone')}; put back what was there, or start anew with "
+                "fresh=true, or go on with what is here, which the trials before it had otherwise, by "
+                "data.allow_changed=true"
+            )
 
 
 def _read_summary(folder: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.records.status import FINISHED, Status
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Split
+from adaecho.tasks.base import Split, Task
 from adaecho.training import checkpoint
 from adaecho.training.callbacks import Callbacks
 from adaecho.training.device import choose_device
@@ -159,10 +159,10 @@ class _Trial:
         status = Status.PREEMPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         text = f"{type(error).__name__}: {with_notes(error)}"
         try:
+            self.run_folder.write_traceback(traceback.format_exc())
             earlier = self.run_folder.read_summary() or _describe(self.config)
             if earlier.get("status") in FINISHED and isinstance(error, UserError):
                 return  # a larger budget was refused before it had begun: what there is stays an outcome
-            self.run_folder.write_traceback(traceback.format_exc())
             self.run_folder.write_summary({**earlier, "status": status, "error": text})
         except FolderError:
             if isinstance(error, UserError):  # e.g. the full disk that is being reported already
@@ -182,11 +182,12 @@ class _Trial:
         if self.ranks.is_first:
             self.callbacks = Callbacks(self.config, self.run_folder.path, choose_device(self.config))
         task = build_task(share_of(self.config, self.ranks.world_size))
-        task = replace(task, fingerprint={**task.fingerprint, **fingerprint_of(task.files)})
+        files = fingerprint_of(task.files)
+        task = replace(task, fingerprint={**task.fingerprint, **files})
         if not self.ranks.is_alone:
             self.ranks.check_same(what_is_seen(self.config, task))
         if self.check_data is not None and self.ranks.is_first:
-            self.check_data(task.fingerprint | self._own_code())
+            self.check_data(files | self._own_code() | self._documents(task))
         trainer = Trainer(
             self.config,
             task,
@@ -217,6 +218,11 @@ class _Trial:
         if module.__file__ is None or module.__name__.startswith(f"{ENTRY_POINTS}."):
             return {}
         return {f"the code of {name}": digest for digest in fingerprint_of([module.__file__]).values()}
+
+    def _documents(self, task: Task) -> dict[str, str]:
+        """The digest of text that was tokenized once; others of a task follow from its options, too."""
+        found, path = task.fingerprint.get("data sha256"), presentable(self.config.data.path)
+        return {} if found is None else {f"the text of {path}": found}
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         self._resume(trainer)

@@ -140,9 +140,12 @@ def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: 
 
 
 def test_the_data_of_a_sweep_is_that_of_its_first_trials(tmp_path: Path) -> None:
-    def seen(arm: str, fingerprint: dict[str, str], task: str = "a", *, allow_changed: bool = False) -> None:
-        config = {"task": {"name": task}, "data": {"path": "b", "allow_changed": allow_changed}}
-        DataSeen(tmp_path / arm / "0" / "0", config)(fingerprint)
+    def seen(
+        arm: str, digests: dict[str, str], task: str = "a", *, hidden: float = 1, allow_changed: bool = False
+    ) -> None:
+        task_config = {"name": task, "hidden": hidden}
+        config = {"task": task_config, "data": {"path": "b", "allow_changed": allow_changed}}
+        DataSeen(tmp_path / arm / "0" / "0", config)(digests)
 
     first = {"cat/0.jpg": "one", "cat/1.jpg": "two"}
     seen("one", {**first, "cat/1.jpg": "damaged"})
@@ -151,12 +154,15 @@ def test_the_data_of_a_sweep_is_that_of_its_first_trials(tmp_path: Path) -> None
     (tmp_path / "one" / "0" / "0" / "summary.json").write_text('{"status": "reached"}')
     seen("two", dict(reversed(first.items())))
     seen("other", {"text": "three"}, task="text")
+    seen("searched", first, hidden=0.25)
     for changed, name in (({**first, "cat/1.jpg": "new"}, "cat/1.jpg"), ({**first, "more": "x"}, "more"),
                           ({"cat/0.jpg": "one"}, "cat/1.jpg")):  # fmt: skip
         with pytest.raises(
             ChangedDataError, match=rf"trials before this one had {name} .*data\.allow_changed"
         ):
-            seen("two", changed)
+            seen("two", changed, hidden=0.5)
+    with pytest.raises(ChangedDataError, match=r"had cat/1\.jpg"):
+        seen("three", {"cat/1.jpg": "new"}, task="text of the same files")
     seen("two", first)
     seen("two", {}, allow_changed=True)
     seen("three", {})
