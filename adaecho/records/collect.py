@@ -178,12 +178,27 @@ def _write(
     rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
 ) -> Path:
     into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
+    _check_same_sweep(into, rows)
     texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
     texts |= {"curves.json": one_line_each(curves)} if curves else {}
     write_tables(
         into, texts, {"commands": commands, "environments": _environments(folders), **_data(folders)}
     )
     return into
+
+
+def _check_same_sweep(into: Path, rows: list[Row]) -> None:
+    """Raises FolderError where tables of trials lie that these rows don't hold: of another sweep."""
+    if not (into / "trials.json").exists():
+        return
+    seeds = {(row["arm"], row["repeat"], row["index"]): row["seed"] for row in rows}
+    for row in read_rows(into / "trials.json"):
+        point = row["arm"], row["repeat"], row["index"]
+        if seeds.get(point) != row.get("seed"):
+            raise FolderError(
+                f"{into}: holds the tables of another sweep, with a trial {'/'.join(map(str, point))} of "
+                f"seed {row.get('seed')}; name another folder by --results, or remove them"
+            )
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:

@@ -251,3 +251,17 @@ def test_constant_columns_are_written_once_and_what_a_row_lacks_is_null(tmp_path
     (tmp_path / "trials.json").write_text(table_text([ROW, {"arm": "b"}]))
     lacking = {**dict.fromkeys(ROW), "arm": "b", "hyperparameters": {}}  # part of a point is not null
     assert read_rows(tmp_path / "trials.json")[1] == lacking
+
+
+def test_the_tables_of_another_sweep_are_not_replaced(tmp_path):
+    make_sweep(tmp_path / "sweep", ("a", 0, {}))
+    into = collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
+    before = tables(into)
+    make_sweep(tmp_path / "other", ("b", 0, {}))
+    with pytest.raises(
+        FolderError, match=r"another sweep, with a trial a/0/0 of seed 3; name another.*--results"
+    ):
+        collect_sweep(tmp_path / "other", tmp_path / "results", "x")
+    assert tables(into) == before
+    make_sweep(tmp_path / "sweep", ("a", 0, {}), ("a", 1, {}))  # of more trials
+    assert len(tables(collect_sweep(tmp_path / "sweep", tmp_path / "results", "x"))["trials"]) == 2
