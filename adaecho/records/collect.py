@@ -30,12 +30,11 @@ from adaecho.records.files import (
 )
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import alone
-from adaecho.records.outcome import COSTS, Row, best_trials, searches
+from adaecho.records.outcome import COSTS, TARGET, Row, best_trials, searches
 from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
 
-_COMMON = ("task", "target_metric", "target_value", "target_in_a_row")
 _MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
@@ -96,7 +95,8 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
     """Write the tables of a sweep; returns their folder.
 
     Raises:
-        FolderError: ``sweep`` has no ``trials.json``, or a record is missing or damaged.
+        FolderError: ``sweep`` has no ``trials.json``, or a record is missing or damaged, or the tables of
+            another sweep lie there.
     """
     if not (sweep / "trials.json").exists():
         raise FolderError(
@@ -111,7 +111,8 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
     """Write the tables of single runs of one task, each an arm named by its echo; returns their folder.
 
     Raises:
-        FolderError: a folder holds no finished run, or two hold the same arm, or others' task or target.
+        FolderError: a folder holds no finished run, or two hold the same arm, or others' task or target,
+            or the tables of other runs lie there.
     """
     rows: list[Row] = []
     commands = []
@@ -128,7 +129,7 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             )
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
-        for key in _COMMON:
+        for key in ("task", *TARGET):
             if rows[-1][key] != rows[0][key]:
                 raise FolderError(
                     f"{path}: its {key} is {rows[-1][key]}, and that of {runs[0]} is {rows[0][key]}: their "

@@ -38,6 +38,7 @@ Row = dict[str, Any]
 # Metrics of which less is better; of all others (accuracy, average precision) more is.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
+TARGET = ("target_metric", "target_value", "target_in_a_row")  # the first records have no last one
 COUNTS = ("fresh_examples", "steps", "trained_examples")
 ADASCALE = ("scale_invariant_steps", "gain", "gradient_variance", "gradient_square")
 EDGE = 0.05  # of an axis, at either end: the paper checked that no best point lay there (section 3)
@@ -89,7 +90,8 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
     """The targets that rows went to: metric, value, evaluations in a row. Costs compare within one."""
-    return {(row["target_metric"], row["target_value"], row.get("target_in_a_row") or 1) for row in rows}
+    metric, value, in_a_row = TARGET
+    return {(row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):

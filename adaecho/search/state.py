@@ -227,10 +227,11 @@ class DataSeen:
                 seen, names = {}, []
             if not names and self._choice not in seen:
                 write_json(path, {**seen, self._choice: digests})
-        for name in names:
+        if names:
+            first = names[0]
             raise ChangedDataError(
-                f"{self._sweep}: trials before this one had {name} ({then.get(name, 'without it')}), and "
-                f"here it is {digests.get(name, 'gone')}; put back what was there, or start anew with "
+                f"{self._sweep}: trials before this one had {first} ({then.get(first, 'without it')}), and "
+                f"here it is {digests.get(first, 'gone')}; put back what was there, or start anew with "
                 "fresh=true, or go on with what is here, which the trials before it had otherwise, by "
                 "data.allow_changed=true"
             )

@@ -74,7 +74,7 @@ FOUND = {
 @pytest.mark.parametrize("device", ["mps", "xpu", "cuda", "cuda:1", torch.device("cuda")], ids=str)
 def test_what_torch_does_not_find_is_refused(device: Any) -> None:
     kind = torch.device(device).type
-    if FOUND[kind]:
+    if FOUND[kind]:  # of the other kinds it is asked there, too
         pytest.skip(f"torch finds a {kind} device here; this asks what happens without one")
     told = f"device='{device}': torch finds no {kind.upper()} device here; give None, or 'cpu'"
     with pytest.raises(ValueError, match=told):
