@@ -77,6 +77,7 @@ class RunFolder:
         self.moved_to: Path | None = None
         self._lock = FolderLock(self.path)
         self._identity = ""
+        self._earlier_config = b""  # what ``start`` wrote over
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
@@ -134,8 +135,15 @@ class RunFolder:
             )
         if recorded is not None:
             _check_same_run(self.path, recorded, config)
+            self._earlier_config = read_bytes(self._config)
         self._prepare(config, overrides, environment or {})
         return has_records
+
+    def take_back_config(self) -> None:
+        """Put back the config that ``start`` found: what was asked for beyond it was refused."""
+        self._check_writer()
+        if self._earlier_config:
+            write_text(self._config, self._earlier_config.decode(), ready=self._check_writer)
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``."""

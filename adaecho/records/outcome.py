@@ -89,9 +89,9 @@ def outcome(rows: list[Row]) -> list[Row]:
 
 
 def targets_of(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
-    """The targets that rows went to: metric, value, evaluations in a row. Costs compare within one."""
+    """The targets that rows went to: task, metric, value, evaluations in a row. Costs compare within one."""
     metric, value, in_a_row = TARGET
-    return {(row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
+    return {(row["task"], row[metric], row[value], row.get(in_a_row) or 1) for row in rows}
 
 
 class Bounds(NamedTuple):

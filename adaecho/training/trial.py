@@ -162,6 +162,7 @@ class _Trial:
             self.run_folder.write_traceback(traceback.format_exc())
             earlier = self.run_folder.read_summary() or _describe(self.config)
             if earlier.get("status") in FINISHED and isinstance(error, UserError):
+                self.run_folder.take_back_config()
                 return  # a larger budget was refused before it had begun: what there is stays an outcome
             self.run_folder.write_summary({**earlier, "status": status, "error": text})
         except FolderError:

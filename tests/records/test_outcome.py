@@ -17,7 +17,7 @@ _repeats = count()
 def trial(arm, repeat, index, cost, *, factor=1, variant="none", time_s=1.0, **more):
     """A trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
     return {
-        "arm": arm, "echo_variant": variant, "echo_factor": factor, "repeat": repeat, "index": index,
+        "task": "digits", "arm": arm, "echo_variant": variant, "echo_factor": factor, "repeat": repeat, "index": index,
         "status": "budget_spent" if cost is None else "reached", "counted": True,
         "target_metric": "accuracy", "target_value": 0.97, "fresh_examples": cost or 5000,
         "to_target_fresh_examples": cost, "to_target_steps": None if cost is None else cost // 32 * factor,
@@ -132,6 +132,7 @@ def test_costs_to_other_targets_are_not_compared():
     for changed in (
         {"target_value": 0.5},
         {"target_in_a_row": 2},
+        {"task": "another"},
         {"target_value": 0.5, "baseline": "baseline"},
     ):
         other = outcome([row if row["arm"] == "baseline" else row | changed for row in rows])[1]

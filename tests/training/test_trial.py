@@ -282,6 +282,7 @@ def test_a_larger_budget_that_is_refused_leaves_the_outcome(compose_config: Comp
     with pytest.raises(ChangedDataError, match="other data"):
         run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), FOLDER, check_data=refuse)
     assert RunFolder(FOLDER).read_summary() == spent
+    assert run_trial(compose_config(*_ENDS, "max_fresh_examples=800"), FOLDER) == spent, "no other budget"
     assert run_trial(compose_config(*_ENDS, "max_fresh_examples=1000"), FOLDER)["fresh_examples"] > 800
 
 
