@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 from adaecho.echo.memory.tree import children, with_children
+from adaecho.errors import ConfigError
 
 Group = dict[str, Any]
 
@@ -80,6 +81,8 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def parameter_groups(model: nn.Module, weight_decay: float, *, all_decay: bool) -> list[Group]:
     """Parameters with their weight decay: all alike, or none for norms and biases, which are vectors."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ConfigError("the task's model has nothing to train: no parameter with requires_grad=True")
     if all_decay or weight_decay == 0:
         return [{"params": parameters, "weight_decay": weight_decay}]
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]

@@ -17,7 +17,8 @@ _repeats = count()
 def trial(arm, repeat, index, cost, *, factor=1, variant="none", time_s=1.0, **more):
     """A trial that reached its target after ``cost`` fresh examples, or missed it (None)."""
     return {
-        "task": "digits", "arm": arm, "echo_variant": variant, "echo_factor": factor, "repeat": repeat, "index": index,
+        "task": "digits", "arm": arm, "echo_variant": variant, "echo_factor": factor,
+        "repeat": repeat, "index": index,
         "status": "budget_spent" if cost is None else "reached", "counted": True,
         "target_metric": "accuracy", "target_value": 0.97, "fresh_examples": cost or 5000,
         "to_target_fresh_examples": cost, "to_target_steps": None if cost is None else cost // 32 * factor,

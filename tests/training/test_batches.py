@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from adaecho.errors import ConfigError
 from adaecho.tasks.base import Task
 from adaecho.training.optimizer import EagerSGD, deal, make_optimizer, parameter_groups
 from adaecho.training.trainer import Trainer
@@ -124,6 +125,8 @@ def test_the_configured_optimizer_with_its_decay_spares_norms_and_biases(
     assert [p.dim() for p in decayed["params"]] == [4, 2]
     assert {p.dim() for p in spared["params"]} == {1}
     assert len(parameter_groups(model, 0.1, all_decay=True)) == 1
+    with pytest.raises(ConfigError, match="nothing to train"):
+        make_optimizer(config, model.requires_grad_(False))
 
 
 def trained(make: Any, settings: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
