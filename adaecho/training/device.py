@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from adaecho.config.launched import launched_ranks, local_rank
 from adaecho.config.schema import Config
-from adaecho.errors import ConfigError
+from adaecho.errors import ConfigError, warn
 from adaecho.ranks import ALONE, Ranks
 from adaecho.tasks.base import Split, Task
 
@@ -42,13 +43,23 @@ def choose_device(config: Config) -> torch.device:
 def choose_precision(config: Config, device: torch.device) -> str:
     """``float32`` or ``bfloat16``; ``auto`` takes bfloat16 where the processor computes it in hardware.
 
-    On a CPU without such units autocast to bfloat16 is slower than float32.
+    On a CPU without such units autocast to bfloat16 is slower than float32; one who asks for it is told.
     """
     if config.precision != "auto":
+        if config.precision == "bfloat16" and device.type == "cpu" and not _cpu_computes_bfloat16():
+            _tell_of_emulation()
         return config.precision
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if _cpu_computes_bfloat16() else "float32"
+
+
+@cache  # once for all trials of a process
+def _tell_of_emulation() -> None:
+    warn(
+        "precision=bfloat16: this processor has no instructions for it, and takes several times as long as "
+        "with precision=float32, which rounds otherwise"
+    )
 
 
 def _cpu_computes_bfloat16() -> bool:
