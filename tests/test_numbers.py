@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adaecho.errors import DataError
 from adaecho.evaluate import evaluate
 from adaecho.figures.committed import read_tables
 from adaecho.records.files import read_json
@@ -32,6 +34,15 @@ Said = Iterator[tuple[str, str]]
 def test_the_tables_of_a_page_are_what_the_records_say(name: str) -> None:
     page = (ROOT / "experiments" / name / "README.md").read_text()
     assert with_tables(page, PAGES[name](ROOT / "results")) == page, "make figures writes it anew"
+
+
+def test_a_table_that_was_edited_is_told_and_makes_no_page(tmp_path: Path) -> None:
+    into = tmp_path / "quickstart/digits"
+    shutil.copytree(ROOT / "results/quickstart/digits", into)
+    text = (into / "outcome.json").read_text()
+    (into / "outcome.json").write_text(text.replace("mean", "mean ", 1))
+    with pytest.raises(DataError, match=r"outcome\.json: not what origin\.json tells of"):
+        PAGES["quickstart"](tmp_path)
 
 
 def test_a_table_without_a_place_on_its_page_is_told_and_numbers_are_put_right() -> None:

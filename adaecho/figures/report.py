@@ -64,7 +64,7 @@ def section(
     columns = end_of_sweep(rows, arms)
     cells = list(zip(*(column.cells for column in columns), strict=True))
     shown = (Path(os.path.relpath(path, into)).as_posix() for path in figures)
-    note = boundary_note(arms)
+    note = "\n\n".join(filter(None, [unfinished_note(rows), boundary_note(arms)]))
     table = markdown_table(tuple(column.heading for column in columns), cells)
     return laid_out(title, shown, table, note, commands=commands)
 
@@ -80,6 +80,12 @@ def laid_out(title: str, figures: Iterable[str], *parts: str, commands: Sequence
 
 
 _LINKED = {"curves": "training curves", "tuning": "the best trial over those tried"}
+
+
+def unfinished_note(rows: list[Row]) -> str:
+    """Which searches had trials left when their rows were written."""
+    left = dict.fromkeys(f"{row['arm']}/{row['repeat']}" for row in rows if row.get("trials_left"))
+    return f"Incomplete, with trials that had not ended: searches {', '.join(left)}." if left else ""
 
 
 def boundary_note(arms: list[Row]) -> str:

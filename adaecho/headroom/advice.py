@@ -130,7 +130,12 @@ def _echo(loop: Loop) -> str:
     )
     if loop.echoed > 1:
         return f"a larger factor than this EchoLoader's {loop.echoed:g}: {worth}"
-    return f"EchoLoader(..., factor={min(max(round(loop.R), 2), 4)}), for what is left: {worth}"
+    return f"EchoLoader(..., factor={first_factor(loop.R)}), for what is left: {worth}"
+
+
+def first_factor(ratio: float) -> int:
+    """What to begin with at this R: what costs no time, as it is told; at least 2, or nothing echoes."""
+    return min(max(int(round(ratio, 1)), 2), 4)
 
 
 def expected() -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from adaecho.headroom.advice import (
     cores,
     cores_kept_busy,
     cpu_s,
+    first_factor,
     num_bytes,
 )
 from adaecho.tasks import build_task
@@ -100,7 +101,7 @@ class Headroom:
         return (
             f"Your accelerator waits for data (R = {self.ratio:.1f}, slowest stage '{slowest}'): echoing "
             f"with a factor up to {self.ratio:.1f} costs no time; start with "
-            f"echo={variant} echo.factor={min(round(self.ratio), 4)}, and more workers if cores are idle."
+            f"echo={variant} echo.factor={first_factor(self.ratio)}, and more workers if cores are idle."
         )
 
 

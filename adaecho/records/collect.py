@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.identity import run_id
 from adaecho.errors import FolderError, say, told
 from adaecho.records.files import (
     check_no_link,
@@ -35,6 +36,9 @@ from adaecho.records.status import FINISHED, Status
 from adaecho.records.table import summarize
 from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_text
 
+# What tells sweeps apart where a row of an earlier version has no run_id.
+_SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
+_EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
 _MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
@@ -76,6 +80,7 @@ def trial_row(
         "status": summary["status"],
         "counted": counted,
         "seed": config["seed"],
+        "run_id": run_id(config),
         "hyperparameters": summary.get("hyperparameters", {}),
         **({"positions": positions} if positions else {}),
         "target_metric": config["target"]["metric"],
@@ -158,6 +163,11 @@ def _curve(row: Row, folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     metrics = run.read_metrics()
     last = metrics[-1] if metrics else {}
+    if row["status"] in _EVALUATED_AT_END and last.get("fresh_examples") != row["fresh_examples"]:
+        raise FolderError(
+            f"{folder / 'metrics.jsonl'}: ends after {last.get('fresh_examples')} fresh examples, its run "
+            f"after {row['fresh_examples']}; restore it, or run the trial again"
+        )
     return {
         **{key: row[key] for key in ("arm", "echo_variant", "echo_factor", "repeat", "index")},
         "metric": row["target_metric"],
@@ -192,13 +202,15 @@ def _check_same_sweep(into: Path, rows: list[Row]) -> None:
     """Raises FolderError where tables of trials lie that these rows don't hold: of another sweep."""
     if not (into / "trials.json").exists():
         return
-    seeds = {(row["arm"], row["repeat"], row["index"]): row["seed"] for row in rows}
+    trials = {(row["arm"], row["repeat"], row["index"]): row for row in rows}
     for row in read_rows(into / "trials.json"):
         point = row["arm"], row["repeat"], row["index"]
-        if seeds.get(point) != row.get("seed"):
+        same = trials.get(point, {})
+        keys = ("run_id",) if row.get("run_id") else _SETTINGS
+        if not same or any(key in row and row[key] != same.get(key) for key in keys):
             raise FolderError(
-                f"{into}: holds the tables of another sweep, with a trial {'/'.join(map(str, point))} of "
-                f"seed {row.get('seed')}; name another folder by --results, or remove them"
+                f"{into}: holds the tables of another sweep, whose trial {'/'.join(map(str, point))} of seed "
+                f"{row.get('seed')} is none of these; name another folder by --results, or remove them"
             )
 
 

@@ -12,6 +12,8 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     status                                               reached, budget_spent, diverged, failed, ...
     counted                                              whether it is among the search's non-divergent budget
     seed, hyperparameters                                the point: {key: value}
+    run_id                                               of the whole config; see ``config.identity``
+    trials_left                                          of its search, where some have not ended
     positions                                            {key: 0 to 1}: where on its axes the point lies
     target_metric, target_value
     to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
@@ -104,7 +106,8 @@ class Bounds(NamedTuple):
 def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bounds]:
     """What each search's best trial, that with the fewest fresh examples, took to the target.
 
-    A search that missed its target costs at least what its shortest trial had spent.
+    A search that missed its target costs at least what its shortest trial had spent; of one with trials left
+    nothing is known.
 
     Args:
         rows: of one arm.
@@ -121,7 +124,9 @@ def searched_costs(rows: Sequence[Row], cost: str = "fresh_examples") -> list[Bo
             rates = [_cost(row, "", cost) for row in counted]
             found.append(Bounds(min(rates, default=0), max(rates, default=math.inf)))
         else:
-            found.append(Bounds(min((row.get(cost) or 0 for row in counted), default=0), math.inf))
+            is_open = any(row.get("trials_left") for row in search)
+            spent = 0 if is_open else min((row.get(cost) or 0 for row in counted), default=0)
+            found.append(Bounds(spent, math.inf))
     return found
 
 

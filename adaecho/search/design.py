@@ -251,6 +251,20 @@ def check_design(design: Design, folder: Path) -> None:
             )
 
 
+def check_unchanged(design: Design, folder: Path) -> None:
+    """Check that the design a worker has read is still the folder's, which may have more trials by now.
+
+    Raises:
+        FolderError: another sweep has begun in the folder since.
+    """
+    refused = _differences(design.to_dict(), read_design(folder).to_dict())
+    if refused:
+        raise FolderError(
+            f"{folder}: another sweep has begun there since this worker read what to run ({refused[0]}); it "
+            "ends, and what it had of the earlier one is kept beside"
+        )
+
+
 def read_design(folder: Path) -> Design:
     """The design that a sweep's folder records.
 

@@ -82,7 +82,8 @@ def _row(design: Design, search: Search, index: int) -> Row:
         counted=index in search.counted(),
         positions=positions,
     )
-    return {**row, "hyperparameters": point}
+    left = sum(1 for _ in search.missing())
+    return {**row, "hyperparameters": point, **({"trials_left": left} if left else {})}
 
 
 def caption(state: SweepState, rows: list[Row]) -> str:
@@ -92,9 +93,10 @@ def caption(state: SweepState, rows: list[Row]) -> str:
     if state.design.repeats > 1:
         searched = any(search.trials > 1 for search in state.searches.values())
         of = "searches of the best trial of each" if searched else "runs of each arm"
+        number = "the" if unfinished(state) else state.design.repeats
         return (
-            f"To the target: mean over {state.design.repeats} {of}; ratio: of geometric means of fresh "
-            "examples, to the baseline's, with its 95 % interval."
+            f"To the target: mean over {number} {of}; ratio: of geometric means of fresh examples, to the "
+            "baseline's, with its 95 % interval."
         )
     return (
         "To the target: the best trial of each arm; range: over the arm's trials that reached it; "

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from adaecho.config.identity import changes
 from adaecho.config.schema import value_at
 from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records.environment import environment
@@ -99,6 +100,8 @@ class SweepState:
         """Take over what the trial's folder says now; its summary, empty before it began."""
         summary = _read_summary(self.trial_folder(trial))
         if summary is not None:
+            config = self.design.trial_config(self.search(trial).arm, trial.repeat, trial.index)
+            _check_own(self.trial_folder(trial), summary, config)
             self.search(trial).summaries[trial.index] = summary
         return summary or {}
 
@@ -245,16 +248,22 @@ def _read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def _check_own(folder: Path, summary: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse a trial of another sweep or arm, as far as its summary tells."""
+    """Refuse a trial of another sweep or arm, as far as its summary and a whole config tell."""
     recorded: dict[str, Any] = {"seed": summary.get("seed"), "task.name": summary.get("task")}
     recorded |= {f"echo.{key}": value for key, value in summary.get("echo", {}).items()}
     recorded |= {"adascale.enabled": summary.get("adascale"), **summary.get("hyperparameters", {})}
-    for key, theirs in recorded.items():
-        if theirs is not None and theirs != (ours := value_at(config, key)):
-            raise FolderError(
-                f"{folder}: a trial of another sweep or arm (its {key} is {theirs}, here it is {ours}); "
-                "move it away, or start anew with fresh=true"
-            )
+    pairs = {key: (theirs, value_at(config, key)) for key, theirs in recorded.items()}
+    pairs |= {key: (theirs, config.get(key)) for key, theirs in summary.get("budgets", {}).items()}
+    differing = [f"its {key} is {a}, here it is {b}" for key, (a, b) in pairs.items() if a not in (None, b)]
+    with suppress(FolderError):
+        found = RunFolder(folder).read_config()
+        if not differing and found not in (None, config):  # most are equal, which is soon seen
+            differing = changes(found, config)
+    if differing:
+        raise FolderError(
+            f"{folder}: a trial of another sweep or arm ({differing[0]}); move it away, or start anew with "
+            "fresh=true"
+        )
 
 
 REFUSAL = "refusal.json"

@@ -30,7 +30,7 @@ from adaecho.records.files import append, read_bytes, write_json
 from adaecho.records.folder import RunFolder, move_aside
 from adaecho.records.lock import STALE_AFTER_S, FolderInUseError, is_held
 from adaecho.records.status import FINISHED
-from adaecho.search.design import TrialId, read_design
+from adaecho.search.design import TrialId, check_unchanged, read_design
 from adaecho.search.state import REFUSAL, SweepState, record_failure
 from adaecho.search.team import Order, PreemptedError, Team, check_signal, load_runner, ranks_of_job
 from adaecho.training.interrupt import WaitEndedError
@@ -176,6 +176,7 @@ class Worker:
     def _run(self, state: SweepState, trial: TrialId, attempts: "Attempts", team: Team) -> None:
         arm = next(arm for arm in state.design.arms if arm.name == trial.arm)
         folder = state.trial_folder(trial)
+        check_unchanged(state.design, state.folder)
         _set_damaged_aside(folder)
         config = state.design.trial_config(arm, trial.repeat, trial.index)
         overrides = state.design.trial_overrides(arm, trial.repeat, trial.index)

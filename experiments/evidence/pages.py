@@ -4,18 +4,16 @@ A table's rows stand on its page already; each is found by its first cell and it
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
 from adaecho.errors import DataError, say, told
-from adaecho.figures.committed import read_curves, read_table
+from adaecho.figures.committed import read_curves, read_table, read_whole
 from adaecho.records.files import record_errors, write_text
 from adaecho.records.outcome import Row, best_trials
 from adaecho.records.statistics import cost_ratio
-from adaecho.records.trials import read_rows
 from experiments.evidence.decisions import FRAGILE, Decision, Records, decide
 from experiments.schedule_clock import cells as schedule_clock
 
@@ -26,7 +24,7 @@ EXPERIMENTS = Path(__file__).parents[1]
 
 
 def _arms(results: Path, record: str) -> dict[str, dict[str, Any]]:
-    return {arm["arm"]: arm for arm in json.loads((results / record / "outcome.json").read_text())}
+    return {arm["arm"]: arm for arm in read_whole(results / record / "outcome.json")}
 
 
 def _fresh(arm: dict[str, Any]) -> str:
@@ -62,7 +60,7 @@ def _quickstart_text(results: Path) -> list[Table]:
     arms = {"baseline": "baseline", "batch_e2": "batch, e = 2", "example_e2": "example, e = 2"}
     tables: list[Table] = []
     for record in ("quickstart_text", "text_imdb"):
-        trials = read_rows(results / record / "small_text/trials.json")
+        trials = read_table(results / record / "small_text/trials.json")
         fresh = {
             arm: [one["to_target_fresh_examples"] for one in trials if one["arm"] == arm] for arm in arms
         }
@@ -80,7 +78,7 @@ def _quickstart_text(results: Path) -> list[Table]:
 
 def _fig3(results: Path) -> list[Table]:
     """The winners on new seeds, and the verdicts of two evaluations in a row."""
-    rows = read_rows(results / "fig3_winners/digits/trials.json")
+    rows = read_table(results / "fig3_winners/digits/trials.json")
     names = ("baseline", "batch, e = 2", "example, after, e = 2", "example, before, e = 2")
     winners: Table = []
     for name, (arm, chosen) in zip(names, _arms(results, "fig3/digits").items(), strict=True):
@@ -178,7 +176,7 @@ def _controls(results: Path) -> list[Table]:
     tables: list[Table] = []
     for record in ("controls/digits", "controls_cifar10/cifar10"):
         best: dict[str, list[float]] = {}
-        for row in best_trials(read_rows(results / record / "trials.json")).values():
+        for row in best_trials(read_table(results / record / "trials.json")).values():
             best.setdefault(row["arm"], []).append(row["best_value"])
         table: Table = []
         for e in (2, 4):
@@ -190,7 +188,7 @@ def _controls(results: Path) -> list[Table]:
 
 
 def _bccd(results: Path) -> list[Table]:
-    curves = json.loads((results / "bccd/coco/curves.json").read_text())
+    curves = read_whole(results / "bccd/coco/curves.json")
     keys = ("mAP_50", "AP_50/RBC", "AP_50/WBC", "AP_50/Platelets", "mAP")
     precisions: Table = []
     for arm in ("baseline", "example_before_e2"):
@@ -200,7 +198,7 @@ def _bccd(results: Path) -> list[Table]:
 
 
 def _predicted_time(results: Path) -> list[Table]:
-    record = json.loads((results / "predicted_time/paced/cells.json").read_text())
+    record = read_whole(results / "predicted_time/paced/cells.json")
     cells = {(row["task"], row["R"], row["e"]): row for row in record["rows"]}
     tables: list[Table] = []
     for task in ("cifar10", "digits"):
@@ -222,7 +220,7 @@ def _repeat_value(results: Path) -> list[Table]:
     before, after = "example_before_augmentation", "example_after_augmentation"
     tables: list[Table] = []
     for task in ("digits", "text"):
-        rows = json.loads((results / "equal_steps" / task / "outcome.json").read_text())
+        rows = read_whole(results / "equal_steps" / task / "outcome.json")
         cells = {
             (row["fresh_examples"], row["echo_variant"], row["echo_factor"]): row
             for row in rows
@@ -243,8 +241,8 @@ def _repeat_value(results: Path) -> list[Table]:
 def _resnet32(results: Path) -> list[Table]:
     table: Table = []
     for record in ("resnet32", "resnet32_others", "resnet32_14k"):
-        of_test = json.loads((results / record / "cifar10/test.json").read_text())
-        rows = read_rows(results / record / "cifar10/trials.json")
+        of_test = read_whole(results / record / "cifar10/test.json")
+        rows = read_table(results / record / "cifar10/trials.json")
         for row in sorted(rows, key=lambda row: -row["steps"]):
             reached = "missed" if row["to_target_fresh_examples"] is None else "reached"
             end = "-" if row["final_accuracy"] is None else f"{row['final_accuracy']:.4f}"

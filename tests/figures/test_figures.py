@@ -434,7 +434,7 @@ def test_a_folder_that_cannot_be_written_or_holds_no_tables_is_one_clear_message
 
 
 def test_a_sweep_is_drawn_in_its_folder(tmp_path):
-    rows = seven_arms()
+    rows = [{**row, "fresh_examples": 160} for row in seven_arms()]
     for row in best_trials(rows).values():
         folder = tmp_path / row["arm"] / str(row["repeat"]) / str(row["index"])
         folder.mkdir(parents=True)

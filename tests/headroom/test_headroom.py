@@ -32,6 +32,8 @@ def test_gains_follow_equation_1() -> None:
 def test_advice() -> None:
     assert found(1.0, 2.0).advice() == "Your input pipeline is not the bottleneck: echoing would not help."
     assert "more workers" in found(1.2, 1.0).advice()
+    assert "a factor up to 2.6 costs no time" in (more_than_half := found(2.6, 1.0).advice())
+    assert "echo.factor=2," in more_than_half
     advice = found(6.0, 1.0).advice()
     for text in ("R = 6.0", "slowest stage 'decode'", "echo=example_before_augmentation echo.factor=4"):
         assert text in advice

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adaecho.config.identity import run_id
 from adaecho.errors import DataError, FolderError
 from adaecho.figures import committed
 from adaecho.records.collect import _write, best_curves, collect_runs, collect_sweep, main, trial_row
@@ -59,7 +60,7 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
     assert row == {
         "experiment": "x", "task": "digits", "arm": "batch_e2", "echo_variant": "batch", "echo_factor": 2,
         "baseline": None, "batch_size": 32, "shuffle_buffer": 0, "batch_shuffle_buffer": 0, "repeat": 1,
-        "index": 4, "status": "reached", "counted": True, "seed": 3,
+        "index": 4, "status": "reached", "counted": True, "seed": 3, "run_id": run_id(config),
         "hyperparameters": {"optimizer.learning_rate": 0.1, "optimizer.momentum": 0.9},
         "target_metric": "accuracy", "target_value": 0.97, "target_in_a_row": 1,
         "to_target_fresh_examples": 320, "to_target_steps": 10, "to_target_train_time_s": 0.5,
@@ -121,6 +122,15 @@ def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
     assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["alone", "reached"]
     rows[0]["counted"] = False
     assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["reached"]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_evaluations_that_are_gone_are_told(tmp_path, kept):
+    make_sweep(tmp_path / "sweep", ("a", 0, {}))
+    metrics = tmp_path / "sweep/a/0/0/metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:kept]))
+    with pytest.raises(FolderError, match=r"metrics\.jsonl: ends after (None|160) fresh .* run after 320"):
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
 
 
 @pytest.mark.parametrize("name", ["0/environment.json", "0"])
@@ -259,9 +269,13 @@ def test_the_tables_of_another_sweep_are_not_replaced(tmp_path):
     before = tables(into)
     make_sweep(tmp_path / "other", ("b", 0, {}))
     with pytest.raises(
-        FolderError, match=r"another sweep, with a trial a/0/0 of seed 3; name another.*--results"
+        FolderError,
+        match=r"another sweep, whose trial a/0/0 of seed 3 is none of these; name another.*--results",
     ):
         collect_sweep(tmp_path / "other", tmp_path / "results", "x")
     assert tables(into) == before
+    make_sweep(tmp_path / "other", ("a", 0, {"factor": 2, "variant": "batch"}))  # of the same seed
+    with pytest.raises(FolderError, match="another sweep"):
+        collect_sweep(tmp_path / "other", tmp_path / "results", "x")
     make_sweep(tmp_path / "sweep", ("a", 0, {}), ("a", 1, {}))  # of more trials
     assert len(tables(collect_sweep(tmp_path / "sweep", tmp_path / "results", "x"))["trials"]) == 2

@@ -140,6 +140,15 @@ def test_costs_to_other_targets_are_not_compared():
         assert other["baseline"] is other["ratio_to_baseline"] is None
 
 
+def test_nothing_bounds_a_search_with_trials_left():
+    rows = searches("baseline", 320, 320) + searches("b", 640, None, factor=4, variant="batch")
+    assert outcome(rows)[1]["ratio_bound"] == "at least"
+    rows[-1]["trials_left"] = 2
+    other = outcome(rows)[1]
+    assert other["ratio_to_baseline"] is None
+    assert "ratio_bound" not in other
+
+
 def test_each_arm_is_compared_with_the_one_of_its_settings():
     rows = [
         *searches("plain32", 320, batch_size=32),

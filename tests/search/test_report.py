@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from adaecho.figures.report import unfinished_note
 from adaecho.records.files import write_json
 from adaecho.records.table import NARROW, Column, decimals_of, end_of_sweep, summarize
 from adaecho.records.terminal import terminal_table
@@ -65,7 +66,8 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
     state = SweepState(replace(design, repeats=1), tmp_path)
     for trial in state.missing():
         state.trial_folder(trial).mkdir(parents=True)
-        write_json(state.trial_folder(trial) / "summary.json", _summary("reached", 8_000))
+        seed = trial_seed(design.seed, trial.repeat, trial.index)
+        write_json(state.trial_folder(trial) / "summary.json", {**_summary("reached", 8_000), "seed": seed})
     assert state.searches[design.arms[0].name, 0].summaries == {}
     monkeypatch.setattr(report, "draw", lambda *_: [])
     for name in ("trials.json", "optuna.journal", "fig3.png", "fig3_curves.png"):  # of one that was killed
@@ -125,6 +127,10 @@ def test_an_incomplete_search_says_so(state: SweepState) -> None:
     search.summaries = {}
     says = "incomplete: 3 of 6 trials have not ended; the same -m command finishes them"
     assert unfinished(state) == [says]
+    search.summaries = {0: _summary("budget_spent")}
+    assert [row.get("trials_left") for row in trial_rows(state)] == [2, 1, 1, 1]
+    says = "Incomplete, with trials that had not ended: searches echo-none/0, echo-batch/0."
+    assert unfinished_note(trial_rows(state)) == says
     search.summaries = {index: _summary("diverged") for index in range(9)}
     says = "9 trials diverged, and search.max_diverged=6 were replaced"
     assert any(says in line for line in remarks(state))

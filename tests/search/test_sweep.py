@@ -345,6 +345,26 @@ def test_a_trial_of_another_sweep_or_arm_is_refused(
         run_sweep(*ONE_ARM)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [("batch_size", "batch_size: 16 in the folder"), ("max_steps", "its max_steps is 7")],
+)
+def test_a_trial_whose_config_is_of_another_sweep_is_refused(
+    run_sweep: Command, finished: Path, changed: str, message: str
+) -> None:
+    """What its summary tells is the same."""
+    trial = finished / "none/0/0"
+    if changed == "max_steps":
+        summary = json.loads((trial / "summary.json").read_text())
+        write_json(trial / "summary.json", {**summary, "budgets": {"max_steps": 7}})
+    else:
+        text = (trial / "config.yaml").read_text()
+        assert "\nbatch_size: 32\n" in text
+        (trial / "config.yaml").write_text(text.replace("\nbatch_size: 32\n", "\nbatch_size: 16\n"))
+    with pytest.raises(FolderError, match=message):
+        run_sweep(*ONE_ARM)
+
+
 def test_workers_end_with_their_launcher_and_log_what_trials_print(finished: Path) -> None:
     logs = [path.read_text() for path in sorted((finished / "workers").glob("worker-?.log"))]
     # As a set: two workers may reach for one trial at the same moment, and one finds it taken or finished.

@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from adaecho.config.schema import Config
+from adaecho.errors import FolderError
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
 from adaecho.search import worker
-from adaecho.search.design import Design, record_design
+from adaecho.search.design import Design, read_design, record_design
 from adaecho.search.state import read_refusal
 from adaecho.search.worker import Attempts, Worker
 from tests.search import stub
@@ -86,6 +88,29 @@ def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_work
     assert not (search / "1" / "summary.json").exists()
     assert Attempts(search / "1", "this").count() == 0
     assert all((search / index / "summary.json").exists() for index in ("0", "2"))
+
+
+def run_and_exchange_the_design(
+    config: Config, folder: Path, overrides: Sequence[str] = (), **more: Any
+) -> dict[str, Any]:
+    sweep = folder.parents[2]
+    summary = stub.run_trial(config, folder, overrides, **more)
+    change = json.loads((sweep / "change.json").read_text())
+    record_design(replace(read_design(sweep), _cache={}, **change), sweep)
+    return summary
+
+
+@pytest.mark.parametrize(("change", "trials"), [({"seed": 1}, 1), ({"trials": 4}, 4)], ids=str)
+def test_a_worker_whose_folder_has_another_design_by_now_runs_nothing_of_its_own_there(
+    design: Design, tmp_path: Path, change: dict[str, int], trials: int
+) -> None:
+    """More trials of the same sweep are no other one."""
+    search = _search_of_three(design, tmp_path)
+    (tmp_path / "change.json").write_text(json.dumps(change))
+    old = Worker(str(tmp_path), runner=f"{__name__}:run_and_exchange_the_design", typed=(TASK,))
+    with pytest.raises(FolderError, match="another sweep has begun there") if trials == 1 else nullcontext():
+        old()
+    assert len(list(search.glob("*/summary.json"))) == trials, "of the first three one diverges"
 
 
 _left: list["weakref.ref[_DataSet]"] = []
