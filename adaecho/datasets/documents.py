@@ -54,11 +54,12 @@ class Files:
 
     def read(self, shard: Path, first: int = 0) -> Iterator[tuple[str, Text]]:
         """Documents of one file from a number on, each with what to call it in a message."""
-        if shard.suffix == ".parquet":
+        name = shard.name.lower()
+        if name.endswith(".parquet"):
             rows = _parquet_rows(shard, self.column)
-        elif shard.suffix == ".arrow":
+        elif name.endswith(".arrow"):
             rows = _arrow_rows(shard, self.column)
-        elif shard.name.endswith(_ROW_ENDINGS):
+        elif name.endswith(_ROW_ENDINGS):
             rows = _json_rows(shard, self.column)
         else:
             rows = _text_rows(shard, lines=self.lines)
@@ -122,8 +123,8 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             "owner/name/configuration)"
         )
     inside = files_in(root)
-    rows = [one for one in inside if one.name.endswith(_ROW_ENDINGS)]
-    files = rows or [one for one in inside if one.suffix in _TEXT_ENDINGS]
+    rows = [one for one in inside if one.name.lower().endswith(_ROW_ENDINGS)]
+    files = rows or [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
@@ -136,15 +137,15 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that their name, or else their first folder, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
     for file in files:
-        named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name))
+        named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower()))
         folder = file.relative_to(root).parts[:-1][:1]
-        part = [*named, *folder, ""][0]
+        part = [*named, *folder, ""][0].lower()
         parts.setdefault(_PARTS.get(part, ""), []).append(file)
     if "train" not in parts:
         return {"train": files}
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
-    kinds = {file.suffix for file in parts["train"]} & {*_TEXT_ENDINGS}
-    left_out = [file.name for file in parts.pop("", []) if file.suffix in kinds]
+    kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
+    left_out = [file.name for file in parts.pop("", []) if file.suffix.lower() in kinds]
     if left_out:
         raise DataError(
             f"data.path={root}: {parts['train'][0].name} is named as the part for training, and of "
@@ -266,7 +267,7 @@ def _check_column(file: Path, schema: Any, column: str) -> None:
 
 
 def _json_rows(file: Path, column: str) -> Iterator[Text]:
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as opened_file:
+    with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as opened_file:
         for line in _lines(file, opened_file):
             try:
                 text = json.loads(line)[column]

@@ -368,6 +368,8 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
     [
         (("train.txt", "val.txt"), ["val.txt"]),
         (("train/a.txt", "validation/a.txt", "README.md"), ["a.txt"]),
+        (("Train.TXT", "Val.txt"), ["Val.txt"]),
+        (("TRAIN/a.JSONL", "Validation/a.jsonl"), ["a.jsonl"]),
         (("training.py", "model.py"), None),
         (("poems/a.txt", "val/b.txt"), None),
     ],
