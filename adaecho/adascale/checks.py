@@ -21,14 +21,18 @@ OF_FAIRSCALE = {  # its methods that there are not here: what to do instead
 
 
 def check_parameters(parameters: Iterable[Tensor]) -> None:
-    """Refuse sharded and complex parameters and parameters on several devices.
+    """Refuse sharded, lazy and complex parameters and parameters on several devices.
 
     Raises:
-        ValueError: FSDP, FSDP2 or DTensor parameters, complex ones, or more than one device.
+        ValueError: FSDP, FSDP2 or DTensor parameters, lazy or complex ones, or more than one device.
     """
     devices = set()
     for parameter in parameters:
         devices.add(parameter.device)
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                "AdaScale: a parameter of a lazy module has no shape yet; run the model once before"
+            )
         # FSDP marks its flat parameters and those it shards; FSDP2 and tensor parallelism use DTensor.
         if hasattr(parameter, "_local_tensor") or getattr(parameter, "_fsdp_flattened", False):
             raise ValueError(
@@ -106,6 +110,24 @@ def refuse_unseen_gradients(parameters: Iterable[Tensor]) -> None:
         )
 
 
+def check_ranks(num_ranks: int) -> None:
+    """Refuse a step where the ranks are others than when AdaScale was made.
+
+    Raises:
+        RuntimeError: each would take its own gain, and their models would drift apart.
+    """
+    if _num_ranks() != num_ranks:
+        raise RuntimeError(
+            f"AdaScale: made where torch.distributed had {num_ranks} rank(s), and now there are "
+            f"{_num_ranks()}; make it after init_process_group, Accelerator() or fabric.launch(), or give "
+            "world_size=1 where each rank trains a model of its own"
+        )
+
+
+def _num_ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def checked_numbers(
     world_size: int | None, scale: float | None, smoothing: float | None, num_gradients_to_accumulate: int
 ) -> tuple[int, int, float, float]:
@@ -117,11 +139,12 @@ def checked_numbers(
     Raises:
         ValueError: one of them can't be.
     """
-    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    ranks = _num_ranks()
     if world_size not in (None, 1, ranks):
         raise ValueError(
-            f"AdaScale: world_size={world_size}, but torch.distributed has {ranks} rank(s); leave it out, or "
-            "give 1 for statistics of this rank alone"
+            f"AdaScale: world_size={world_size}, but torch.distributed has {ranks} rank(s) by now; make it "
+            "after init_process_group and leave world_size out, or give 1 where each rank trains a model of "
+            "its own"
         )
     if num_gradients_to_accumulate != int(num_gradients_to_accumulate) or num_gradients_to_accumulate < 1:
         raise ValueError(

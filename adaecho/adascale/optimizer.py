@@ -52,7 +52,8 @@ class AdaScale(Optimizer):
 
     Args:
         optimizer: the optimizer to drive; torch's ``ZeroRedundancyOptimizer`` too.
-        world_size: ranks whose gradients are averaged; default ``torch.distributed``'s, else 1.
+        world_size: ranks whose gradients are averaged; default ``torch.distributed``'s, else 1. 1 where there
+            are several: each trains a model of its own.
         scale: S, how many base batches a step averages over, >= 1, not necessarily whole; default one per
             micro-batch, ``world_size * num_gradients_to_accumulate``. Needed where that is 1: the variance is
             then taken from the difference between the gradients of consecutive steps, on fresh batches only
@@ -91,6 +92,7 @@ class AdaScale(Optimizer):
         # Optimizer.__init__ is left out: groups, state and step hooks are the wrapped optimizer's own.
         checks.check_optimizer(optimizer, rule)
         self._optimizer = optimizer
+        self._all_ranks = world_size is None
         numbers = checks.checked_numbers(world_size, scale, smoothing, num_gradients_to_accumulate)
         self._settings = GainSettings(*numbers, is_scaled_loss, debias_ewma, grad_scaler, rule)
         checks.check_parameters(self._parameters())
@@ -207,7 +209,8 @@ class AdaScale(Optimizer):
         Not taken, on any rank, if a gradient was not finite; averages and tau then stay as they were.
 
         Raises:
-            RuntimeError: not ``num_gradients_to_accumulate`` backward passes since the last step.
+            RuntimeError: not ``num_gradients_to_accumulate`` backward passes since the last step, or
+                ``torch.distributed`` has other ranks than when this was made.
         """
         loss = None
         if closure is not None:
@@ -219,6 +222,8 @@ class AdaScale(Optimizer):
             checks.refuse_unseen_gradients(self._parameters())
             self._optimizer.step()
         else:
+            if self._all_ranks:
+                checks.check_ranks(self._settings.world_size)
             self._take_step(sample)
             self._statistics.begin(self._groups())
         return loss

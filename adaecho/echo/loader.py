@@ -82,7 +82,7 @@ class EchoLoader(Gauges):
             With ``batch_shuffle_buffer`` each rank's short batch falls on a step of its own.
         drop_last: leave out a short batch at the end of an iteration, and of several ranks the remainder that
             can't be shared out evenly.
-        seed: any integer.
+        seed: any integer, taken modulo 2**64.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
             What is iterated is read by one of them at a time. Around something that works ahead by itself,
             as a DataLoader with workers, R needs 1 thread to be right.

@@ -33,7 +33,11 @@ LONGEST_PROBE_S = 5.0
 _PAUSE = 10  # a step of so many mean steps is an evaluation or a checkpoint
 _LEAST = 0.05  # of the time lost to waiting: less is not worth a change
 _NO_STEP_S = 1e-4  # a step that takes less trains nothing
-_UNSURE = "something else was running, or the loop was short; watch more steps, on an idle machine."
+_APART = 3  # times as fast or slow by itself as the loop shows: not of the same loader
+_UNSURE = (
+    "something else was running, the loop was short, or the loader is slow now and then (as a shard is "
+    "opened, or until its cache is full); watch more steps, or longer, on an idle machine."
+)
 
 
 def _kept(batch: Any) -> Any:
@@ -245,9 +249,13 @@ class Watch:
     def upstream_s(self) -> float:
         """Seconds a batch upstream: of the loader alone, else of the loop if that waits.
 
-        A loader that tells of no workers reads while the step waits, and no more.
+        A loader that tells of no workers reads while the step waits, and no more: on a processor its waits,
+        once they are more than the batches that it was run alone for, say it best.
         """
-        if self.loader_s is not None:
+        by_waits = (
+            self.workers == 0 and self.batches > self._replay and not isinstance(self._clock, DeviceClock)
+        )
+        if self.loader_s is not None and not by_waits:
             return self.loader_s
         return self.wait_s if self.workers == 0 else self.wait_s + self.step_s
 
@@ -302,7 +310,9 @@ class Watch:
     def _conclusion(self) -> list[str]:
         if self.lost < _LEAST:
             return ["The loop hardly waits for data: nothing to do."]
-        if self.ideal_gain < 1:
+        period = self.wait_s + self.step_s
+        least = period if self.workers else self.wait_s  # where the loop waits it is as slow as its loader
+        if self.ideal_gain < 1 or not least / _APART <= self.upstream_s <= period * _APART:
             return [f"These contradict one another: {_UNSURE}"]
         tried = [f"{number}. {one}" for number, one in enumerate(steps(self._loop), 1)]
         if self.R >= LEAST_RATIO and self._echoed == 1:  # the records compare with no echoing

@@ -79,6 +79,11 @@ def test_world_size_1_takes_the_statistics_of_one_rank(outcomes):
         assert outcome["one_rank"] == optimizer.gain()
 
 
+def test_an_adascale_made_before_there_were_ranks_takes_no_step(outcomes):
+    for outcome in outcomes:
+        assert "had 1 rank(s), and now there are 2; make it after init_process_group" in outcome["early"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

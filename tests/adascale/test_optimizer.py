@@ -237,6 +237,10 @@ REFUSED = {
     "smoothing": (lambda: accumulating(mlp(), smoothing=1.0), ValueError, "smoothing=1.0"),
     "ranks": (lambda: accumulating(mlp(), world_size=4), ValueError, "world_size=4"),
     "complex": (lambda: AdaScale(torch.optim.SGD([COMPLEX], lr=0.1), scale=2.0), ValueError, "view_as_real"),
+    "lazy": (
+        lambda: AdaScale(torch.optim.SGD(nn.LazyLinear(2).parameters(), lr=0.1), scale=2.0), ValueError,
+        "no shape yet; run the model once",
+    ),
     "no optimizer": (
         lambda: AdaScale(mlp()), TypeError, r"a Sequential is no optimizer; write AdaScale\(torch.optim.SGD",
     ),

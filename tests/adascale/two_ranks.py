@@ -148,6 +148,17 @@ def statistics_of_one_rank(rank):
     return optimizer.gain()
 
 
+def made_too_early(rank, model, optimizer):
+    """The message of a step where there were no ranks yet when AdaScale was made."""
+    before = weights(model)
+    backward(DistributedDataParallel(model), share(next(batches(1, 4)), rank))
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error) if all(map(torch.equal, weights(model), before)) else "stepped"
+    return ""
+
+
 def everything(rank):
     """All outcomes of one rank by name."""
     return {
@@ -170,11 +181,14 @@ def everything(rank):
 def main(rank, folder):
     """Runs ``everything`` on one rank and leaves its outcomes in ``folder``."""
     torch.set_num_threads(1)
+    early = mlp()
+    optimizer = AdaScale(sgd(early.parameters()), num_gradients_to_accumulate=2)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=NUM_RANKS
     )
     try:
-        torch.save(everything(rank), f"{folder}/rank{rank}.pt")
+        outcomes = {"early": made_too_early(rank, early, optimizer), **everything(rank)}
+        torch.save(outcomes, f"{folder}/rank{rank}.pt")
         dist.barrier()
     finally:
         dist.destroy_process_group()

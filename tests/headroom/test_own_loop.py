@@ -350,3 +350,25 @@ def test_batches_that_lie_in_one_memory_come_as_they_were() -> None:
 def test_the_records_say_what_the_file_says() -> None:
     assert advice.expected() == expected_gains.rows() != []
     assert {row["factor"] for row in advice.expected()} == {2}
+
+
+class InBursts(InTurn):
+    """Every twentieth batch takes 0.6 s, as where a shard is opened; the others nothing."""
+
+    def __init__(self, clock: MadeUpClock, workers: int) -> None:
+        super().__init__(clock, 0.0, 100)
+        self.num_workers, self.prefetch_factor = workers, 1
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in super().__iter__():
+            self.clock.now += 0.6 * (batch % 20 == 19)
+            yield batch
+
+
+def test_a_loader_that_is_slow_now_and_then_is_no_fast_one(clock: MadeUpClock) -> None:
+    """A few batches read alone met none of its pauses."""
+    in_turn, ahead = (run(InBursts(clock, workers), clock, 0.01) for workers in (0, 1))
+    assert in_turn.loader_s == 0
+    assert 2.5 < in_turn.R < 4
+    assert "at best" in in_turn.report()
+    assert ahead.report().splitlines()[-1].startswith("These contradict one another")

@@ -28,7 +28,8 @@ class Bad:
     Attributes:
         index: its local number.
         origin: what to call it in a message.
-        error: why.
+        error: why; of a worker process one that can be sent.
+        reason: the error in words.
         row: which example of the source it is, the same in every pass; None where that can't be told.
         where: the text of its traceback, where the error itself has none any more.
     """
@@ -36,6 +37,7 @@ class Bad:
     index: int
     origin: str
     error: Exception
+    reason: str
     row: int | None
     where: str = ""
 

@@ -19,7 +19,7 @@ from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import Bad, Fresh
 from adaecho.echo.read.failures import BadExamples, is_of_machine, without_frames
 from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, PoolThread, sendable
 
 # Examples beyond this, e.g. decoded photographs, travel one by one: copying them into stacks would cost more
 # than the interpreter's work for each.
@@ -115,7 +115,9 @@ class Preparation:
                 # Read ahead it waits for its turn, and would keep all that the frames of its traceback hold.
                 ahead = self.alone or isinstance(threading.current_thread(), PoolThread)
                 where = without_frames(error) if ahead else ""
-                bad.append(Bad(serial // world, origin(position), error, row, where))
+                reason = f"{type(error).__name__}: {error}"
+                error = sendable(error) if self.alone else error
+                bad.append(Bad(serial // world, origin(position), error, reason, row, where))
             else:
                 positions.append(position)
                 good.append(example)

@@ -72,8 +72,7 @@ class BadExamples:
                         "and had been before: the source seems to hold no good one"
                     )
                 continue
-            reason = f"{type(bad.error).__name__}: {bad.error}"
-            self.found.append({"index": bad.index, "origin": bad.origin, "error": reason, "row": bad.row})
+            self.found.append({"index": bad.index, "origin": bad.origin, "error": bad.reason, "row": bad.row})
             if len(self.found) > self._budget:
                 raise bad.told(f"while reading {bad.origin}; {self._explanation()}")
         if len(chunk.serials):

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from adaecho.echo.threads import generators
-from adaecho.echo.threads.workers import GivenUp, PoolThread
+from adaecho.echo.threads.workers import GivenUp, PoolThread, sendable
 
 _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
 _LOOK_EVERY_S = 0.5  # whether the parent lives
@@ -191,7 +191,7 @@ def _serve(
                 put = _shared(memory, slot * slot_bytes, (slot + 1) * slot_bytes, spans)
             body = _dumps((True, result, time.perf_counter() - start), put)
         except Exception as error:
-            spans, body = [], _dumps((False, (_sendable(error), traceback.format_exc().rstrip()), 0.0))
+            spans, body = [], _dumps((False, (sendable(error), traceback.format_exc().rstrip()), 0.0))
         try:
             connection.send_bytes(pickle.dumps((spans, body)))
         except OSError:  # nobody is there any more
@@ -243,13 +243,3 @@ def _shared(
         return False
 
     return put
-
-
-def _sendable(error: Exception) -> Exception:
-    try:
-        copied: Exception = pickle.loads(pickle.dumps(error))
-    except Exception:
-        copied = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in getattr(error, "__notes__", ()):
-            copied.add_note(note)
-    return copied

@@ -11,6 +11,7 @@ they are told to stop, and others begin anew at the consumer's place; nothing he
 
 import _thread
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,17 @@ class Stopped(BaseException):  # a signal between threads that no handler of err
 
 class GivenUp(BaseException):
     """A piece of work was given up, since the threads are to stop: what depends on it has to begin anew."""
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or one that says the same where it can't be sent from a process to another."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        copied = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            copied.add_note(note)
+        return copied
 
 
 class Crew:

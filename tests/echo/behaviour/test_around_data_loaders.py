@@ -246,6 +246,34 @@ def test_a_sampler_that_counts_its_passes_goes_on_counting() -> None:
     assert sampler.passes == 0, "the given one stays as it was"
 
 
+class Sized(data.Sampler[list[int]]):
+    """A batch sampler whose batches may grow."""
+
+    size = 4
+
+    def __len__(self) -> int:
+        return ROWS // self.size
+
+    def __iter__(self) -> Any:
+        return (list(range(row, row + self.size)) for row in range(0, len(self) * self.size, self.size))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_assigned_between_passes_holds_from_the_next_on(workers: int) -> None:
+    weighted = data.WeightedRandomSampler([1.0] * ROWS, 16)
+    data_loader: Loader = data.DataLoader(range(ROWS), 8, sampler=Around(weighted), num_workers=workers)
+    loader = wrapped(data_loader)
+    sized = Sized()
+    growing = wrapped(data.DataLoader(range(ROWS), batch_sampler=sized))  # type: ignore[arg-type]
+    assert len(set(np.concatenate(plain(list(loader))).tolist())) > 1
+    assert len(list(growing)) == len(growing) == 2 * ROWS // 4
+    weighted.weights = torch.eye(ROWS, dtype=torch.float64)[7]
+    data_loader.collate_fn = lambda rows: torch.tensor(rows) + 1
+    sized.size = 8
+    assert set(np.concatenate(plain(list(loader))).tolist()) == {8}
+    assert len(list(growing)) == len(growing) == 2 * ROWS // 8
+
+
 class Around(data.Sampler[int]):
     """One of the user's own that passes on what another gives."""
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -111,13 +112,22 @@ def test_what_is_iterated_and_arrays(source: Any, more: dict[str, Any]) -> None:
             assert plain(head + list(islice(loader, 16))) == expected
 
 
-def test_bad_examples_are_found_as_they_enter() -> None:
+class LocalError(Exception):
+    """Holds what can't be sent."""
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(f"{what}{why}")
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("error", [ValueError, LocalError])
+def test_bad_examples_are_found_as_they_enter(error: type[Exception]) -> None:
     found = []
     common: dict[str, Any] = {
         "max_bad_examples": 9, "echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 10,
     }  # fmt: skip
     for more in ({}, {"num_workers": 2}, {"num_workers": 2, "processes": True}):
-        with EchoLoader(Broken(40, *range(3, 40, 7)), 4, **common, **more) as loader:
+        with EchoLoader(Broken(40, *range(3, 40, 7), error=error), 4, **common, **more) as loader:
             batches = plain(list(islice(loader, 25)))
             found.append(
                 (batches, loader.bad_examples, loader.fresh_examples, loader.state_dict()["examples"])
@@ -126,16 +136,9 @@ def test_bad_examples_are_found_as_they_enter() -> None:
     assert found[0][1]
 
 
-class LocalError(Exception):
-    """Takes what no copy of it is made with."""
-
-    def __init__(self, row: int, why: str) -> None:
-        super().__init__(f"{row}: {why}")
-
-
 def fail(example: Any, rng: Any) -> Any:  # noqa: ARG001
     if example["label"] == 5:
-        raise LocalError(5, "no five")
+        raise LocalError("5: ", "no five")
     return example
 
 

@@ -2,6 +2,7 @@
 
 What a DataLoader draws depends on when it is iterated and by whom else its generators are used. Here it is
 iterated through a copy, whose samplers draw from a generator of their own: the given one stays as it was.
+What is assigned to it or to its samplers meanwhile (weights, a batch size) holds from the next pass on.
 """
 
 import copy
@@ -45,19 +46,19 @@ class DataLoaderSource(IterableSource):
         self.seekable = self.knows_rows = not isinstance(loader.dataset, IterableDataset)
         self.reordered = True
         self._of_batches = loader.batch_sampler is not None
-        self._samplers: dict[int, Any] = {}  # copies of it and of those within it, which may count passes
+        self._samplers: dict[int, _Copy] = {}  # of it and of those within it, which may count passes
         self._sampler = _copied(loader.batch_sampler if self._of_batches else loader.sampler, self._samplers)
         self._generator, self._upcoming = torch.Generator(), _Upcoming()
         self._own: DataLoader[Any] | None = None  # a copy
-        self.draws = self._may_draw()  # from global generators
-        self.sends = loader.num_workers > 0  # indices, to worker processes
+        self.draws = False  # from global generators; both as of the pass that was opened last
+        self.sends = False  # indices, to worker processes
         # Workers are told of a pass as they begin; but Hugging Face's streams share its number with them.
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
     def _may_draw(self) -> bool:
         """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
-        of_torch = all(type(sampler).__module__.startswith("torch.") for sampler in self._samplers.values())
+        of_torch = all(type(one.copy).__module__.startswith("torch.") for one in self._samplers.values())
         collates = self._loader.collate_fn not in (default_collate, default_convert)
         return collates or not of_torch or not may_be_shared(self._loader.dataset)
 
@@ -73,7 +74,10 @@ class DataLoaderSource(IterableSource):
         order_seed, seed = seeds_of_pass(self._seed, number)
         generator = torch.Generator()
         generator.manual_seed(order_seed)
-        for sampler in reversed(self._samplers.values()):  # the innermost first
+        for one in list(self._samplers.values()):
+            one.follow(self._samplers)
+        self.draws, self.sends = self._may_draw(), self._loader.num_workers > 0
+        for sampler in [one.copy for one in reversed(self._samplers.values())]:  # the innermost first
             if isinstance(getattr(sampler, "generator", 0), torch.Generator | None):  # not another library's
                 sampler.generator = generator
             if hasattr(sampler, "set_epoch"):
@@ -100,16 +104,20 @@ class DataLoaderSource(IterableSource):
 
     def batches(self, indices: Iterator[Any], seed: int) -> Iterator[Any]:
         """The batches of these indices. Persistent workers stay from one pass to the next."""
-        if self._own is None or self._told_once:
-            own = copy.copy(self._loader)
-            # Not assigned as attributes, which a DataLoader refuses for some of them.
-            vars(own).update(
-                {"batch_sampler" if self._of_batches else "sampler": self._upcoming},
-                generator=self._generator,
-                in_order=True,  # what comes as it happens to be ready can't come again
-                _iterator=None,
-            )
-            self._own = own  # once it is whole: an interrupt may fall before
+        kept = None if self._told_once else self._own
+        own = copy.copy(self._loader) if kept is None else kept
+        # Not assigned as attributes, which a DataLoader refuses for some of them, and all at once, as an
+        # interrupt may fall between.
+        vars(own).update(
+            vars(self._loader)
+            | {
+                "batch_sampler" if self._of_batches else "sampler": self._upcoming,
+                "generator": self._generator,
+                "in_order": True,  # what comes as it happens to be ready can't come again
+                "_iterator": None if kept is None else kept._iterator,
+            }
+        )
+        self._own = own
         self._upcoming.indices = indices
         self._generator.manual_seed(seed)
         return iter(self._own)
@@ -216,14 +224,30 @@ def _seeded(seed: int, index: Any) -> Any:
     return index
 
 
-def _copied(sampler: Any, copies: dict[int, Any]) -> Any:
+class _Copy:
+    """A sampler, a copy of it, and the attributes that were copied."""
+
+    def __init__(self, original: Any) -> None:
+        self._original, self._seen = original, dict[str, Any]()
+        try:
+            self.copy = copy.copy(original)
+        except TypeError:  # an iterator, which can be used once
+            self.copy = original
+
+    def follow(self, copies: dict[int, "_Copy"]) -> None:
+        """Give the copy what has been assigned to the original; it keeps what it has assigned to itself."""
+        for name, value in list(getattr(self._original, "__dict__", {}).items()):
+            if name not in self._seen or self._seen[name] is not value:
+                self._seen[name] = value
+                within = isinstance(value, Sampler) or (
+                    name in ("sampler", "batch_sampler") and value is not None
+                )
+                vars(self.copy)[name] = _copied(value, copies) if within else value
+
+
+def _copied(sampler: Any, copies: dict[int, _Copy]) -> Any:
     """A copy of a sampler, and of those in its attributes, which it may draw from; each once."""
     if id(sampler) not in copies:
-        try:
-            copied = copies[id(sampler)] = copy.copy(sampler)
-        except TypeError:  # an iterator, which can be used once
-            copied = copies[id(sampler)] = sampler
-        for name, value in list(getattr(copied, "__dict__", {}).items()):
-            if isinstance(value, Sampler) or (name in ("sampler", "batch_sampler") and value is not None):
-                setattr(copied, name, _copied(value, copies))
-    return copies[id(sampler)]
+        copies[id(sampler)] = _Copy(sampler)
+        copies[id(sampler)].follow(copies)
+    return copies[id(sampler)].copy
