@@ -17,7 +17,7 @@ from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import opened, values
 from adaecho.datasets.storage import files_in
-from adaecho.errors import DataError
+from adaecho.errors import DataError, warn
 
 Text = str | Exception
 """What a document holds, or why it can't be read."""
@@ -101,7 +101,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
             files (.txt, .py, .md). Names with the word train, validation (val) or test are those parts, of
-            files or else of their folder in ``path``; where none has train all are training documents. Or a
+            their folder in ``path`` or else of files; where none has train all are training documents. Or a
             hub id, owner/name, with a /configuration where the data set has several. None: the library of
             this Python.
         column: of parquet and JSON lines.
@@ -124,7 +124,13 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
         )
     inside = files_in(root)
     rows = [one for one in inside if one.name.lower().endswith(_ROW_ENDINGS)]
-    files = rows or [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
+    texts = [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
+    if rows and (left_out := [one.name for one in texts if one.name.lower().endswith(".txt")]):
+        warn(
+            f"data.path={path}: {len(left_out)} .txt files are left out ({', '.join(left_out[:3])}), "
+            f"as there are tables ({rows[0].name}); to read them instead, move those away"
+        )
+    files = rows or texts
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
@@ -134,12 +140,12 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 
 
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Files by the part that their name, or else their first folder, says; all for training if none does."""
+    """Files by the part that their first folder, or else their name, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
     for file in files:
+        folder = [part.lower() for part in file.relative_to(root).parts[:-1][:1] if part.lower() in _PARTS]
         named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower()))
-        folder = file.relative_to(root).parts[:-1][:1]
-        part = [*named, *folder, ""][0].lower()
+        part = next(iter([*folder, *named]), "")
         parts.setdefault(_PARTS.get(part, ""), []).append(file)
     if "train" not in parts:
         return {"train": files}

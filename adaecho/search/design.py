@@ -214,8 +214,12 @@ def with_value(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def record_design(design: Design, folder: Path) -> None:
-    """Write ``design.json``: from now on workers find trials to run."""
-    write_json(folder / "design.json", design.to_dict())
+    """Write ``design.json``: from now on workers find trials to run. Tables of a shorter design go."""
+    path, plain = folder / "design.json", design.to_dict()
+    if path.exists() and read_json(path) != json.loads(json.dumps(plain)):
+        for table in ("trials.json", "outcome.json"):
+            (folder / table).unlink(missing_ok=True)
+    write_json(path, plain)
 
 
 class OtherDesignError(FolderError):

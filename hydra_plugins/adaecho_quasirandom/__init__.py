@@ -1,4 +1,4 @@
-"""``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``: the entries that Hydra finds.
+"""``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``: the entries that Hydra finds; and a callback.
 
 Every Hydra app on the machine imports them, so they import nothing heavy. No ``from __future__ import
 annotations`` here: Hydra 1.3 executes a plugin before it is in ``sys.modules``, and dataclasses with such
@@ -6,15 +6,16 @@ annotations then fail.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from adaecho.config.slurm import SlurmSettings
 
@@ -33,9 +34,19 @@ class SlurmConf(SlurmSettings):
     _target_: str = "hydra_plugins.adaecho_quasirandom.SlurmLauncher"
 
 
+@dataclass
+class SecretsConf:
+    """The callback has no settings."""
+
+    secrets: dict[str, str] = field(
+        default_factory=lambda: {"_target_": "hydra_plugins.adaecho_quasirandom.SecretsStay"}
+    )
+
+
 for _group, _name, _node in (
     ("hydra/sweeper", "quasirandom", QuasirandomConf),
     ("hydra/launcher", "slurm", SlurmConf),
+    ("hydra/callbacks", "secrets", SecretsConf),
 ):
     ConfigStore.instance().store(group=_group, name=_name, node=_node, provider="adaecho")
 
@@ -78,3 +89,20 @@ class SlurmLauncher(Launcher):
         from adaecho.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")
+
+
+class SecretsStay(Callback):
+    """Refuses a sweep by a sweeper of Hydra's, which write and print the words of a command, secrets too."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002 (more of Hydra's)
+        """Ends the command before anything is written; an exception would be no more than a warning."""
+        from adaecho.errors import fail
+        from adaecho.masking import VARIABLE, masked, secret_urls
+
+        sweeper = config.hydra.runtime.choices["hydra/sweeper"]
+        found = secret_urls(OmegaConf.to_container(config))
+        if found and sweeper != "quasirandom":
+            fail(
+                f"hydra/sweeper={sweeper} would write the secrets of {masked(found[0])} into multirun.yaml; "
+                f"put the whole url into the environment as {VARIABLE}, and type what is shown here"
+            )

@@ -370,6 +370,7 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("train/a.txt", "validation/a.txt", "README.md"), ["a.txt"]),
         (("Train.TXT", "Val.txt"), ["Val.txt"]),
         (("TRAIN/a.JSONL", "Validation/a.jsonl"), ["a.jsonl"]),
+        (("train/test-of-time.txt", "val/train-to-rome.txt"), ["train-to-rome.txt"]),
         (("training.py", "model.py"), None),
         (("poems/a.txt", "val/b.txt"), None),
     ],
@@ -387,6 +388,13 @@ def test_parts_are_named_by_files_or_folders(
         return
     assert [path.name for path in parts["validation"]] == validation
     assert len(parts["train"]) == 1
+
+
+def test_texts_beside_tables_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.txt", "b.txt", "README.md", "notes.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}')
+    assert find_documents(str(tmp_path)).parts == {"train": [tmp_path / "notes.jsonl"]}
+    assert "2 .txt files are left out (a.txt, b.txt), as there are tables" in capsys.readouterr().err
 
 
 def test_no_text_is_left_out_in_silence(tmp_path: Path) -> None:

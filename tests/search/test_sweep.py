@@ -18,7 +18,7 @@ import pytest
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
 from adaecho.search import local, sweeper
-from adaecho.search.design import Design
+from adaecho.search.design import Design, read_design, record_design
 from adaecho.search.local import LocalWorkers, WorkerError, affordable
 from adaecho.search.state import SweepState
 from adaecho.search.worker import Worker
@@ -394,6 +394,30 @@ def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     assert typed("adaecho.run", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     summaries = Path("runs/sweep/digits").glob("*/summary.json")
     assert sorted(json.loads(path.read_text())["seed"] for path in summaries) == [1, 2]
+
+
+def test_a_plain_sweep_gives_no_secret_to_hydras_own_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which writes the words of the command, and prints them."""
+    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu", "seed=1,2", "max_fresh_examples=320")
+    told = typed("adaecho.run", *plain, 'data.path="https://me:swordfish@host/a.tar"')
+    assert told.code == 2
+    assert "multirun.yaml; put the whole url into the environment as ADAECHO_URLS" in told.err
+    assert "swordfish" not in told.err + told.out
+    assert not Path("runs").exists()
+    monkeypatch.setenv("ADAECHO_URLS", "https://me:swordfish@host/a.tar")
+    told = typed("adaecho.run", *plain, 'data.path="https://***@host/a.tar"')
+    assert "task digits carries its images in itself" in told.err  # a run has begun
+    assert list(Path("runs").rglob("multirun.yaml"))
+    assert not any(b"swordfish" in path.read_bytes() for path in Path("runs").rglob("*") if path.is_file())
+
+
+def test_the_tables_of_a_sweep_go_as_it_is_extended(finished: Path) -> None:
+    """Killed then, it would be collected as the smaller one that it was."""
+    design = read_design(finished)
+    record_design(design, finished)
+    assert (finished / "trials.json").exists()
+    record_design(replace(design, trials=design.trials + 1), finished)
+    assert not (finished / "trials.json").exists()
 
 
 def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> None:

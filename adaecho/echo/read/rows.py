@@ -332,7 +332,8 @@ class RandomReader(Reader):
             serials, end, fetch, lambda position: source.origin(int(rows[position])), self._world, rows
         )
         if failed is not None and not fresh.bad:
-            failed.add_note("each of them can be read alone: __getitems__ is at fault")
+            if not is_of_machine(failed):
+                failed.add_note("each of them can be read alone: __getitems__ is at fault")
             raise failed
         return fresh
 
