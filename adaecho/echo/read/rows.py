@@ -113,7 +113,16 @@ class MapSource:
         self._warned = False
 
     def begin(self, num_workers: int, *, processes: bool = False) -> None:
-        """See whether it draws, and copy it as it is now for the workers of an iteration to come."""
+        """See whether it draws, and copy it as it is now for the workers of an iteration to come.
+
+        Raises:
+            ValueError: it has grown or shrunk.
+        """
+        if len(self._dataset) != self.length:
+            raise ValueError(
+                f"source: {self.name} has {len(self._dataset)} rows, and had {self.length} when this "
+                "EchoLoader was made, whose order is of those; make another EchoLoader of it"
+            )
         if self._shared:
             return
         hindrance = "" if self.draws else self._copy(num_workers)
