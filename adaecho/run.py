@@ -126,6 +126,8 @@ def cli() -> None:
     # A task of one's own lies in the current folder: python -m looks there, the console command would not.
     if not sys.flags.safe_path and not {"", os.getcwd()} & {*sys.path}:
         sys.path.insert(0, os.getcwd())
+    # To argparse what follows -m is no override any more where others came before.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
     try:
         main()
     except UserError as error:

@@ -229,7 +229,10 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
     """
     train = find_labelled(path, "train")
     if train is None:
-        raise DataError(f"data.path={path}: has a validation split and no training images")
+        raise DataError(
+            f"data.path={path}: has a validation split and no training images, as its folders or files are "
+            f"named ({', '.join(_NAMES['validation'])}); rename a class of that name"
+        )
     if train.num_classes == 1:
         name = next(iter(train.classes), "")
         inside = Path(path).expanduser() / name

@@ -32,7 +32,7 @@ from adaecho.records.files import write_text
 from adaecho.records.lock import alone
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
-_VERSION = 3
+_VERSION = 4
 _DOCUMENTS = 512  # encoded at once
 
 
@@ -408,6 +408,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.encode_special_tokens = True  # "[PAD]" in a text is text
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

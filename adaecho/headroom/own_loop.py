@@ -146,6 +146,9 @@ class Watch:
         if self._loader is None:
             raise TypeError("headroom.Watch() watches no loader; give it one to iterate: Watch(loader)")
         batches = iter(self._loader)
+        endless = self._is_ours and self._loader.settings.epochs is None  # type: ignore[attr-defined]
+        if not endless and batches is not self._loader:  # a new pass, and no rest of the last one
+            self._read_ahead.clear()
         self._clock, self._ready = _clock(), None  # making workers is no wait for a batch
         for number in range(sys.maxsize):
             if self._replay and not self._probed and number == PROBE_AFTER:

@@ -18,7 +18,7 @@ from adaecho.config.identity import flat
 from adaecho.config.schema import SearchConfig, from_typed, to_plain, value_at
 from adaecho.config.tasks import options_class
 from adaecho.errors import ConfigError
-from adaecho.masking import masked
+from adaecho.masking import masked, secret_urls
 from adaecho.search import axes
 from adaecho.search.axes import Axis
 from adaecho.search.design import Arm, stable_hash, with_value
@@ -111,7 +111,8 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
                 impossible[parts] = error
                 continue
             possible.update(parts)
-            arms.setdefault(stable_hash(arm.to_dict()), arm)
+            same = arms.setdefault(stable_hash(arm.to_dict()), arm)
+            _check_urls(same, arm)
     for parts, reason in impossible.items():
         if not all(part in possible or _can_be(part, typed, compose) for part in parts) or not arms:
             raise reason
@@ -123,6 +124,16 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         for parts, reason in impossible.items()
     ]
     return tuple(_unique_names(list(arms.values()))), search, left_out
+
+
+def _check_urls(one: Arm, other: Arm) -> None:
+    """Raises ConfigError where two arms differ in secrets of urls alone, by which nothing is told apart."""
+    urls, others = secret_urls([one.config]), secret_urls([other.config])
+    if urls != others:
+        raise ConfigError(
+            f"{masked(others[0])}: two urls that differ in user, password or query alone are one to records, "
+            "which keep none of these; give each a sweep with a hydra.sweep.dir= of its own"
+        )
 
 
 def _can_be(value: str, typed: Typed, compose: Compose) -> bool:

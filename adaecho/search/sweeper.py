@@ -216,6 +216,8 @@ def headline(state: SweepState) -> str:
     if state.design.repeats > 1:
         text += f" x {state.design.repeats} searches"
     text += f", {_count(total, 'trial')}, {left} to run"
+    if not left:
+        text += " (data and code are not looked at again; fresh=true starts anew)"
     # What an experiment sets for all arms is drawn all the same where its task searches it.
     searched = Counter(axis.key for arm in state.design.arms for axis in arm.axes)
     keys = [

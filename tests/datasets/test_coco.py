@@ -54,6 +54,16 @@ def test_other_layouts(tmp_path: Path, part: Any, annotations: str, folder: str)
     assert len(read(tmp_path, part=part)) == 2
 
 
+def test_images_beside_their_list_come_before_others_of_the_same_name(tmp_path: Path) -> None:
+    write(tmp_path, "val", content(2), annotations="valid/_annotations.coco.json")
+    (tmp_path / "images").mkdir()
+    for image in list((tmp_path / "val2017").iterdir()):
+        image.rename(tmp_path / "valid" / image.name)
+    (tmp_path / "images" / "0.jpg").write_bytes(b"another")
+    found = read(tmp_path, part="val")
+    assert [Path(found.origin(row)).parent.name for row in range(len(found))] == ["valid", "valid"]
+
+
 def test_crowds_are_not_learned_and_images_without_boxes_stay_until_they_are_left_out(tmp_path: Path) -> None:
     listed = content(4)
     listed["annotations"][0]["iscrowd"] = 1

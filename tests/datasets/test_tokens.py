@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from adaecho.datasets import tokens as tokens_module
 from adaecho.datasets.documents import find_documents
+from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import END, PAD, Packing, Tokens, tokenized
 from adaecho.errors import ConfigError, DataError
 from tests.datasets.text_files import MODULES, lines, texts, write_folder, write_parquet
@@ -92,6 +93,18 @@ def _rewrite(file: Path) -> None:
     file.write_bytes(text.replace(b"a", b"o"))
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+
+
+def test_names_of_special_tokens_are_text_in_a_text(tmp_path: Path, cache: Path) -> None:  # noqa: ARG001
+    line = "pad it with [PAD] and end it with [END]."
+    (tmp_path / "text.txt").write_text("\n".join([*lines(), line]))
+    found = _make(tmp_path / "text.txt", Packing("sentence", 300, 300), held_out=1, lines=True)
+    decode = found.tokenizer.decode
+    assert line in [decode(row.tolist()) for part in (found.train, found.validation) for row in part]
+    files = find_documents(str(tmp_path / "text.txt"), lines=True)
+    assert line in [
+        decode(one["tokens"]) for one in TokenStream(files, "train", found.tokenizer, 300, np.int64)
+    ]
 
 
 def test_tokens_are_made_once_and_anew_for_other_data_or_packing(

@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -372,3 +373,13 @@ def test_a_loader_that_is_slow_now_and_then_is_no_fast_one(clock: MadeUpClock) -
     assert 2.5 < in_turn.R < 4
     assert "at best" in in_turn.report()
     assert ahead.report().splitlines()[-1].startswith("These contradict one another")
+
+
+def test_a_pass_begins_with_its_own_batches() -> None:
+    """What was read ahead of a pass that was broken off is not given in the next; an endless one goes on."""
+    seen = headroom.watch(list(range(40)))
+    assert list(islice(seen, 8)) == list(range(8))
+    assert list(seen) == list(range(40))
+    with EchoLoader(list(range(40)), 1, shuffle=False) as endless:
+        seen = headroom.watch(endless)
+        assert [int(batch) for batch in [*islice(seen, 8), *islice(seen, 8)]] == list(range(16))

@@ -141,6 +141,7 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
         (["+search.arms.a=['search.trials=9']", "+search.arms.b=[]"], "search.trials: 9 in arm a, 1 in"),
         (["+search.arms.a=['search.needs_every_trial=true']", "search.prune=true"],
          "arm a is of an experiment that compares"),
+        (["data.path='https://host/a.tar?v=1','https://host/a.tar?v=2'"], "user, password or query alone"),
         (["search.max_diverged=-5"], "search.max_diverged=-5"),
     ],
     ids=str,

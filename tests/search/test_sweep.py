@@ -389,9 +389,9 @@ def test_an_ad_hoc_sweep_has_a_folder_per_design(run_sweep: Command) -> None:
 
 
 def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
-    """``hydra/sweeper=basic``."""
+    """``hydra/sweeper=basic``; and ``-m`` may stand between overrides."""
     plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu")
-    assert typed("adaecho.run", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
+    assert typed("adaecho.run", "device=cpu", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     summaries = Path("runs/sweep/digits").glob("*/summary.json")
     assert sorted(json.loads(path.read_text())["seed"] for path in summaries) == [1, 2]
 
