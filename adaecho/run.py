@@ -81,7 +81,7 @@ def _run(composed: DictConfig) -> None:
             say(_outcome(summary))
     if summary["status"] == Status.PREEMPTED:
         if launched_rank() == 0:
-            print("the same command continues", file=sys.stderr)
+            print(_how_to_go_on(), file=sys.stderr)
         sys.exit(130)
 
 
@@ -143,8 +143,13 @@ def cli() -> None:
             raise
         fail(f"{error.filename}: {error.strerror}; choose another hydra.run.dir= or mend the path")
     except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
+        print(f"interrupted; {_how_to_go_on()}", file=sys.stderr)
         sys.exit(130)
+
+
+def _how_to_go_on() -> str:
+    again = any(re.fullmatch("[+]*fresh=true", word, re.IGNORECASE) for word in sys.argv)
+    return f"the same command {'without fresh=true ' if again else ''}continues"
 
 
 def explain(error: BaseException, *more_keys: str) -> str:

@@ -4,6 +4,9 @@ conf/experiment/quickstart_points.yaml and fig3_winners.yaml hold what these pri
 
 python scripts/best_points.py results/quickstart_search/digits/trials.json 5
 python scripts/best_points.py results/fig3/digits/trials.json
+
+A table holds of an arm its echo, factor and point; what else it set (a model, buffers, a batch size) is to
+be added.
 """
 
 import argparse
@@ -32,7 +35,10 @@ def arms(rows: list[Row], points: int) -> dict[str, list[str]]:
 def _overrides(row: Row) -> list[str]:
     variant, factor = row["echo_variant"], row["echo_factor"]
     echo = [f"echo={variant}"] if variant == "none" else [f"echo={variant}", f"echo.factor={factor}"]
-    point = [f"{key}={value:.4g}" for key, value in row["hyperparameters"].items()]
+    point = [
+        f"{key}={value:.4g}" if value % 1 else f"{key}={value:.0f}"
+        for key, value in row["hyperparameters"].items()
+    ]
     return [*echo, *point]
 
 
@@ -46,4 +52,7 @@ if __name__ == "__main__":
     )
     given = parser.parse_args()
     found = arms(read_rows(given.table), given.points)
+    if not found:
+        parser.error(f"{given.table}: no trial reached a target")
+    print("# Echo, factor and point: add what else each arm set, which the table doesn't hold")
     print(yaml.safe_dump({"search": {"arms": found}}, sort_keys=False, width=1000), end="")

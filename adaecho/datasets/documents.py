@@ -122,7 +122,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
             "owner/name/configuration)"
         )
-    inside = files_in(root)
+    inside = [one for one in files_in(root) if not _is_hidden(one.relative_to(root))]
     rows = [one for one in inside if one.name.lower().endswith(_ROW_ENDINGS)]
     texts = [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
     if rows and (left_out := [one.name for one in texts if one.name.lower().endswith(".txt")]):
@@ -139,11 +139,21 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
     return Files(root, _by_part(root if root.is_dir() else root.parent, files), column, lines)
 
 
+def _is_hidden(file: Path) -> bool:
+    return any(name[:1] == "." for name in file.parts)
+
+
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Files by the part that their first folder, or else their name, says; all for training if none does."""
+    """Files by the part that a folder, or else their name, says; all for training if none does.
+
+    It is the first folder, or of a tree the first at a depth where all of them are named so.
+    """
     parts: dict[str, list[Path]] = {}
-    for file in files:
-        folder = [part.lower() for part in file.relative_to(root).parts[:-1][:1] if part.lower() in _PARTS]
+    folders = [[name.lower() for name in file.relative_to(root).parts[:-1]] for file in files]
+    depths = range(min(map(len, folders)))
+    depth = next((one for one in depths if all(names[one] in _PARTS for names in folders)), 0)
+    for file, names in zip(files, folders, strict=True):
+        folder = [name for name in names[depth : depth + 1] if name in _PARTS]
         named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower()))
         part = next(iter([*folder, *named]), "")
         parts.setdefault(_PARTS.get(part, ""), []).append(file)

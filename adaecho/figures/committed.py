@@ -81,7 +81,7 @@ OF_TRIALS: dict[str, Kind] = {
     **dict.fromkeys((*COUNTS, *COSTS, *SETTINGS, *(f"to_target_{cost}" for cost in COSTS)), _COUNT_OR_NULL),
     **dict.fromkeys(("train_time_s", "to_target_train_time_s"), _NUMBER_OR_NULL),
     "baseline": _or_null(is_name, "an arm's name"), "index": _COUNT, "status": _STATUS, "counted": _FLAG,
-    "positions": _NAMED, "trials_left": _COUNT_OR_NULL,
+    "positions": _NAMED, "trials_left": _COUNT_OR_NULL, "target_direction": _NAME,
 }  # fmt: skip
 OF_CURVES: dict[str, Kind] = {**_OF_BOTH, "fresh_examples": _COUNTS, "values": _NUMBERS}
 

@@ -39,7 +39,7 @@ from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_
 # What tells sweeps apart where a row of an earlier version has no run_id.
 _SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
 _EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
-_MEASURED = ("R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
+_TOLD = ("target_direction", "R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
 
 def trial_row(
@@ -91,7 +91,7 @@ def trial_row(
         **{cost: summary.get(cost) for cost in COSTS},
         "trained_examples": summary.get("steps", 0) * config["batch_size"],
         **{f"final_{metric}": value for metric, value in summary.get("final", {}).items()},
-        **{key: summary[key] for key in _MEASURED if key in summary},
+        **{key: summary[key] for key in _TOLD if key in summary},
         **{key: value for key, value in summary.get("data", {}).items() if key == "validation_images"},
     }
 

@@ -16,6 +16,7 @@ metrics.jsonl that a checkpoint relies on, the checkpoint, the summary that tell
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ from adaecho.records.files import (
     yaml_text,
 )
 from adaecho.records.lock import FolderInUseError, FolderLock, is_held
+from adaecho.records.outcome import COSTS
 from adaecho.records.status import Status
 
 _OVERRIDES = "# overrides: "
@@ -253,7 +255,7 @@ class RunFolder:
         if not self._summary.exists() or self._is_blank(self._summary):
             return None
         summary = read_json(self._summary)
-        if not isinstance(summary, dict) or summary.get("status") not in [*Status]:
+        if not isinstance(summary, dict) or summary.get("status") not in [*Status] or not _are_costs(summary):
             raise FolderError(
                 f"{self._summary}: damaged (no summary of a run). Restore it, or start anew with fresh=true"
             )
@@ -411,3 +413,12 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
             + "\nSet these back, choose another folder (hydra.run.dir=...), or start anew with fresh=true "
             "(the old folder is kept beside the new one)"
         )
+
+
+def _are_costs(summary: dict[str, Any]) -> bool:
+    """Whether what a summary says of costs are numbers that a run can have."""
+    to_target = summary.get("to_target")
+    if not isinstance(to_target, dict | None):
+        return False
+    costs = [found.get(name, 0) for found in (summary, to_target or {}) for name in COSTS]
+    return all(type(cost) in (int, float) and 0 <= cost < math.inf for cost in costs)

@@ -15,7 +15,7 @@ A row is one trial, as a flat dict; ``trials.json`` of a sweep is a list of them
     run_id                                               of the whole config; see ``config.identity``
     trials_left                                          of its search, where some have not ended
     positions                                            {key: 0 to 1}: where on its axes the point lies
-    target_metric, target_value
+    target_metric, target_value; target_direction        min or max, where the metric's name doesn't tell
     to_target_fresh_examples, to_target_steps, to_target_train_time_s      null where the target was missed
     best_value, fresh_examples, steps, train_time_s, R                     at the end of the run
 
@@ -37,7 +37,7 @@ from adaecho.records.statistics import cost_ratio, mean_interval
 from adaecho.records.status import Status
 
 Row = dict[str, Any]
-# Metrics of which less is better; of all others (accuracy, average precision) more is.
+# Metrics of which less is better; of all others (accuracy, average precision) more is, unless a row tells.
 LESS_IS_BETTER = frozenset({"cross_entropy", "loss", "perplexity"})
 COSTS = ("fresh_examples", "steps", "train_time_s")
 TARGET = ("target_metric", "target_value", "target_in_a_row")  # the first records have no last one
@@ -220,8 +220,17 @@ def counted_cost(row: Row) -> int | None:
 def _distance(row: Row) -> float:
     """Orders rows by their best value: the less the better."""
     value: float | None = row["best_value"]
-    sign = 1 if row["target_metric"] in LESS_IS_BETTER else -1
-    return math.inf if value is None else sign * value
+    direction = row.get("target_direction") or _by_name(row["target_metric"])
+    return math.inf if value is None else value if direction == "min" else -value
+
+
+def untold(metric: str, direction: str) -> Row:
+    """What a row must hold so that its metric's direction is known: nothing where the name tells."""
+    return {} if direction == _by_name(metric) else {"target_direction": direction}
+
+
+def _by_name(metric: str) -> str:
+    return "min" if metric in LESS_IS_BETTER else "max"
 
 
 def cost_to_target(summary: Row) -> int | None:

@@ -123,7 +123,14 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         f"left out: {' '.join(masked(list(parts))).strip()} ({_without_arm(reason)})"
         for parts, reason in impossible.items()
     ]
-    return tuple(_unique_names(list(arms.values()))), search, left_out
+    named = _unique_names(list(arms.values()))
+    names = {arm.name for arm in named}
+    left_out += [
+        f"search.baselines.{name}: no ratio to {baseline}, as there are no two arms of these names"
+        for name, baseline in shared["baselines"].items()
+        if name in {*names, *shared["arms"]} and not {name, baseline} <= names
+    ]
+    return tuple(named), search, left_out
 
 
 def _check_urls(one: Arm, other: Arm) -> None:
@@ -223,8 +230,12 @@ def _check_search(arms: list[Arm], shared: SearchConfig) -> None:
 
 
 def _check_corners(arm: Arm) -> None:
-    """An arm must be a valid config, at both ends of its axes, before anything runs."""
-    for u in (0.0, 1.0) if arm.axes else (0.0,):
+    """An arm must be a valid config before anything runs: at both ends of its axes, and between.
+
+    Of whole numbers some within may be none: a batch that can't be dealt evenly.
+    """
+    whole = any(isinstance(axis.value(0.5), int) for axis in arm.axes)
+    for u in [one / 16 for one in range(17)] if whole else (0.0, 1.0) if arm.axes else (0.0,):
         config = arm.config
         for axis in arm.axes:
             config = with_value(config, axis.key, axis.value(u))

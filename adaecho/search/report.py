@@ -12,7 +12,7 @@ from adaecho.errors import how_to_install, warn
 from adaecho.records.collect import best_curves, trial_row
 from adaecho.records.files import remove_leftovers, write_json, write_text
 from adaecho.records.lock import alone
-from adaecho.records.outcome import COSTS, EDGE, LESS_IS_BETTER, Row, num_best, without_target
+from adaecho.records.outcome import COSTS, EDGE, Row, best_value, num_best, without_target
 from adaecho.records.status import ENDED, FINISHED, Status
 from adaecho.records.table import end_of_sweep, summarize, validation_images
 from adaecho.records.terminal import terminal_table
@@ -118,8 +118,7 @@ def missed(rows: list[Row], state: SweepState) -> list[str]:
     if not ended or without_target(rows) or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
     target = rows[0]["target_metric"], rows[0]["target_value"]
-    found = [row["best_value"] for row in ended if row["best_value"] is not None]
-    best = (min if target[0] in LESS_IS_BETTER else max)(found, default=None)
+    best = best_value(ended)
     config = state.design.arms[0].config
     budgets = {key: config[key] for key in BUDGETS if config.get(key) is not None}
     spent = " and ".join(f"{key}={value:g}" for key, value in budgets.items())

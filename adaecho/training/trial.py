@@ -23,6 +23,7 @@ from adaecho.ranks import ALONE, Ranks, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
+from adaecho.records.outcome import untold
 from adaecho.records.status import FINISHED, Status
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split, Task
@@ -419,6 +420,7 @@ class _Trial:
             "precision": trainer.precision,
             "to_target": progress.to_target,
             "best": progress.best,
+            **untold(self.config.target.metric, trainer.task.metrics[self.config.target.metric]),
             **({} if self.ranks.is_alone else {"ranks": self.ranks.world_size}),
             **trainer.gain(),
             "fresh_examples": trainer.fresh_examples,

@@ -384,6 +384,8 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("Train.TXT", "Val.txt"), ["Val.txt"]),
         (("TRAIN/a.JSONL", "Validation/a.jsonl"), ["a.jsonl"]),
         (("train/test-of-time.txt", "val/train-to-rome.txt"), ["train-to-rome.txt"]),
+        (("plain/train/a.txt", "plain/test/a.txt", "plain/validation/b.txt"), ["b.txt"]),
+        (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
         (("training.py", "model.py"), None),
         (("poems/a.txt", "val/b.txt"), None),
     ],
@@ -392,7 +394,7 @@ def test_parts_are_named_by_files_or_folders(
     tmp_path: Path, names: Sequence[str], validation: list[str] | None
 ) -> None:
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     parts = find_documents(str(tmp_path)).parts
     if validation is None:

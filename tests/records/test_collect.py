@@ -72,6 +72,8 @@ def test_a_row_holds_what_outcome_needs(tmp_path):
     row = trial_row(config, {**summary, **end}, experiment="x", arm="a")
     assert (row["final_accuracy"], row["final_cross_entropy"]) == (0.9, 0.3)
     assert (row["gain"], row["scale_invariant_steps"]) == (1.5, 15.0)
+    told = {**summary, "target_direction": "min"}  # of a task of one's own
+    assert trial_row(config, told, experiment="x", arm="a")["target_direction"] == "min"
     # Crashed at once:
     row = trial_row(config, {"status": "failed"}, experiment="x", arm="a", counted=False)
     assert row["to_target_fresh_examples"] is row["best_value"] is row["steps"] is None

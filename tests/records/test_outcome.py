@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, without_target
+from adaecho.records.outcome import best_trials, ends, outcome, ratio_words, untold, without_target
 from adaecho.records.statistics import Ratio, cost_ratio
 
 _repeats = count()
@@ -237,6 +237,14 @@ def test_a_search_is_represented_by_its_best_trial_whichever_direction_is_better
     assert less["steps"]["min"] == 7
     (more,) = ends([{**trial, "target_metric": "accuracy"} for trial in trials])
     assert more["best_value"] == {"mean": 0.45, "min": 0.4, "max": 0.5}
+
+
+def test_a_row_tells_the_direction_where_the_name_of_the_metric_does_not():
+    assert untold("error_rate", "min") == {"target_direction": "min"}
+    assert untold("accuracy", "max") == untold("cross_entropy", "min") == {}
+    rows = [run("a", 1.0, repeat=0, index=i, best_value=value) for i, value in enumerate((0.8, 0.1, 0.4))]
+    rows = [{**row, "target_metric": "error_rate", **untold("error_rate", "min")} for row in rows]
+    assert [row["best_value"] for row in best_trials(rows).values()] == [0.1]
 
 
 def test_the_interval_of_a_ratio_is_welchs_of_the_log_costs():

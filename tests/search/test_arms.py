@@ -142,6 +142,8 @@ def test_caps_on_steps_and_decay_ranges_scale_with_the_factor(arms_of: BuildArms
         (["+search.arms.a=['search.needs_every_trial=true']", "search.prune=true"],
          "arm a is of an experiment that compares"),
         (["data.path='https://host/a.tar?v=1','https://host/a.tar?v=2'"], "user, password or query alone"),
+        (["adascale=on", "adascale.num_gradients_to_accumulate=2", "batch_size=interval(16,64)"],
+         "batch_size="),
         (["search.max_diverged=-5"], "search.max_diverged=-5"),
     ],
     ids=str,
@@ -177,6 +179,11 @@ def test_what_cannot_be_together_is_left_out_and_named(
     told = [line.partition(" (echo.factor=")[::2] for line in capsys.readouterr().out.splitlines()]
     assert [line for line, _ in told] == [f"left out: {one}" for one in left_out]
     assert all(": echo=none repeats nothing" in why for _, why in told)
+
+
+def test_a_baseline_that_is_no_arm_is_named(arms_of: BuildArms, capsys: pytest.CaptureFixture[str]) -> None:
+    arms_of("+search.arms.a=['echo=none']", "+search.arms.b=['echo=batch']", "+search.baselines.b=c")
+    assert "search.baselines.b: no ratio to c" in capsys.readouterr().out
 
 
 def test_without_a_search_of_several_trials_arms_run_at_the_tasks_own_values(arms_of: BuildArms) -> None:
