@@ -84,9 +84,10 @@ class EchoLoader(Gauges):
             can't be shared out evenly.
         seed: any integer, taken modulo 2**64.
         num_workers: threads that read and decode, and as many that augment and collate; 0 works inline.
-            What is iterated is read by one of them at a time; ``decode``, ``augment`` and ``collate`` are
-            called by several at once and must share no scratch memory. Around something that works ahead by
-            itself, as a DataLoader with workers, R needs 1 thread to be right.
+            What is iterated is read by one of them at a time; ``decode`` and ``augment`` are called by
+            several at once and must share no scratch memory, ``collate`` only if it says
+            ``thread_safe = True``. Around something that works ahead by itself, as a DataLoader with workers,
+            R needs 1 thread to be right.
         processes: workers are processes, at least one: each reads rows of a dataset, keeps, decodes and
             augments them. The same batches; quicker where Python holds the interpreter's lock. They are
             forked at the first batch of an iteration, and so need no main guard and nothing that pickles but

@@ -3,11 +3,12 @@
 Whole batches are examples of a batch size of one.
 """
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +90,8 @@ class Making:
         origin: what to call the example of a serial in a message.
         length: examples in a whole batch; None where examples are read.
         kept: the source keeps its batches and will give them again: they are copied for the consumer.
+        turn: taken by a collate that doesn't say ``thread_safe = True``, as one around a Hugging Face
+            tokenizer, which keeps the length that it was asked for last.
     """
 
     batch_size: int
@@ -98,6 +101,7 @@ class Making:
     origin: Origin
     length: Callable[[Any], int] | None = None
     kept: bool = False
+    turn: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Examples that have left the buffer, augmented."""
@@ -116,7 +120,11 @@ class Making:
             return self.move(examples.batch())
         singles = singles_of(examples)
         try:
-            batch = (self.collate or collate)(singles)
+            if self.collate is None or getattr(self.collate, "thread_safe", False):
+                batch = (self.collate or collate)(singles)
+            else:
+                with self.turn:
+                    batch = self.collate(singles)
         except Exception as error:
             error.add_note(f"while collating {self._named(items, singles)}")
             raise

@@ -276,3 +276,22 @@ def test_the_global_generators_go_on_where_they_were(before: int, bits: Any) -> 
         assert streams[0] == streams[1]
     finally:
         np.random.set_bit_generator(own)
+
+
+class Cutting:
+    """Keeps the length that it was asked for last, as a tokenizer of Hugging Face does."""
+
+    def __call__(self, rows: list[int]) -> list[int]:
+        lengths = []
+        for length in rows:
+            self.length = length
+            time.sleep(0.0005)
+            lengths.append(self.length)
+        return lengths
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_collate_is_called_by_one_thread_at_a_time(processes: bool) -> None:
+    common: dict[str, Any] = {"shuffle": False, "epochs": 1, "num_workers": 4, "processes": processes}
+    with EchoLoader(list(range(200)), 4, collate_fn=Cutting(), **common) as loader:
+        assert [row for batch in loader for row in batch] == list(range(200))
