@@ -347,7 +347,9 @@ class Watch:
 
     @property
     def _is_ours(self) -> bool:
-        from adaecho.echo import EchoLoader  # watching another loader needs none of it
+        if "adaecho.echo.loader" not in sys.modules:  # nor torch, which takes a while to import
+            return False
+        from adaecho.echo import EchoLoader
 
         return isinstance(self._loader, EchoLoader)
 
