@@ -268,16 +268,15 @@ def _by_id(entries: list[dict[str, Any]], kind: str, file: Path) -> dict[Any, di
 
 
 def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
-    """The path of each listed file that is there, in the first folder that has any: first beside the list."""
+    """The path of each listed file, in the folder that has most of them; of equals that beside the list."""
     names = {image["file_name"] for image in images}
     parts = (part, "valid") if part == "val" else (part,)
-    folders = [top / name.format(part=one) for one in parts for name in _IMAGES]
-    for folder in [file.parent, *folders]:
-        if folder.is_dir():
+    present: dict[str, Path] = {}
+    for folder in [file.parent, *(top / name.format(part=one) for one in parts for name in _IMAGES)]:
+        if folder.is_dir() and len(present) < len(names):
             found = {name: folder / name for name in names if _is_there(folder / name)}
-            if found:
-                return found
-    return {}
+            present = max(present, found, key=len)
+    return present
 
 
 def _useless(name: str, boxes: int, present: dict[str, Path]) -> str:

@@ -146,16 +146,18 @@ def _is_hidden(file: Path) -> bool:
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that a folder, or else their name, says; all for training if none does.
 
-    It is the first folder, or of a tree the first at a depth where all of them are named so.
+    Folders say it where they tell training from another part: the first ones, or of a tree those at the first
+    depth where all are named as parts.
     """
     parts: dict[str, list[Path]] = {}
     folders = [[name.lower() for name in file.relative_to(root).parts[:-1]] for file in files]
-    depths = range(min(map(len, folders)))
-    depth = next((one for one in depths if all(names[one] in _PARTS for names in folders)), 0)
-    for file, names in zip(files, folders, strict=True):
-        folder = [name for name in names[depth : depth + 1] if name in _PARTS]
-        named = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower()))
-        part = next(iter([*folder, *named]), "")
+    at_depth = [[name if name in _PARTS else "" for name in names] for names in zip(*folders, strict=False)]
+    first = [name if name in _PARTS else "" for name in (names[0] if names else "" for names in folders)]
+    tells = (found for found in [first, *at_depth] if "train" in found and len({*found} - {""}) > 1)
+    by_folder = next((found for found in tells if found is first or all(found)), None)
+    for row, file in enumerate(files):
+        named = [part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower())]
+        part = next(filter(None, [by_folder[row], *named] if by_folder else [*named, first[row]]), "")
         parts.setdefault(_PARTS.get(part, ""), []).append(file)
     if "train" not in parts:
         return {"train": files}

@@ -67,6 +67,7 @@ _NAMED: Kind = (
     ),
     "names with a number each",
 )
+_DIRECTION: Kind = lambda value: value in (None, "min", "max"), "min or max"
 _COUNTS: Kind = lambda value: type(value) is list and all(map(_is_count, value)), "a list of whole numbers"
 _NUMBERS: Kind = lambda value: type(value) is list and all(map(_is_number, value)), "a list of finite numbers"
 
@@ -81,7 +82,7 @@ OF_TRIALS: dict[str, Kind] = {
     **dict.fromkeys((*COUNTS, *COSTS, *SETTINGS, *(f"to_target_{cost}" for cost in COSTS)), _COUNT_OR_NULL),
     **dict.fromkeys(("train_time_s", "to_target_train_time_s"), _NUMBER_OR_NULL),
     "baseline": _or_null(is_name, "an arm's name"), "index": _COUNT, "status": _STATUS, "counted": _FLAG,
-    "positions": _NAMED, "trials_left": _COUNT_OR_NULL, "target_direction": _NAME,
+    "positions": _NAMED, "trials_left": _COUNT_OR_NULL, "target_direction": _DIRECTION,
 }  # fmt: skip
 OF_CURVES: dict[str, Kind] = {**_OF_BOTH, "fresh_examples": _COUNTS, "values": _NUMBERS}
 

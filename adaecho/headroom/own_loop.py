@@ -120,6 +120,7 @@ class Watch:
         self._ready: Any = None  # the mark since which the loop has been asking for a batch
         self._given: Any = None
         self._read_ahead: deque[Any] = deque()
+        self._iterator: Any = None  # of the pass before
         self._to_skip = 0  # steps whose waits say nothing: the loader had time to work ahead
         self._pending: deque[tuple[Any, Any, Any, str]] = deque()
         self.batches = 0
@@ -147,8 +148,9 @@ class Watch:
             raise TypeError("headroom.Watch() watches no loader; give it one to iterate: Watch(loader)")
         batches = iter(self._loader)
         endless = self._is_ours and self._loader.settings.epochs is None  # type: ignore[attr-defined]
-        if not endless and batches is not self._loader:  # a new pass, and no rest of the last one
+        if not endless and all(batches is not one for one in (self._loader, self._iterator)):  # a new pass
             self._read_ahead.clear()
+        self._iterator = batches
         self._clock, self._ready = _clock(), None  # making workers is no wait for a batch
         for number in range(sys.maxsize):
             if self._replay and not self._probed and number == PROBE_AFTER:

@@ -138,8 +138,8 @@ def _check_urls(one: Arm, other: Arm) -> None:
     urls, others = secret_urls([one.config]), secret_urls([other.config])
     if urls != others:
         raise ConfigError(
-            f"{masked(others[0])}: two urls that differ in user, password or query alone are one to records, "
-            "which keep none of these; give each a sweep with a hydra.sweep.dir= of its own"
+            f"{masked((others or urls)[0])}: two urls that differ in user, password or query alone are one "
+            "to records, which keep none of these; give each a sweep with a hydra.sweep.dir= of its own"
         )
 
 

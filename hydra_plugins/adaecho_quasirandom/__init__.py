@@ -6,7 +6,7 @@ annotations then fail.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -34,19 +34,10 @@ class SlurmConf(SlurmSettings):
     _target_: str = "hydra_plugins.adaecho_quasirandom.SlurmLauncher"
 
 
-@dataclass
-class SecretsConf:
-    """The callback has no settings."""
-
-    secrets: dict[str, str] = field(
-        default_factory=lambda: {"_target_": "hydra_plugins.adaecho_quasirandom.SecretsStay"}
-    )
-
-
 for _group, _name, _node in (
     ("hydra/sweeper", "quasirandom", QuasirandomConf),
     ("hydra/launcher", "slurm", SlurmConf),
-    ("hydra/callbacks", "secrets", SecretsConf),
+    ("hydra/callbacks", "secrets", {"secrets": {"_target_": f"{__name__}.SecretsStay"}}),
 ):
     ConfigStore.instance().store(group=_group, name=_name, node=_node, provider="adaecho")
 

@@ -386,6 +386,8 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("train/test-of-time.txt", "val/train-to-rome.txt"), ["train-to-rome.txt"]),
         (("plain/train/a.txt", "plain/test/a.txt", "plain/validation/b.txt"), ["b.txt"]),
         (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
+        (("test/train.txt", "test/valid.txt", "test/test.txt"), ["valid.txt"]),
+        (("train/train.txt", "train/val.txt"), ["val.txt"]),
         (("training.py", "model.py"), None),
         (("poems/a.txt", "val/b.txt"), None),
     ],

@@ -380,6 +380,9 @@ def test_a_pass_begins_with_its_own_batches() -> None:
     seen = headroom.watch(list(range(40)))
     assert list(islice(seen, 8)) == list(range(8))
     assert list(seen) == list(range(40))
+    kept = SimpleNamespace(iterator=iter(range(40)))
+    seen = headroom.watch(type("Kept", (), {"__iter__": lambda _: kept.iterator})())
+    assert [*islice(seen, 8), *seen] == list(range(40))
     with EchoLoader(list(range(40)), 1, shuffle=False) as endless:
         seen = headroom.watch(endless)
         assert [int(batch) for batch in [*islice(seen, 8), *islice(seen, 8)]] == list(range(16))

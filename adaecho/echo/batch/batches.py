@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import default_collate, default_convert
 
 from adaecho.echo.batch.augment import Origin, span
 from adaecho.echo.memory.budget import check_memory
@@ -78,6 +79,12 @@ class Taken(NamedTuple):
     read: "Future[dict[int, Any]] | None" = None
 
 
+def _may_be_shared(collate: Callable[..., Any]) -> bool:
+    """Whether threads may call it together: torch's own, or one that, or whose object, says so."""
+    told = [getattr(one, "thread_safe", False) for one in (collate, getattr(collate, "__self__", None))]
+    return any(told) or collate in (default_collate, default_convert)
+
+
 @dataclass(frozen=True)
 class Making:
     """How batches are made of examples that have left the buffer.
@@ -120,7 +127,7 @@ class Making:
             return self.move(examples.batch())
         singles = singles_of(examples)
         try:
-            if self.collate is None or getattr(self.collate, "thread_safe", False):
+            if self.collate is None or _may_be_shared(self.collate):
                 batch = (self.collate or collate)(singles)
             else:
                 with self.turn:

@@ -274,6 +274,29 @@ def test_what_is_assigned_between_passes_holds_from_the_next_on(workers: int) ->
     assert len(list(growing)) == len(growing) == 2 * ROWS // 8
 
 
+class Grouped(data.BatchSampler):
+    """Makes its batches to tell how many there are, and gives these once."""
+
+    def __len__(self) -> int:
+        self.made = list(super().__iter__())
+        return len(self.made)
+
+    def __iter__(self) -> Any:
+        made = self.__dict__.pop("made", None)
+        return iter(made or list(super().__iter__()))
+
+
+def test_a_sampler_that_makes_its_batches_to_tell_their_number_follows_the_seed() -> None:
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        batches = Grouped(data.RandomSampler(range(ROWS)), 8, False)
+        loader = wrapped(data.DataLoader(range(ROWS), batch_sampler=batches))  # type: ignore[arg-type]
+        found.append((len(loader), plain(list(loader)), plain(list(loader))))
+    assert found[0] == found[1]
+    assert found[0][0] == 2 * ROWS // 8
+
+
 class Around(data.Sampler[int]):
     """One of the user's own that passes on what another gives."""
 

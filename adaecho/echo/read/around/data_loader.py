@@ -56,6 +56,16 @@ class DataLoaderSource(IterableSource):
         hears = hasattr(loader.dataset, "set_epoch")
         self._told_once = hears and not type(loader.dataset).__module__.startswith("datasets.")
 
+    @property
+    def length(self) -> int | None:
+        """Batches of a pass, told by a copy that is dropped: to tell, a sampler may draw and keep its own."""
+        if not self.seekable:
+            return super().length
+        try:
+            return len(_copied(self._loader.batch_sampler if self._of_batches else self._loader.sampler, {}))
+        except (TypeError, RuntimeError):
+            return None
+
     def _may_draw(self) -> bool:
         """Whether anything in it but torch's samplers, which have a generator of their own, may draw."""
         of_torch = all(type(one.copy).__module__.startswith("torch.") for one in self._samplers.values())
@@ -236,7 +246,8 @@ class _Copy:
 
     def follow(self, copies: dict[int, "_Copy"]) -> None:
         """Give the copy what has been assigned to the original; it keeps what it has assigned to itself."""
-        for name, value in list(getattr(self._original, "__dict__", {}).items()):
+        attributes = {} if self.copy is self._original else getattr(self._original, "__dict__", {})
+        for name, value in list(attributes.items()):
             if name not in self._seen or self._seen[name] is not value:
                 self._seen[name] = value
                 within = isinstance(value, Sampler) or (
