@@ -49,8 +49,10 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
     with EchoLoader(source, 4, num_workers=2, **common) as loader:
         iterator = iter(loader)
         seen = labels(islice(iterator, 2))
+        loader.load_state_dict(
+            loader.state_dict()
+        )  # nothing is read ahead any more; it reads an example again
         proxy.faults = 100 * [("cut", 0) if server == "gone" else ("drip", 100)]
-        loader.load_state_dict(loader.state_dict())  # nothing is read ahead any more
 
         def ask() -> None:
             with pytest.raises(RuntimeError, match="asking again goes on"):
