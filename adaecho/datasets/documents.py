@@ -143,6 +143,11 @@ def _is_hidden(file: Path) -> bool:
     return any(name[:1] == "." for name in file.parts)
 
 
+def _part_at(depth: int, folders: list[str]) -> str:
+    name = folders[depth] if depth < len(folders) else ""
+    return name if name in _PARTS else ""
+
+
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that a folder, or else their name, says; all for training if none does.
 
@@ -151,10 +156,10 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """
     parts: dict[str, list[Path]] = {}
     folders = [[name.lower() for name in file.relative_to(root).parts[:-1]] for file in files]
-    at_depth = [[name if name in _PARTS else "" for name in names] for names in zip(*folders, strict=False)]
-    first = [name if name in _PARTS else "" for name in (names[0] if names else "" for names in folders)]
-    tells = (found for found in [first, *at_depth] if "train" in found and len({*found} - {""}) > 1)
-    by_folder = next((found for found in tells if found is first or all(found)), None)
+    depths = range(max(map(len, folders)) or 1)
+    first, *deeper = ([_part_at(depth, names) for names in folders] for depth in depths)
+    candidates = [first, *(found for found in deeper if all(found))]
+    by_folder = next((found for found in candidates if "train" in found and len({*found} - {""}) > 1), None)
     for row, file in enumerate(files):
         named = [part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower())]
         part = next(filter(None, [by_folder[row], *named] if by_folder else [*named, first[row]]), "")
