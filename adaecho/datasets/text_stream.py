@@ -30,7 +30,6 @@ class TokenStream:
         self, files: Files, part: str, tokenizer: Any, block: int, dtype: Any, max_bad_examples: int = 0
     ) -> None:
         self.files, self.part, self.tokenizer = files, part, tokenizer
-        tokenizer.encode_special_tokens = True  # as text; not kept in a tokenizer's file
         self.block, self.dtype, self.max_bad_examples = block, dtype, max_bad_examples
         self.rank, self.world = 0, 1
 

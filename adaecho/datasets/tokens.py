@@ -120,10 +120,8 @@ def _open(folder: Path, block: int) -> Tokens | None:
         return None
     if meta is None:
         return None
-    from tokenizers import Tokenizer
-
     train, validation = (_blocks(folder / f"{part}.bin", meta, block) for part in ("train", "validation"))
-    return Tokens(Tokenizer.from_file(str(folder / "tokenizer.json")), train, validation, meta)
+    return Tokens(_read(folder.joinpath("tokenizer.json").read_text("utf-8")), train, validation, meta)
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
@@ -246,12 +244,10 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
         texts: read where it isn't in the cache yet.
         vocabulary: of the tokenizer.
     """
-    from tokenizers import Tokenizer
-
     digest = hashlib.sha256(json.dumps([key, _VERSION]).encode()).hexdigest()[:16]
     path = cache_folder() / f"{digest}.tokenizer.json"
     try:
-        return Tokenizer.from_str(_unsealed(path.read_bytes())["tokenizer"])
+        return _read(_unsealed(path.read_bytes())["tokenizer"])
     except FileNotFoundError:
         pass
     except (ValueError, OSError) as error:
@@ -262,6 +258,14 @@ def cached_tokenizer(key: str, texts: Iterator[str], vocabulary: int) -> Any:
         write_text(path, _sealed({"tokenizer": tokenizer.to_str()}), durable=False)
     except (OSError, FolderError) as error:
         raise DataError(f"the tokenizer can't be kept; set ADAECHO_CACHE ({error})") from error
+    return tokenizer
+
+
+def _read(text: str) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True  # not kept in it
     return tokenizer
 
 
