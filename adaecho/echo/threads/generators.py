@@ -5,6 +5,7 @@ A thread must not touch them: there, processes do it (``threads.processes``).
 
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,9 @@ import torch
 from numpy.random import mtrand
 
 _others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
+_RESTORING = (
+    (torch, "set_rng_state"), (torch.random, "set_rng_state"), (random, "setstate"), (np.random, "set_state"),
+)  # fmt: skip
 own = False  # nobody else uses those of this process
 
 
@@ -44,11 +48,37 @@ def global_generators_kept() -> Iterator[None]:
 
 
 def draws(function: Callable[[], Any]) -> bool:
-    """Whether calling a function moves a global generator on; they are given back as they were."""
-    with global_generators_kept():
+    """Whether calling a function moves a global generator on, or seeds one and puts it back.
+
+    They are given back as they were.
+    """
+    with global_generators_kept(), _restored() as restored:
         before = _states()
         function()
-        return _states() != before
+        return bool(restored) or _states() != before
+
+
+@contextmanager
+def _restored() -> Iterator[list[str]]:
+    """Names of what this thread calls to put a global generator back, as torchvision's FakeData does."""
+    restored, thread = list[str](), threading.get_ident()
+
+    def told(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            if threading.get_ident() == thread:
+                restored.append(name)
+            return function(*arguments, **named)
+
+        return called
+
+    given = [(module, name, getattr(module, name)) for module, name in _RESTORING]
+    try:
+        for module, name, function in given:
+            setattr(module, name, told(function, name))
+        yield restored
+    finally:
+        for module, name, function in given:
+            setattr(module, name, function)
 
 
 def _states() -> tuple[Any, ...]:

@@ -202,6 +202,39 @@ def test_what_a_dataset_draws_depends_on_no_thread_and_no_resume(variant: dict[s
     assert len(set(found[0])) > len({row[0] for row in found[0]})
 
 
+def seeded_and_given_back(row: int) -> Any:
+    """As torchvision's FakeData, and what forks the generators."""
+    if row % 2:
+        state = torch.get_rng_state()
+        torch.manual_seed(row)
+        drawn = torch.randn(1000)
+        torch.set_rng_state(state)
+        return drawn
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(row)
+        return torch.randn(1000)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_threads_never_read_together_what_seeds_a_global_generator_and_gives_it_back(
+    num_workers: int,
+) -> None:
+    true = [seeded_and_given_back(row) for row in range(40)]
+    torch.manual_seed(7)
+    undisturbed = [float(torch.rand(())) for _ in range(20)]
+    torch.manual_seed(7)
+    dataset = Transformed(seeded_and_given_back)
+    read, drawn = [], []
+    with EchoLoader(dataset, 2, order="stored", epochs=1, num_workers=num_workers) as loader:
+        with pytest.warns(UserWarning, match="draws random numbers"):
+            batches = iter(loader)
+        for batch in batches:
+            read.extend(batch)
+            drawn.append(float(torch.rand(())))
+    assert torch.equal(torch.stack(read), torch.stack(true))
+    assert drawn == undisturbed
+
+
 def test_the_global_generators_are_given_back() -> None:
     drawn = []
     for used in (False, True):
