@@ -95,7 +95,7 @@ class EvaluateConfig:
 
     every_fresh_examples: int = MISSING  # between two evaluations, the same for every arm
     batch_size: int = 1000  # of the validation split
-    max_examples: int | None = None  # of the validation split, the first of it; null: all
+    max_examples: int | None = None  # of the validation split, imagenet's drawn, else the first; null: all
 
 
 @dataclass

@@ -117,7 +117,7 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
         return kept, held_out, num_classes, train.classes
     refuse_number(config.data.validation_examples, path)
     _check_number(path, "validation", validation, num_classes)
-    return train.source, _first(validation.source, config), num_classes, train.classes
+    return train.source, _drawn(validation.source, config), num_classes, train.classes
 
 
 def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: int) -> None:
@@ -131,3 +131,11 @@ def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: 
 def _first(source: Any, config: Config) -> Any:
     most = config.evaluate.max_examples
     return source if most is None or most >= len(source) else Rows(source, np.arange(most))
+
+
+def _drawn(source: Any, config: Config) -> Any:
+    """As many of a split, drawn by ``data.split_seed``: folders and tables often lie class by class."""
+    most, seed = config.evaluate.max_examples, config.data.split_seed
+    if most is None or most >= len(source):
+        return source
+    return Rows(source, np.sort(hold_out_rows(len(source), most, seed=seed)[1]))

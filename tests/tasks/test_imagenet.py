@@ -171,3 +171,22 @@ def test_a_run_begins_with_weights_and_is_not_continued_with_others(
     save_file({name: value + 1 for name, value in other.items()}, weights)
     with pytest.raises(FolderError, match=r"trained with pretrained"):
         run_trial(compose_config(*on, "optimizer.learning_rate=1e-12"), tmp_path / "run")
+
+
+def test_a_part_of_a_split_of_its_own_holds_more_than_the_first_classes(
+    compose_config: Compose, tmp_path: Path
+) -> None:
+    folders(tmp_path, {"train": range(9), "val": range(9, 39)})
+    part = (f"data.path={tmp_path}", "evaluate.max_examples=10")  # of three classes, ten images in each
+    wrong = []
+    for _ in range(2):
+        task = build_task(compose_config(*TINY, *part))
+        assert task.pictures is not None
+        wrong.append([one.title for one in task.pictures(_FirstClass(), 10, torch.device("cpu"))])
+    assert set(wrong[0]) == {"class0, true class1", "class0, true class2"}
+    assert wrong[0] == wrong[1], "the same each time"
+
+
+class _FirstClass(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.eye(3)[torch.zeros(len(images), dtype=torch.int64)]
