@@ -113,8 +113,8 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
             )
         number, seed = config.data.validation_examples, config.data.split_seed
         rows, others = hold_out_rows(len(train.source), number, seed=seed)
-        kept, held_out = Rows(train.source, np.sort(rows)), _first(Rows(train.source, others), config)
-        return kept, held_out, num_classes, train.classes
+        held_out = Rows(train.source, others[: config.evaluate.max_examples])  # which are in a drawn order
+        return Rows(train.source, np.sort(rows)), held_out, num_classes, train.classes
     refuse_number(config.data.validation_examples, path)
     _check_number(path, "validation", validation, num_classes)
     return train.source, _drawn(validation.source, config), num_classes, train.classes
@@ -126,11 +126,6 @@ def _check_number(path: str, split: str, labelled: LabelledImages, num_classes: 
             f"task.num_classes: the {split} split of {path} has {labelled.num_classes} classes, the model "
             f"would have {num_classes}; set it to {labelled.num_classes}"
         )
-
-
-def _first(source: Any, config: Config) -> Any:
-    most = config.evaluate.max_examples
-    return source if most is None or most >= len(source) else Rows(source, np.arange(most))
 
 
 def _drawn(source: Any, config: Config) -> Any:

@@ -49,9 +49,8 @@ def test_stopping_does_not_wait_for_a_server_and_loses_nothing(
     with EchoLoader(source, 4, num_workers=2, **common) as loader:
         iterator = iter(loader)
         seen = labels(islice(iterator, 2))
-        loader.load_state_dict(
-            loader.state_dict()
-        )  # nothing is read ahead any more; it reads an example again
+        # Nothing is read ahead any more; it reads an example again.
+        loader.load_state_dict(loader.state_dict())
         proxy.faults = 100 * [("cut", 0) if server == "gone" else ("drip", 100)]
 
         def ask() -> None:
