@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, EchoedBatches, Making
+from adaecho.echo.batch.batches import Batch, Batches, Collating, EchoedBatches, Making
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
@@ -38,7 +38,7 @@ from adaecho.echo.settings import Settings, check_workers, order_of, refuse
 from adaecho.echo.state import VERSION, Held, Position, Streams, Told
 from adaecho.echo.threads.processes import can_fork
 from adaecho.echo.threads.timers import Counters
-from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool
+from adaecho.echo.threads.workers import InlineMap, OrderedMap, ThreadPool, apart
 
 DOWNSTREAM_QUEUE = 2  # more only takes memory, and the interpreter's lock from the training step
 _LEAST_BLOCK = 1024  # items that may enter the buffer at once while it fills
@@ -102,8 +102,8 @@ class Pipeline:
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
         self.making = Making(
-            self.streams.batch_size, after, functions.collate, device.move, origin, length,
-            kept=isinstance(source, MapSource),
+            self.streams.batch_size, after, Collating(functions.collate, settings.seed, origin),
+            device.move, length, kept=isinstance(source, MapSource),
         )  # fmt: skip
         self.resident, self.group = None, 1  # the source's rows, where they need not be copied into a pool
         if isinstance(source, ArraySource):
@@ -355,9 +355,10 @@ class Run:
                 lambda number: self._remade(held.batches.pop(number)),
             )  # fmt: skip
 
-    def _remade(self, items: Any) -> Any:
+    def _remade(self, items: Any) -> Batch:
         remade = partial(self._batches.remade, items)
-        return remade() if self.owners is None else self.owners.apart(remade)
+        batch: Batch = remade() if self.owners is None else apart(remade)
+        return batch.made()
 
     def _released(self) -> None:
         """No thread works any more, after a stop."""
@@ -430,7 +431,7 @@ class Run:
             self._following.extend(self._map.get() or ())
         if not self._following:
             return None
-        batch = self._following.popleft()
+        batch = self._following.popleft().made()
         if self._parts.streams.whole:  # whose lengths are not known before they come
             self._in_whole += batch.length
             batch.position = batch.position._replace(fresh_examples=self._in_whole)

@@ -78,4 +78,4 @@ def is_finished(summary: dict[str, Any] | None, config: Config) -> bool:
         return False
     if summary["status"] != Status.BUDGET_SPENT:
         return True
-    return bool(summary["budgets"] == {key: getattr(config, key) for key in BUDGETS})
+    return bool(summary.get("budgets") == {key: getattr(config, key) for key in BUDGETS})

@@ -8,7 +8,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,30 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, default_convert
 
 from adaecho.echo.batch.augment import Origin, span
+from adaecho.echo.memory import tree
 from adaecho.echo.memory.budget import check_memory
 from adaecho.echo.memory.pool import ExamplePool, Examples, ResidentPool, interleaved, singles_of
-from adaecho.echo.memory.tree import Columns, collate, duplicate, num_bytes
+from adaecho.echo.memory.tree import Columns, duplicate, num_bytes
 from adaecho.echo.order import keyed
 from adaecho.echo.order.stage import ABSENT, Fresh, Output, Outputs, RowsOf, Stage, absent
 from adaecho.echo.order.stream import Rows, Stream
 from adaecho.echo.read.chunks import Reader
+from adaecho.echo.read.failures import warn_caller
 from adaecho.echo.state import Position
+from adaecho.echo.threads.generators import global_generators_kept, seed_globally, tried
+from adaecho.echo.threads.workers import apart
+
+_COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
+_TOLD_DRAWS = (
+    "collate draws random numbers: it is seeded for each batch, and called as that is taken, by no worker; "
+    "CutMix and MixUp are quicker in the step"
+)
+
+
+class Later(NamedTuple):
+    """The content of a batch that the consumer is to make."""
+
+    make: Callable[[], Any]
 
 
 @dataclass(slots=True)
@@ -41,6 +58,12 @@ class Batch:
     position: Position
     length: int = 0
     reread: int = 0
+
+    def made(self) -> "Batch":
+        """With its content, by the consumer."""
+        if isinstance(self.content, Later):
+            self.content = self.content.make()
+        return self
 
 
 class _Again(NamedTuple):
@@ -85,6 +108,73 @@ def _may_be_shared(collate: Callable[..., Any]) -> bool:
     return any(told) or collate in (default_collate, default_convert)
 
 
+class Collating:
+    """Makes batches by a function of the user's: its draws follow the batch, whoever works beside it.
+
+    One that draws from the global generators, which the step shares, is called by the consumer and finds
+    them seeded; so is each until its first call has told. Others are called by the loader's threads: one at
+    a time, unless they say ``thread_safe = True``, as one around a Hugging Face tokenizer keeps the length
+    that it was asked for last.
+
+    Args:
+        collate: a list of examples to a batch; None for the default.
+        seed: of what it draws.
+        origin: what to call the example of a serial in a message.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None, seed: int, origin: Origin) -> None:
+        self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
+        self._collate = tree.collate if collate is None else collate
+        self._draws: bool | None = False if collate is None or _may_be_shared(collate) else None
+        self._turn: Any = nullcontext() if self._draws is False else threading.Lock()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is for the consumer to call."""
+        return self._draws is not False
+
+    def beside(self, items: keyed.Items, examples: list[Any]) -> Any:
+        """The batch, by a thread of the loader."""
+        with self._turn:
+            return self._collated(items, examples)
+
+    def seeded(self, items: keyed.Items, examples: list[Any]) -> Any:
+        """The batch, by the consumer."""
+        if self._draws is False:  # it has been seen meanwhile, and a thread may be at it
+            return apart(lambda: self.beside(items, examples))
+        key = int(keyed.item_keys(self._seed, items[:1])[0])
+        if self._draws:
+            with global_generators_kept():
+                seed_globally(key, key >> 1)
+                return self._collated(items, examples)
+        batch, self._draws = tried(lambda: self._collated(items, examples), key)
+        if self._draws:
+            warn_caller(_TOLD_DRAWS)
+        return batch
+
+    def _collated(self, items: keyed.Items, examples: list[Any]) -> Any:
+        try:
+            return self._collate(examples)
+        except Exception as error:
+            error.add_note(f"while collating {self._named(items, examples)}")
+            raise
+
+    def _named(self, items: keyed.Items, examples: list[Any]) -> str:
+        """The one that can't be collated, or two that don't go together, else the first and the last."""
+        for index in range(len(examples) if self.is_default else 0):
+            try:
+                tree.collate([examples[index]])
+            except Exception:
+                return self._origin(int(items[index]) >> keyed.ECHO_BITS)
+        for index in range(1, len(examples) if self.is_default else 0):
+            try:
+                tree.collate([examples[0], examples[index]])
+            except Exception:
+                pair = [self._origin(int(items[number]) >> keyed.ECHO_BITS) for number in (0, index)]
+                return f"{pair[0]} and {pair[1]}, which differ"
+        return span(items, self._origin)
+
+
 @dataclass(frozen=True)
 class Making:
     """How batches are made of examples that have left the buffer.
@@ -92,23 +182,18 @@ class Making:
     Attributes:
         batch_size: examples per batch.
         augment: for (items, examples); None where it came before the echo.
-        collate: a list of examples to a batch; None for the default.
+        collating: of their examples.
         move: takes a batch to its device.
-        origin: what to call the example of a serial in a message.
         length: examples in a whole batch; None where examples are read.
         kept: the source keeps its batches and will give them again: they are copied for the consumer.
-        turn: taken by a collate that doesn't say ``thread_safe = True``, as one around a Hugging Face
-            tokenizer, which keeps the length that it was asked for last.
     """
 
     batch_size: int
     augment: Callable[[keyed.Items, Examples], Examples] | None
-    collate: Callable[[list[Any]], Any] | None
+    collating: Collating
     move: Callable[[Any], Any]
-    origin: Origin
     length: Callable[[Any], int] | None = None
     kept: bool = False
-    turn: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def augmented(self, items: keyed.Items, examples: Examples) -> Examples:
         """Examples that have left the buffer, augmented."""
@@ -119,38 +204,16 @@ class Making:
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
-        """One batch of its examples."""
+        """One batch of its examples, or what makes it once the consumer takes it."""
         if self.length is not None:
             assert not isinstance(examples, Columns)
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
-        if self.collate is None and isinstance(examples, Columns):
+        if self.collating.is_default and isinstance(examples, Columns):
             return self.move(examples.batch())
         singles = singles_of(examples)
-        try:
-            if self.collate is None or _may_be_shared(self.collate):
-                batch = (self.collate or collate)(singles)
-            else:
-                with self.turn:
-                    batch = self.collate(singles)
-        except Exception as error:
-            error.add_note(f"while collating {self._named(items, singles)}")
-            raise
-        return self.move(batch)
-
-    def _named(self, items: keyed.Items, examples: list[Any]) -> str:
-        """The one that can't be collated, or two that don't go together, else the first and the last."""
-        for index in range(len(examples) if self.collate is None else 0):
-            try:
-                collate([examples[index]])
-            except Exception:
-                return self.origin(int(items[index]) >> keyed.ECHO_BITS)
-        for index in range(1, len(examples) if self.collate is None else 0):
-            try:
-                collate([examples[0], examples[index]])
-            except Exception:
-                pair = [self.origin(int(items[number]) >> keyed.ECHO_BITS) for number in (0, index)]
-                return f"{pair[0]} and {pair[1]}, which differ"
-        return span(items, self.origin)
+        if self.collating.waits:
+            return Later(lambda: self.move(self.collating.seeded(items, singles)))
+        return self.move(self.collating.beside(items, singles))
 
 
 class Batches:

@@ -6,7 +6,6 @@ decided as ever, and batches come bit for bit as they do without processes. What
 what it lacks it reads again. Only of what is iterated here, which can't be, examples are sent to the owners.
 """
 
-import _thread
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -236,22 +235,6 @@ class Owners:
             return _together(len(items), _received(sent))
         finally:
             self._slots.put(slot)
-
-    def apart(self, work: Callable[[], Any]) -> Any:
-        """The result of work by another thread than this one, which an interrupt may come to."""
-        outcomes: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-        def worked() -> None:
-            try:
-                outcomes.put((True, work()))
-            except BaseException as error:
-                outcomes.put((False, error))
-
-        _thread.start_new_thread(worked, ())
-        good, result = outcomes.get()
-        if not good:
-            raise result
-        return result
 
 
 Parts = list[tuple[NDArray[np.int64], Examples]]

@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from adaecho.echo.order.stage import Fresh
 from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import is_of_machine, warn_caller
 from adaecho.echo.read.witness import Witnesses
-from adaecho.echo.threads.generators import draws, global_generators_kept, seed_globally
+from adaecho.echo.threads.generators import global_generators_kept, seed_globally, tried
 from adaecho.echo.threads.processes import can_fork, in_fork
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
@@ -97,7 +97,7 @@ class MapSource:
     workers nor a resume: in place, and given back; or, with workers, in processes.
 
     Attributes:
-        draws: from the global generators as it reads an example; None until it has been tried.
+        draws: from the global generators as it reads an example; False until that has been seen.
     """
 
     works_ahead = resident = False
@@ -107,13 +107,13 @@ class MapSource:
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.open_shards = getattr(dataset, "open_shards", 1)
         self._shared = may_be_shared(dataset)
-        self.draws: bool | None = False if self._shared else None
+        self.draws = False
         self._turns, self._own = threading.Lock(), threading.local()
         self._copied: Callable[[], Any] | None = None  # makes a copy
         self._warned = False
 
     def begin(self, num_workers: int, *, processes: bool = False) -> None:
-        """See whether it draws, and copy it as it is now for the workers of an iteration to come.
+        """Copy it as it is now for the workers of an iteration to come, and see whether it draws by now.
 
         Raises:
             ValueError: it has grown or shrunk.
@@ -126,7 +126,7 @@ class MapSource:
         if self._shared:
             return
         hindrance = "" if self.draws else self._copy(num_workers)
-        if self.draws is None:
+        if not self.draws:
             self.draws = self._tried(_first_draws, num_workers)
             if self.draws:
                 warn_caller(_told_draws(self.name))
@@ -248,12 +248,11 @@ def _copier(dataset: Any) -> Callable[[], Any]:
 
 
 def _first_draws(dataset: Any) -> bool:
-    """Whether it moves a global generator to read an example: the first that can be read of three."""
+    """Whether it moves a global generator to read one of three examples."""
     for row in dict.fromkeys([0, len(dataset) // 2, len(dataset) - 1]):
-        try:
-            return draws(lambda row=row: dataset[row])  # type: ignore[misc]
-        except Exception:
-            continue  # a bad example, or one that can't be read now: reading it will tell
+        with suppress(Exception):  # a bad one, or one that can't be read now: reading it will tell
+            if tried(lambda row=row: dataset[row])[1]:  # type: ignore[misc]
+                return True
     return False
 
 

@@ -47,15 +47,16 @@ def global_generators_kept() -> Iterator[None]:
         _others.append(other)
 
 
-def draws(function: Callable[[], Any]) -> bool:
-    """Whether calling a function moves a global generator on, or seeds one and puts it back.
+def tried(function: Callable[[], Any], key: int = 0) -> tuple[Any, bool]:
+    """What a function returns, and whether it moves a global generator on, or seeds one and puts it back.
 
-    They are given back as they were.
+    They are seeded by a key for it, and given back as they were.
     """
     with global_generators_kept(), _restored() as restored:
+        seed_globally(key, key >> 1)
         before = _states()
-        function()
-        return bool(restored) or _states() != before
+        result = function()
+        return result, bool(restored) or _states() != before
 
 
 @contextmanager

@@ -47,6 +47,23 @@ def sendable(error: Exception) -> Exception:
         return copied
 
 
+def apart(work: Callable[[], Any]) -> Any:
+    """The result of work by another thread than this one, which an interrupt may come to."""
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+
+    def worked() -> None:
+        try:
+            outcomes.put((True, work()))
+        except BaseException as error:
+            outcomes.put((False, error))
+
+    _thread.start_new_thread(worked, ())
+    good, result = outcomes.get()
+    if not good:
+        raise result
+    return result
+
+
 class Crew:
     """Threads that were started together, and are told together to stop."""
 

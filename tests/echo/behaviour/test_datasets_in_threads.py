@@ -328,3 +328,58 @@ def test_a_collate_is_called_by_one_thread_at_a_time(processes: bool) -> None:
     common: dict[str, Any] = {"shuffle": False, "epochs": 1, "num_workers": 4, "processes": processes}
     with EchoLoader(list(range(200)), 4, collate_fn=Cutting(), **common) as loader:
         assert [row for batch in loader for row in batch] == list(range(200))
+
+
+def mixed(rows: list[int]) -> list[tuple[Any, ...]]:
+    """As torchvision's recipe for CutMix: a collate with draws of its own."""
+    return list(zip(rows, draw(len(rows)), strict=True))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_what_a_collate_draws_follows_the_batch(variant: dict[str, Any]) -> None:
+    found, own = [], []
+    for num_workers, processes in ((0, False), (3, False), (2, True)):
+        common: dict[str, Any] = {"shuffle_buffer": 5, "num_workers": num_workers, "processes": processes}
+        with EchoLoader(list(range(50)), 4, collate=mixed, seed=3, **common, **variant) as loader:
+            with pytest.warns(UserWarning, match="collate draws random numbers") as caught:
+                first = list(islice(loader, 9))
+            assert [warning.filename for warning in caught] == [__file__]
+            state = loader.state_dict()
+            disturb()
+            rest = list(islice(loader, 20))
+            own.append(draw(1))
+            loader.load_state_dict(state)
+            assert list(islice(loader, 20)) == rest
+        found.append(first + rest)
+    assert found[0] == found[1] == found[2]
+    disturb()
+    assert own == [draw(1)] * 3
+    fresh = [batch for batch in found[0] if variant.get("echo") != "batch"]
+    assert len({drawn for batch in fresh for _, drawn in batch}) == 4 * len(fresh)
+
+
+class Sometimes(Transformed):
+    """Draws for some examples alone, or once it has been told to."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(noisy)
+        self.first = first
+
+    def __getitem__(self, row: int) -> Any:
+        return super().__getitem__(row) if row >= self.first else np.full(4, float(row))
+
+
+def test_a_dataset_that_draws_for_some_examples_or_later_is_seen() -> None:
+    for row in (20, 39):
+        with pytest.warns(UserWarning, match="draws random numbers"):
+            EchoLoader(Sometimes(row), 4)
+    dataset = Sometimes(40)
+    found = []
+    for num_workers in (0, 2):
+        dataset.first = 40
+        with EchoLoader(dataset, 4, epochs=1, num_workers=num_workers) as loader:
+            assert sorted(row[0] for batch in loader for row in batch.tolist()) == list(range(40))
+            dataset.first = 1
+            with pytest.warns(UserWarning, match="draws random numbers"):
+                found.append(plain(list(loader)))
+    assert found[0] == found[1]
