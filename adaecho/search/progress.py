@@ -103,7 +103,7 @@ class SweepProgress:
 
 
 def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = None) -> Table:
-    """Arms (the first ``max_arms``) against trials done, running, diverged, missed, failed, and the best."""
+    """Arms (the first ``max_arms``) against how trials ended, and the best."""
     arms: dict[str, list[Search]] = {}
     for search in state.searches.values():
         arms.setdefault(search.arm.name, []).append(search)
@@ -122,7 +122,7 @@ def arm_table(state: SweepState, running: list[TrialId], max_arms: int | None = 
         "done": done,
         "running": [str(sum(trial.arm == name for trial in running)) for name in shown],
         "diverged": counts(Status.DIVERGED),
-        "missed": counts(Status.BUDGET_SPENT),
+        "spent": counts(Status.BUDGET_SPENT),
         "failed": counts(Status.FAILED),
         "best": ["-" if best is None else f"{best:,}" for best in bests],
     }

@@ -265,7 +265,7 @@ def test_the_table_fits_80_columns_and_counts(design: Design, tmp_path: Path) ->
     console = _console(terminal=False)
     console.print(arm_table(_state(design, tmp_path), [TrialId(NAME, 0, 0), TrialId(NAME, 0, 1)]))
     lines = [line.split() for line in _shown(console)]
-    assert lines[0] == ["arm", "done", "running", "diverged", "missed", "failed", "best"]
+    assert lines[0] == ["arm", "done", "running", "diverged", "spent", "failed", "best"]
     assert lines[1] == ["baseline", "2/7", "-", "1", "-", "-", "12,480"]
     assert lines[2] == [NAME, "1/6", "2", "-", "1", "1", "-"]
 
