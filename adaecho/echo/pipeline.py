@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from adaecho.echo.batch.augment import Functions, Origin
-from adaecho.echo.batch.batches import Batch, Batches, Collating, EchoedBatches, Making
+from adaecho.echo.batch.batches import Batch, Batches, Collating, Completing, EchoedBatches, Making
 from adaecho.echo.batch.owners import Owners
 from adaecho.echo.batch.whole import ToDevice, batch_length
 from adaecho.echo.memory.budget import check_slots
@@ -348,6 +348,7 @@ class Run:
         self._batches = self._made(position, held)
         self._map = self._connected()
         self._following: deque[Batch] = deque()  # made at once with the one before
+        self._completed = Completing(parts.making.collating, threads=self.pool is not None)
         self._echo: EchoedBatches | None = None
         if streams.echoes_batches:
             self._echo = EchoedBatches(
@@ -357,8 +358,7 @@ class Run:
 
     def _remade(self, items: Any) -> Batch:
         remade = partial(self._batches.remade, items)
-        batch: Batch = remade() if self.owners is None else apart(remade)
-        return batch.made()
+        return self._completed(remade() if self.owners is None else apart(remade))
 
     def _released(self) -> None:
         """No thread works any more, after a stop."""
@@ -431,7 +431,7 @@ class Run:
             self._following.extend(self._map.get() or ())
         if not self._following:
             return None
-        batch = self._following.popleft().made()
+        batch = self._completed(self._following.popleft())
         if self._parts.streams.whole:  # whose lengths are not known before they come
             self._in_whole += batch.length
             batch.position = batch.position._replace(fresh_examples=self._in_whole)
@@ -463,12 +463,13 @@ class Run:
         fresh_batches = self.queue.examples / self._parts.making.batch_size
         # Inline reading is a part of claiming a batch.
         ahead = isinstance(read, OrderedMap)
-        inline_s = 0.0 if ahead else read.claim_s + read.work_s
+        inline_s, completed_s = 0.0 if ahead else read.claim_s + read.work_s, self._completed.busy_s
         read_s = _bounds(read) if ahead else (inline_s, 0.0)
         if self._parts.settings.variant.batches_upstream:
             echoed_s = 0.0 if self._echo is None else self._echo.busy_s
-            return Counters((*read_s, *_bounds(batches, inline_s)), (echoed_s, 0.0), fresh_batches)
-        return Counters((*read_s, 0.0, 0.0), _bounds(batches), fresh_batches)
+            made_s = _bounds(batches, inline_s + completed_s)
+            return Counters((*read_s, *made_s), (echoed_s, 0.0), fresh_batches)
+        return Counters((*read_s, 0.0, 0.0), _bounds(batches, completed_s), fresh_batches)
 
 
 def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, float]:
@@ -476,7 +477,7 @@ def _bounds(stage: InlineMap[Any, Any], inline_s: float = 0.0) -> tuple[float, f
 
     Args:
         stage: with its times.
-        inline_s: of another stage, spent within its claims.
+        inline_s: of what else one thread does at a time, as inline reading.
     """
     claim_s = stage.claim_s + inline_s
     return claim_s, (claim_s + stage.work_s) / stage.at_once

@@ -37,12 +37,6 @@ _TOLD_DRAWS = (
 )
 
 
-class Later(NamedTuple):
-    """The content of a batch that the consumer is to make."""
-
-    make: Callable[[], Any]
-
-
 @dataclass(slots=True)
 class Batch:
     """A batch and where the consumer is once it has been taken.
@@ -58,12 +52,6 @@ class Batch:
     position: Position
     length: int = 0
     reread: int = 0
-
-    def made(self) -> "Batch":
-        """With its content, by the consumer."""
-        if isinstance(self.content, Later):
-            self.content = self.content.make()
-        return self
 
 
 class _Again(NamedTuple):
@@ -82,6 +70,12 @@ class _Again(NamedTuple):
     first: bool
     shared: bool
     read: "Future[dict[int, Any]]"
+
+
+class Later(NamedTuple):
+    """The content of a batch that is to be made while the consumer waits for it."""
+
+    make: Callable[[], Any]
 
 
 class Taken(NamedTuple):
@@ -111,46 +105,38 @@ def _may_be_shared(collate: Callable[..., Any]) -> bool:
 class Collating:
     """Makes batches by a function of the user's: its draws follow the batch, whoever works beside it.
 
-    One that draws from the global generators, which the step shares, is called by the consumer and finds
-    them seeded; so is each until its first call has told. Others are called by the loader's threads: one at
-    a time, unless they say ``thread_safe = True``, as one around a Hugging Face tokenizer keeps the length
+    One that draws from the global generators, which the step shares, is called while the consumer waits for
+    it and finds them seeded; so is each until its first call has told. Others are called ahead: one at a
+    time, unless they say ``thread_safe = True``, as one around a Hugging Face tokenizer keeps the length
     that it was asked for last.
 
     Args:
         collate: a list of examples to a batch; None for the default.
         seed: of what it draws.
         origin: what to call the example of a serial in a message.
+
+    Attributes:
+        draws: from the global generators; None until it has been called.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, seed: int, origin: Origin) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
         self._collate = tree.collate if collate is None else collate
-        self._draws: bool | None = False if collate is None or _may_be_shared(collate) else None
-        self._turn: Any = nullcontext() if self._draws is False else threading.Lock()
+        self.draws: bool | None = False if collate is None or _may_be_shared(collate) else None
+        self._turn: Any = nullcontext() if self.draws is False else threading.Lock()
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is for the consumer to call."""
-        return self._draws is not False
-
-    def beside(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """The batch, by a thread of the loader."""
+    def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
+        """The batch; while the consumer waits for it, unless it is known not to draw."""
         with self._turn:
-            return self._collated(items, examples)
-
-    def seeded(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """The batch, by the consumer."""
-        if self._draws is False:  # it has been seen meanwhile, and a thread may be at it
-            return apart(lambda: self.beside(items, examples))
-        key = int(keyed.item_keys(self._seed, items[:1])[0])
-        if self._draws:
-            with global_generators_kept():
-                seed_globally(key, key >> 1)
+            if self.draws is False:
                 return self._collated(items, examples)
-        batch, self._draws = tried(lambda: self._collated(items, examples), key)
-        if self._draws:
-            warn_caller(_TOLD_DRAWS)
-        return batch
+            key = int(keyed.item_keys(self._seed, items[:1])[0])
+            if self.draws:
+                with global_generators_kept():
+                    seed_globally(key, key >> 1)
+                    return self._collated(items, examples)
+            batch, self.draws = tried(lambda: self._collated(items, examples), key)
+            return batch
 
     def _collated(self, items: keyed.Items, examples: list[Any]) -> Any:
         try:
@@ -173,6 +159,31 @@ class Collating:
                 pair = [self._origin(int(items[number]) >> keyed.ECHO_BITS) for number in (0, index)]
                 return f"{pair[0]} and {pair[1]}, which differ"
         return span(items, self._origin)
+
+
+class Completing:
+    """Makes the content of batches for which the consumer waits.
+
+    Args:
+        collating: makes it.
+        threads: whether others are made by threads, which have torch's settings of a thread anew.
+
+    Attributes:
+        busy_s: spent with it.
+    """
+
+    def __init__(self, collating: Collating, *, threads: bool) -> None:
+        self._collating, self._threads, self.busy_s = collating, threads, 0.0
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with its content."""
+        if isinstance(batch.content, Later):
+            start, known, make = time.perf_counter(), self._collating.draws, batch.content.make
+            batch.content = apart(make) if self._threads else make()
+            self.busy_s += time.perf_counter() - start
+            if self._collating.draws and not known:
+                warn_caller(_TOLD_DRAWS)
+        return batch
 
 
 @dataclass(frozen=True)
@@ -204,16 +215,16 @@ class Making:
         return 0 if self.length is None or isinstance(batches, Columns) else self.length(batches[0])
 
     def batch(self, items: keyed.Items, examples: Examples) -> Any:
-        """One batch of its examples, or what makes it once the consumer takes it."""
+        """One batch of its examples, or what makes it once the consumer waits for it."""
         if self.length is not None:
             assert not isinstance(examples, Columns)
             return self.move(duplicate(examples[0]) if self.kept else examples[0])
         if self.collating.is_default and isinstance(examples, Columns):
             return self.move(examples.batch())
         singles = singles_of(examples)
-        if self.collating.waits:
-            return Later(lambda: self.move(self.collating.seeded(items, singles)))
-        return self.move(self.collating.beside(items, singles))
+        if self.collating.draws is not False:
+            return Later(lambda: self.move(self.collating.batch(items, singles)))
+        return self.move(self.collating.batch(items, singles))
 
 
 class Batches:

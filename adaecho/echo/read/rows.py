@@ -27,6 +27,7 @@ from adaecho.echo.threads.processes import can_fork, in_fork
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
 _LARGEST_COPY_BYTES = 1 << 28
 _GROUP, _GROUP_BYTES = 1024, 1 << 22  # examples of small arrays that are worked on at once, at most
+_TRIAL_S = 10.0
 _DATASET_SEED = 2  # beside the seeds of examples and of batches
 
 Fetched = tuple[Callable[[int], Any], Exception | None]
@@ -110,7 +111,7 @@ class MapSource:
         self.draws = False
         self._turns, self._own = threading.Lock(), threading.local()
         self._copied: Callable[[], Any] | None = None  # makes a copy
-        self._warned = False
+        self._warned, self._forks = False, True
 
     def begin(self, num_workers: int, *, processes: bool = False) -> None:
         """Copy it as it is now for the workers of an iteration to come, and see whether it draws by now.
@@ -145,8 +146,11 @@ class MapSource:
 
     def _tried(self, trial: Callable[[Any], Any], num_workers: int) -> Any:
         """What a trial of it tells, which may open a file in it: never in the one that workers will get."""
-        if num_workers and not self._shared and self._copied is None and can_fork():
-            return in_fork(lambda: trial(self._dataset))
+        if num_workers and not self._shared and self._copied is None and self._forks and can_fork():
+            try:
+                return in_fork(lambda: trial(self._dataset), _TRIAL_S)
+            except TimeoutError:  # it needs threads of its own, which no fork has
+                self._forks = False
         with self._here() as dataset:
             return trial(dataset)
 

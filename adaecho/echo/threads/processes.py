@@ -103,6 +103,10 @@ class Forked:
                 self._connection.send_bytes(body)
         return ticket
 
+    def answers(self, wait_s: float) -> bool:
+        """Whether there is an answer by then, or will be none."""
+        return self._connection.poll(wait_s)
+
     def receive(self, ticket: Ticket) -> Any:
         """The answer, or what was raised for it.
 
@@ -148,12 +152,20 @@ class Forked:
         self._process.join()
 
 
-def in_fork(function: Callable[[], Any]) -> Any:
-    """What a function returns, called in a process of its own: whatever it opens is not open here."""
+def in_fork(function: Callable[[], Any], wait_s: float) -> Any:
+    """What a function returns, called in a process of its own: whatever it opens is not open here.
+
+    Raises:
+        TimeoutError: it has not come to its end by then, as what waits for a thread that stayed here.
+    """
     forked = Forked(lambda: lambda: function())
     try:
-        return forked.receive(forked.send(0))
+        ticket = forked.send(0)
+        if not forked.answers(wait_s):
+            raise TimeoutError(f"a process has not answered within {wait_s:g} s")
+        return forked.receive(ticket)
     finally:
+        forked.kill()
         forked.close()
 
 

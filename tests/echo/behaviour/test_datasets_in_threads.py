@@ -4,6 +4,7 @@ import random
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -356,6 +357,48 @@ def test_what_a_collate_draws_follows_the_batch(variant: dict[str, Any]) -> None
     assert own == [draw(1)] * 3
     fresh = [batch for batch in found[0] if variant.get("echo") != "batch"]
     assert len({drawn for batch in fresh for _, drawn in batch}) == 4 * len(fresh)
+
+
+def test_a_collate_that_draws_counts_as_work_after_the_echo_and_meets_the_settings_of_a_thread() -> None:
+    def collate(rows: list[int]) -> Any:
+        time.sleep(0.01)
+        return torch.tensor(rows), torch.rand(len(rows))
+
+    def devices(rows: list[int]) -> Any:
+        return torch.tensor(rows).device.type
+
+    common: dict[str, Any] = {"num_workers": 2, "epochs": 1, "echo": "example_before_augmentation"}
+    with EchoLoader(list(range(200)), 4, collate=collate, **common) as loader:
+        with pytest.warns(UserWarning, match="collate draws"):
+            assert len(list(loader)) == 50
+        assert (loader.downstream_s_per_step or 0.0) > 0.005
+    with torch.device("meta"), EchoLoader(list(range(200)), 4, collate=devices, **common) as loader:
+        assert set(loader) == {"cpu"}
+
+
+class WithThreads(Dataset[Any]):
+    """Asks threads of its own, as a client of a store does: it can't be copied, nor work in a fork."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> int:
+        return self.pool.submit(lambda: row).result()
+
+
+def test_a_dataset_with_threads_of_its_own_is_tried_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_TRIAL_S", 0.5)
+    dataset = WithThreads()
+    assert dataset[3] == 3
+    with EchoLoader(dataset, 4, shuffle=False, epochs=1, num_workers=2) as loader:
+        with pytest.warns(UserWarning, match="can't be copied"):
+            first = iter(loader)
+        for batches in (first, loader):
+            assert [row for batch in batches for row in batch.tolist()] == list(range(20))
+    dataset.pool.shutdown()
 
 
 class Sometimes(Transformed):

@@ -236,11 +236,8 @@ def test_a_process_has_a_place_of_its_own_in_a_file_that_was_open(tmp_path: Path
         if temporary:
             file.write(bytes(range(100)))
         file.seek(10)
-        assert in_fork(lambda: (file.read(1), file.seek(50), log.write(b"x"), log.flush())[:3]) == (
-            b"\n",
-            50,
-            1,
-        )
+        read = in_fork(lambda: (file.read(1), file.seek(50), log.write(b"x"), log.flush())[:3], 60.0)
+        assert read == (b"\n", 50, 1)
         assert file.tell() == 10
         assert os.lseek(log.fileno(), 0, os.SEEK_CUR) == 1  # what is written to stays one file's end
 
