@@ -288,7 +288,7 @@ def _folders(top: Path) -> LabelledImages:
         if not found:
             raise DataError(
                 f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
-                "fill or remove it"
+                "fill it, or move it elsewhere"
             )
         deeper += [file for file in found if file.parent != top / name]
         files += found

@@ -40,10 +40,14 @@ def storage_errors() -> Iterator[None]:
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
+_RECORDS = {"config.yaml", "environment.json"}, {"design.json", "data.json"}  # of a run, of a sweep
+
+
 def files_in(top: Path) -> list[Path]:
     """The regular files in a folder and all below it, in order; or the file itself.
 
-    Links to folders are followed, into each folder once, and to none that the first lies in.
+    Links to folders are followed, into each folder once, and to none that the first lies in. Folders of runs
+    and sweeps are left out, whose records and figures are no data.
     """
     if not top.is_dir():
         return [top] if top.is_file() else []
@@ -51,7 +55,7 @@ def files_in(top: Path) -> list[Path]:
     for folder, inside, names in os.walk(top, followlinks=True):
         inside.sort()  # of two ways to a folder always the same is taken
         here = os.path.realpath(folder)
-        if here in seen:
+        if here in seen or any(record <= {*names} for record in _RECORDS):
             inside.clear()
         else:
             seen.add(here)

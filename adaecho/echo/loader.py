@@ -198,6 +198,8 @@ class EchoLoader(Gauges):
             if end.is_over:
                 return iter(())
         pipeline, iterator = self._pipeline, EchoIterator(self, self._iterators_made + 1)
+        if self._resumed and self._position.in_pass and not getattr(pipeline.source, "shared", True):
+            self._resume()  # with what the dataset has been told since, its epoch perhaps
         position, run, noted = self._position, pipeline.run, pipeline.noted
         if self.settings.epochs is not None and not (self._resumed and position.in_pass):
             self._ahead = None

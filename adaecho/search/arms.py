@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,6 +117,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         if not all(part in possible or _can_be(part, typed, compose) for part in parts) or not arms:
             raise reason
     search = SearchConfig(**shared)
+    _check_names(shared["arms"] or {}, shared["baselines"])
     _check_search(list(arms.values()), search)
     _check_budgets(list(arms.values()))
     left_out = [
@@ -131,6 +132,17 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         if name in {*names, *shared["arms"]} and not {name, baseline} <= names
     ]
     return tuple(named), search, left_out
+
+
+def _check_names(arms: Iterable[str], baselines: Mapping[str, str]) -> None:
+    """Raises ConfigError where an arm has a name that its folder, by which rows are told, can't have."""
+    for name in arms:
+        folder = _folder_name(name)
+        if not folder or (folder != name and name in {*baselines, *baselines.values()}):
+            raise ConfigError(
+                f"search.arms.{name}: arms are folders, and this name has other characters than letters "
+                "(A to Z, a to z), digits, '.', '_' and '-'; give it another"
+            )
 
 
 def _check_urls(one: Arm, other: Arm) -> None:
@@ -281,7 +293,11 @@ def _arm_name(name: str, combination: Sequence[str], config: dict[str, Any]) -> 
     if not parts:
         variant, factor = config["echo"]["variant"], config["echo"]["factor"]
         parts = [variant if variant == "none" else f"{variant}_e{factor}"]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(parts)).strip("-.")
+    return _folder_name("_".join(parts))
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
 
 
 def _unique_names(arms: list[Arm]) -> list[Arm]:

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from adaecho.datasets.labelled_images import LabelledImages, find_both, find_labelled
+from adaecho.datasets.storage import files_in
 from adaecho.errors import DataError
 from adaecho.tasks.images import decode_labelled
 from tests.transforms.pictures import encoded, picture
@@ -253,3 +254,16 @@ def test_files_in_class_folders_that_are_no_images_are_counted_and_named(
     found = labelled(tmp_path)
     assert len(found.source) == 6
     assert "3 files in its class folders are left out" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_records_of_runs_and_sweeps_beside_the_data_are_none(tmp_path: Path) -> None:
+    folders(tmp_path, {"train": range(2)})
+    expected = files_in(tmp_path)
+    for folder, names in (
+        ("run", ["config.yaml", "environment.json"]),
+        ("sweep", ["design.json", "data.json"]),
+    ):
+        (tmp_path / "runs" / folder / "arm").mkdir(parents=True)
+        for name in [*names, "fig3.png", "arm/metrics.jsonl"]:
+            (tmp_path / "runs" / folder / name).touch()
+    assert files_in(tmp_path) == expected

@@ -186,6 +186,14 @@ def test_a_baseline_that_is_no_arm_is_named(arms_of: BuildArms, capsys: pytest.C
     assert "search.baselines.b: no ratio to c" in capsys.readouterr().out
 
 
+def test_names_of_arms_that_folders_can_not_have_are_refused_where_rows_miss_them(arms_of: BuildArms) -> None:
+    blank = "+search.arms={a: ['echo=batch'], b c: ['echo=none']}"
+    assert [arm.name for arm in arms_of(blank)] == ["a", "b-c"]
+    for given in ((blank, "+search.baselines.a='b c'"), ("+search.arms={--: ['echo=none']}",)):
+        with pytest.raises(ConfigError, match="arms are folders, and this name has other characters"):
+            arms_of(*given)
+
+
 def test_without_a_search_of_several_trials_arms_run_at_the_tasks_own_values(arms_of: BuildArms) -> None:
     """A random point for each arm would say of one that it ruins training."""
     for arm in arms_of("echo=none,batch"):

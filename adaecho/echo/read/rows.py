@@ -98,6 +98,7 @@ class MapSource:
     workers nor a resume: in place, and given back; or, with workers, in processes.
 
     Attributes:
+        shared: by threads.
         draws: from the global generators as it reads an example; False until that has been seen.
     """
 
@@ -107,7 +108,7 @@ class MapSource:
         self._dataset, self.name, self.length = dataset, type(dataset).__name__, len(dataset)
         self.shard_lengths = getattr(dataset, "shard_lengths", None)
         self.open_shards = getattr(dataset, "open_shards", 1)
-        self._shared = may_be_shared(dataset)
+        self.shared = may_be_shared(dataset)
         self.draws = False
         self._turns, self._own = threading.Lock(), threading.local()
         self._copied: Callable[[], Any] | None = None  # makes a copy
@@ -124,7 +125,7 @@ class MapSource:
                 f"source: {self.name} has {len(self._dataset)} rows, and had {self.length} when this "
                 "EchoLoader was made, whose order is of those; make another EchoLoader of it"
             )
-        if self._shared:
+        if self.shared:
             return
         hindrance = "" if self.draws else self._copy(num_workers)
         if not self.draws:
@@ -146,7 +147,7 @@ class MapSource:
 
     def _tried(self, trial: Callable[[Any], Any], num_workers: int) -> Any:
         """What a trial of it tells, which may open a file in it: never in the one that workers will get."""
-        if num_workers and not self._shared and self._copied is None and self._forks and can_fork():
+        if num_workers and not self.shared and self._copied is None and self._forks and can_fork():
             try:
                 return in_fork(lambda: trial(self._dataset), _TRIAL_S)
             except TimeoutError:  # it needs threads of its own, which no fork has
@@ -160,7 +161,7 @@ class MapSource:
 
         The one given is never read where it can be copied: a file that it opens then could not be pickled.
         """
-        if self._shared:
+        if self.shared:
             yield self._dataset
         elif self._copied is None:
             with self._turns:
@@ -172,7 +173,7 @@ class MapSource:
 
     def peek(self, row: int, num_workers: int) -> Any:
         """One example before any iteration."""
-        if not self._shared:
+        if not self.shared:
             self._copy(num_workers=1)
         with global_generators_kept():
             return self._tried(lambda dataset: isolated(dataset[row], pictures=False), num_workers)
@@ -205,7 +206,7 @@ class MapSource:
         return lambda position: self._read(int(rows[position])), failed
 
     def _read(self, row: int) -> Any:
-        if self._shared:
+        if self.shared:
             return self._dataset[row]
         with self._here() as dataset:
             return dataset[row]

@@ -426,3 +426,33 @@ def test_a_dataset_that_draws_for_some_examples_or_later_is_seen() -> None:
             with pytest.warns(UserWarning, match="draws random numbers"):
                 found.append(plain(list(loader)))
     assert found[0] == found[1]
+
+
+class Told(Dataset[Any]):
+    """Has an epoch that its owner tells it."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> int:
+        return 100 * self.epoch + row
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_iteration_reads_what_the_dataset_was_told_before_it_began(num_workers: int) -> None:
+    common: dict[str, Any] = {"epochs": 1, "num_workers": num_workers, "shuffle_buffer": 6}
+    dataset = Told()
+    loader = EchoLoader(dataset, 4, **common)
+    for dataset.epoch in range(2):
+        iterator = iter(loader)
+        begun = list(islice(iterator, 3))
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    dataset = Told()
+    resumed = EchoLoader(dataset, 4, **common)
+    resumed.load_state_dict(state)
+    for dataset.epoch in range(resumed.epoch, 2):
+        assert [batch.tolist() for batch in resumed] == rest
+    assert sorted(row for batch in [*begun, *rest] for row in map(int, batch)) == list(range(100, 120))
