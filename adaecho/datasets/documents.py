@@ -165,6 +165,11 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
         part = next(filter(None, [by_folder[row], *named] if by_folder else [*named, first[row]]), "")
         parts.setdefault(_PARTS.get(part, ""), []).append(file)
     if "train" not in parts:
+        if held_out := parts.get("validation"):
+            warn(
+                f"data.path={root}: {held_out[0].name} is named as a part for validation, and none as that "
+                "for training: all are read for training; name the others train to hold it out"
+            )
         return {"train": files}
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
     kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}

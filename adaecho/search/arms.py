@@ -138,10 +138,11 @@ def _check_names(arms: Iterable[str], baselines: Mapping[str, str]) -> None:
     """Raises ConfigError where an arm has a name that its folder, by which rows are told, can't have."""
     for name in arms:
         folder = _folder_name(name)
-        if not folder or (folder != name and name in {*baselines, *baselines.values()}):
+        as_it_is = folder == name and len(name) <= _MAX_NAME and name not in _TAKEN
+        if not folder or (not as_it_is and name in {*baselines, *baselines.values()}):
             raise ConfigError(
-                f"search.arms.{name}: arms are folders, and this name has other characters than letters "
-                "(A to Z, a to z), digits, '.', '_' and '-'; give it another"
+                f"search.arms.{name}: arms are folders, and this is no name of one: at most {_MAX_NAME} "
+                f"letters (A to Z, a to z), digits, '.', '_' and '-', and none of {', '.join(sorted(_TAKEN))}"
             )
 
 

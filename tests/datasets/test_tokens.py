@@ -393,7 +393,7 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
     ],
 )
 def test_parts_are_named_by_files_or_folders(
-    tmp_path: Path, names: Sequence[str], validation: list[str] | None
+    tmp_path: Path, names: Sequence[str], validation: list[str] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -402,6 +402,7 @@ def test_parts_are_named_by_files_or_folders(
     if validation is None:
         assert len(parts.pop("train")) == len(names)
         assert not parts
+        assert ("as a part for validation" in capsys.readouterr().err) == ("val/b.txt" in names)
         return
     assert [path.name for path in parts["validation"]] == validation
     assert len(parts["train"]) == 1

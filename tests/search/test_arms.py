@@ -190,7 +190,7 @@ def test_names_of_arms_that_folders_can_not_have_are_refused_where_rows_miss_the
     blank = "+search.arms={a: ['echo=batch'], b c: ['echo=none']}"
     assert [arm.name for arm in arms_of(blank)] == ["a", "b-c"]
     for given in ((blank, "+search.baselines.a='b c'"), ("+search.arms={--: ['echo=none']}",)):
-        with pytest.raises(ConfigError, match="arms are folders, and this name has other characters"):
+        with pytest.raises(ConfigError, match="arms are folders, and this is no name of one"):
             arms_of(*given)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,10 @@ _COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
 _TOLD_DRAWS = (
     "collate draws random numbers: it is seeded for each batch, and called as that is taken, by no worker; "
     "CutMix and MixUp are quicker in the step"
+)
+_TOLD_UNSEEDED = (
+    "collate draws random numbers, or another thread meanwhile: none are seeded where another than the main "
+    "thread takes batches, as the step may draw beside it; draw in the step, or in augment(example, rng)"
 )
 
 
@@ -73,9 +78,9 @@ class _Again(NamedTuple):
 
 
 class Later(NamedTuple):
-    """The content of a batch that is to be made while the consumer waits for it."""
+    """The content of a batch that is to be made while the consumer waits for it; told whether seeded."""
 
-    make: Callable[[], Any]
+    make: Callable[[bool], Any]
 
 
 class Taken(NamedTuple):
@@ -125,17 +130,21 @@ class Collating:
         self.draws: bool | None = False if collate is None or _may_be_shared(collate) else None
         self._turn: Any = nullcontext() if self.draws is False else threading.Lock()
 
-    def batch(self, items: keyed.Items, examples: list[Any]) -> Any:
-        """The batch; while the consumer waits for it, unless it is known not to draw."""
+    def batch(self, items: keyed.Items, examples: list[Any], *, seeded: bool = True) -> Any:
+        """The batch; while the consumer waits for it, unless it is known not to draw.
+
+        Not ``seeded`` beside a step that may draw: then to have moved no generator tells, and else nothing.
+        """
         with self._turn:
-            if self.draws is False:
+            if self.draws is False or (self.draws and not seeded):
                 return self._collated(items, examples)
             key = int(keyed.item_keys(self._seed, items[:1])[0])
             if self.draws:
                 with global_generators_kept():
                     seed_globally(key, key >> 1)
                     return self._collated(items, examples)
-            batch, self.draws = tried(lambda: self._collated(items, examples), key)
+            batch, draws = tried(lambda: self._collated(items, examples), key if seeded else None)
+            self.draws = draws if seeded or not draws else None
             return batch
 
     def _collated(self, items: keyed.Items, examples: list[Any]) -> Any:
@@ -164,6 +173,8 @@ class Collating:
 class Completing:
     """Makes the content of batches for which the consumer waits.
 
+    Where that isn't the main thread, the step may draw beside it: the generators stay as they are.
+
     Args:
         collating: makes it.
         threads: whether others are made by threads, which have torch's settings of a thread anew.
@@ -174,15 +185,19 @@ class Completing:
 
     def __init__(self, collating: Collating, *, threads: bool) -> None:
         self._collating, self._threads, self.busy_s = collating, threads, 0.0
+        self._warned = False
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with its content."""
         if isinstance(batch.content, Later):
-            start, known, make = time.perf_counter(), self._collating.draws, batch.content.make
+            start, known = time.perf_counter(), self._collating.draws
+            seeded = threading.current_thread() is threading.main_thread()
+            make = partial(batch.content.make, seeded)
             batch.content = apart(make) if self._threads else make()
             self.busy_s += time.perf_counter() - start
-            if self._collating.draws and not known:
-                warn_caller(_TOLD_DRAWS)
+            if self._collating.draws is not False and not (known or self._warned):
+                self._warned = True
+                warn_caller(_TOLD_DRAWS if seeded else _TOLD_UNSEEDED)
         return batch
 
 
@@ -223,7 +238,7 @@ class Making:
             return self.move(examples.batch())
         singles = singles_of(examples)
         if self.collating.draws is not False:
-            return Later(lambda: self.move(self.collating.batch(items, singles)))
+            return Later(lambda seeded: self.move(self.collating.batch(items, singles, seeded=seeded)))
         return self.move(self.collating.batch(items, singles))
 
 

@@ -22,7 +22,7 @@ from adaecho.echo.read.chunks import Preparation, Reader, Serials
 from adaecho.echo.read.failures import is_of_machine, warn_caller
 from adaecho.echo.read.witness import Witnesses
 from adaecho.echo.threads.generators import global_generators_kept, seed_globally, tried
-from adaecho.echo.threads.processes import can_fork, in_fork
+from adaecho.echo.threads.processes import ProcessDiedError, can_fork, in_fork
 
 # A copy for each thread is refused beyond this: what holds its data in memory is quick to read in turns.
 _LARGEST_COPY_BYTES = 1 << 28
@@ -150,7 +150,7 @@ class MapSource:
         if num_workers and not self.shared and self._copied is None and self._forks and can_fork():
             try:
                 return in_fork(lambda: trial(self._dataset), _TRIAL_S)
-            except TimeoutError:  # it needs threads of its own, which no fork has
+            except (TimeoutError, ProcessDiedError):  # it needs threads of its own, which no fork has
                 self._forks = False
         with self._here() as dataset:
             return trial(dataset)

@@ -7,7 +7,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,14 @@ def global_generators_kept() -> Iterator[None]:
         _others.append(other)
 
 
-def tried(function: Callable[[], Any], key: int = 0) -> tuple[Any, bool]:
+def tried(function: Callable[[], Any], key: int | None = 0) -> tuple[Any, bool]:
     """What a function returns, and whether it moves a global generator on, or seeds one and puts it back.
 
-    They are seeded by a key for it, and given back as they were.
+    They are seeded by a key for it, and given back as they were; without one, left to it.
     """
-    with global_generators_kept(), _restored() as restored:
-        seed_globally(key, key >> 1)
+    with nullcontext() if key is None else global_generators_kept(), _restored() as restored:
+        if key is not None:
+            seed_globally(key, key >> 1)
         before = _states()
         result = function()
         return result, bool(restored) or _states() != before

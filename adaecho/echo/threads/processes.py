@@ -44,8 +44,9 @@ class ProcessDiedError(RuntimeError):
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked: on macOS its libraries don't survive it."""
-    return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    """Whether processes can be forked: on macOS its libraries don't survive it; daemons may have none."""
+    forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    return forks and not multiprocessing.current_process().daemon
 
 
 @dataclass

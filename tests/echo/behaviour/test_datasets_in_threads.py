@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from adaecho import EchoLoader
+from adaecho.echo.batch.batches import _TOLD_UNSEEDED
 from adaecho.echo.read import rows
 from adaecho.echo.threads.generators import global_generators_kept
 from tests.echo.others import plain
@@ -374,6 +375,31 @@ def test_a_collate_that_draws_counts_as_work_after_the_echo_and_meets_the_settin
         assert (loader.downstream_s_per_step or 0.0) > 0.005
     with torch.device("meta"), EchoLoader(list(range(200)), 4, collate=devices, **common) as loader:
         assert set(loader) == {"cpu"}
+
+
+def test_a_collate_leaves_the_generators_to_a_step_beside_the_thread_that_takes_batches() -> None:
+    def step() -> list[float]:
+        torch.manual_seed(1)
+        return [float(torch.rand(())) for _ in range(2000)]
+
+    def take() -> None:
+        with EchoLoader(list(range(400)), 4, collate=collate, epochs=1, num_workers=2) as loader:
+            taken.extend(loader)
+
+    def draws(rows: list[int]) -> list[int]:
+        random.random()
+        return sorted(rows)
+
+    undisturbed, taken = step(), list[Any]()
+    for collate, told in ((draws, [_TOLD_UNSEEDED]), (sorted, [])):  # noqa: B007 (take() uses it)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taking = threading.Thread(target=take)
+            taking.start()
+            assert step() == undisturbed
+            taking.join()
+        assert [str(one.message) for one in caught][: len(told)] == told
+    assert sum(map(len, taken)) == 2 * 400
 
 
 class WithThreads(Dataset[Any]):
