@@ -146,8 +146,15 @@ class MapSource:
         return ""
 
     def _tried(self, trial: Callable[[Any], Any], num_workers: int) -> Any:
-        """What a trial of it tells, which may open a file in it: never in the one that workers will get."""
-        if num_workers and not self.shared and self._copied is None and self._forks and can_fork():
+        """What a trial of it tells.
+
+        It may open a file in it: never in the one that workers will get. And it may draw, beside a step where
+        this isn't the main thread.
+        """
+        aside = threading.current_thread() is not threading.main_thread()
+        if num_workers and not self.shared and self._copied is None:
+            aside = True
+        if aside and self._forks and can_fork():
             try:
                 return in_fork(lambda: trial(self._dataset), _TRIAL_S)
             except (TimeoutError, ProcessDiedError):  # it needs threads of its own, which no fork has
