@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -106,6 +107,16 @@ class Task:
                     f"task {self.name}: metrics says {direction!r} of {metric}; say 'max' where more is "
                     "better, 'min' where less is"
                 )
+
+    @property
+    def epoch_examples(self) -> int | None:
+        """Examples of one epoch; None where neither the task nor its source tells."""
+        source, fields = self.source, list[Any]()
+        if isinstance(source, dict | tuple):
+            fields = list(source.values() if isinstance(source, dict) else source)
+        if fields and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):  # columns
+            source = fields[0]
+        return self.num_examples or (len(source) if hasattr(source, "__len__") else None)
 
     def checked(self, metrics: Any) -> dict[str, float]:
         """What ``evaluate`` has returned.

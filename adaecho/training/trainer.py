@@ -110,7 +110,7 @@ class Trainer:
                 f"adascale.num_gradients_to_accumulate={passes}: task {task.name} tells its weight "
                 "only with its loss, and on several ranks it is needed before; use 1"
             )
-        epoch = task.num_examples or (len(task.source) if hasattr(task.source, "__len__") else None)
+        epoch = task.epoch_examples
         self.schedule = Schedule(
             config.schedule, config.optimizer.learning_rate, epoch / config.batch_size if epoch else None
         )

@@ -1,5 +1,7 @@
 """The digits task: the real images, the fixed split, a model that learns them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,12 @@ def test_a_smaller_training_set_is_the_beginning_of_the_whole(compose_config: Co
     whole, part = (build_task(compose_config(f"task.training_examples={number}")) for number in numbers)
     assert whole.source["image"].shape == (1797 - 360, 8, 8, 1)
     assert not whole.has_test_split
+    assert (whole.epoch_examples, part.epoch_examples) == (1797 - 360, 100)
+    columns = whole.source["image"], whole.source["label"]
+    others = {"tuple": columns, "rows": [{"label": 1}] * 7, "stream": iter(())}
+    found = {name: replace(whole, source=one).epoch_examples for name, one in others.items()}
+    assert found == {"tuple": 1797 - 360, "rows": 7, "stream": None}
+    assert replace(whole, num_examples=9).epoch_examples == 9
     for name, array in part.source.items():
         np.testing.assert_array_equal(array, whole.source[name][:100])
     with pytest.raises(ConfigError, match=r"task.training_examples=1438: 1437 are left"):

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
+_watching: list[tuple[int, list[str]]] = []  # threads, each with what it has called to put a generator back
+_given: list[tuple[Any, str, Callable[..., Any]]] = []  # what these are called by, while any is watched
+_watchers = threading.Lock()
 _others: list[np.random.MT19937] = []  # for NumPy to draw from while its own is put aside
 _RESTORING = (
     (torch, "set_rng_state"), (torch.random, "set_rng_state"), (random, "setstate"), (np.random, "set_state"),
@@ -63,24 +66,30 @@ def tried(function: Callable[[], Any], key: int | None = 0) -> tuple[Any, bool]:
 @contextmanager
 def _restored() -> Iterator[list[str]]:
     """Names of what this thread calls to put a global generator back, as torchvision's FakeData does."""
-    restored, thread = list[str](), threading.get_ident()
-
-    def told(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def called(*arguments: Any, **named: Any) -> Any:
-            if threading.get_ident() == thread:
-                restored.append(name)
-            return function(*arguments, **named)
-
-        return called
-
-    given = [(module, name, getattr(module, name)) for module, name in _RESTORING]
+    watched = threading.get_ident(), list[str]()
+    with _watchers:
+        if not _watching:
+            _given.extend((module, name, getattr(module, name)) for module, name in _RESTORING)
+            for module, name, function in _given:
+                setattr(module, name, _told(function, name))
+        _watching.append(watched)
     try:
-        for module, name, function in given:
-            setattr(module, name, told(function, name))
-        yield restored
+        yield watched[1]
     finally:
-        for module, name, function in given:
-            setattr(module, name, function)
+        with _watchers:
+            _watching[:] = [one for one in _watching if one is not watched]
+            while _given and not _watching:
+                setattr(*_given.pop())
+
+
+def _told(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        for thread, restored in _watching:
+            if thread == threading.get_ident():
+                restored.append(name)
+        return function(*arguments, **named)
+
+    return called
 
 
 def _states() -> tuple[Any, ...]:
