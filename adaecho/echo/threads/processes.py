@@ -30,6 +30,7 @@ from adaecho.echo.threads import generators
 from adaecho.echo.threads.workers import GivenUp, PoolThread, sendable
 
 _LEAST_BYTES = 1 << 14  # below, the pipe is as quick
+_READY, _READY_S = b"ready", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of each try
 _LOOK_EVERY_S = 0.5  # whether the parent lives
 _END_S = 1.0  # for a process to end by itself
 _FIRST_FILE = 3  # beyond the standard streams
@@ -74,15 +75,34 @@ class Forked:
         slots: int = 0,
         slot_bytes: int = 0,
     ) -> None:
-        context = multiprocessing.get_context("fork")
-        self._connection, there = context.Pipe()
         self._memory = mmap.mmap(-1, slots * slot_bytes) if slots else None
-        close = [self._connection, *(other._connection for other in others)]
-        self._process = context.Process(
-            target=_serve, args=(there, close, self._memory, slot_bytes, make), name="adaecho", daemon=True
-        )
         self._sending, self._last = threading.Lock(), threading.Lock()
         self.closed = False
+        held = [other._connection for other in others]
+        for wait_s in _READY_S:
+            self._start(held, slot_bytes, make)
+            try:
+                if self._connection.poll(wait_s) and self._connection.recv_bytes() == _READY:
+                    return
+            except BaseException as error:
+                self._process.kill()
+                if not isinstance(error, EOFError | OSError):
+                    raise
+            self._process.kill()
+            self.close()
+            self.closed = False
+        raise ProcessDiedError(
+            "no worker process of this EchoLoader could begin: each waited for a lock that another thread "
+            "held at the fork, or was killed for want of memory; num_workers=0 works here"
+        )
+
+    def _start(self, others: list[Any], slot_bytes: int, make: Callable[[], Handler]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._connection, there = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(there, [self._connection, *others], self._memory, slot_bytes, make),
+            name="adaecho", daemon=True,
+        )  # fmt: skip
         # No interrupt before the process ignores them; Python warns of a fork beside others' threads.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -190,7 +210,13 @@ def _serve(
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # whose threads stayed in the parent
     generators.own = True
+    # A generator's lock may have been held at the fork: then this waits for ever, and is killed. And draws
+    # that nobody has seen are no other worker's, nor the last iteration's, again.
+    key = int.from_bytes(os.urandom(8), "little")
+    generators.seed_globally(key, key >> 1)
     _reopen_files()
+    with suppress(OSError):
+        connection.send_bytes(_READY)
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, os.getppid()), daemon=True).start()
     handler = make()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -26,6 +27,7 @@ import torch
 from adaecho import EchoLoader
 from adaecho.echo import pipeline
 from adaecho.echo.read import rows
+from adaecho.echo.threads import generators
 from adaecho.echo.threads.processes import in_fork
 from tests.echo.record_streams import Rows, plain
 from tests.echo.sources import VARIANTS, Broken, Dataset, add_noise, arrays, soon
@@ -350,3 +352,37 @@ def test_without_fork_threads_do_it_or_one_place_with_one_warning(
         list(loader)
     assert len(caught) == 1
     assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_waits_for_a_lock_of_another_thread_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that draws holds a generator's lock: a fork at that moment gets it held, by nobody."""
+    seeded, stuck = generators.seed_globally, tmp_path / "stuck"
+
+    def waits_first(key: int, of_torch: int) -> None:
+        if generators.own and not stuck.exists():
+            stuck.write_text(str(os.getpid()))
+            time.sleep(600)
+        seeded(key, of_torch)
+
+    monkeypatch.setattr(generators, "seed_globally", waits_first)
+    assert in_fork(lambda: 7, 60.0) == 7
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(stuck.read_text()), 0)
+
+
+class Noise:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> Any:
+        return np.random.rand()
+
+
+def test_draws_that_no_look_has_seen_are_no_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_first_draws", lambda dataset: False)  # noqa: ARG005
+    loader = EchoLoader(Noise(), 2, epochs=1, num_workers=2, processes=True)
+    drawn = [value for _ in range(2) for batch in loader for value in batch.tolist()]
+    loader.close()
+    assert len(set(drawn)) == len(drawn) == 2 * len(Noise())
