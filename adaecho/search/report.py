@@ -124,6 +124,8 @@ def missed(rows: list[Row], state: SweepState) -> list[str]:
     spent = " and ".join(f"{key}={value:g}" for key, value in budgets.items())
     seen = "" if best is None else f" (the best was {best:.4g})"
     remedy = f"raise {' or '.join(budgets) or 'the budgets'}, or set a target.value that was met"
+    if all(row["status"] == Status.DIVERGED for row in ended):
+        remedy = "all diverged: lower the learning rate, or narrow the axes"
     return [
         f"missed: no evaluation met the target, {target[0]} {target[1]:g}, within "
         f"{spent or 'the runs'}{seen}; {remedy}"
