@@ -32,6 +32,7 @@ from adaecho.echo.threads.generators import global_generators_kept, seed_globall
 from adaecho.echo.threads.workers import apart
 
 _COLLATE_SEED = 3  # beside the seeds of examples, of batches and of datasets
+_LOOKS = 3
 _TOLD_DRAWS = (
     "collate draws random numbers: it is seeded for each batch, and called as that is taken, by no worker; "
     "CutMix and MixUp are quicker in the step"
@@ -111,7 +112,7 @@ class Collating:
     """Makes batches by a function of the user's: its draws follow the batch, whoever works beside it.
 
     One that draws from the global generators, which the step shares, is called while the consumer waits for
-    it and finds them seeded; so is each until its first call has told. Others are called ahead: one at a
+    it and finds them seeded; so is each until that is known. Others are called ahead: one at a
     time, unless they say ``thread_safe = True``, as one around a Hugging Face tokenizer keeps the length
     that it was asked for last.
 
@@ -121,7 +122,7 @@ class Collating:
         origin: what to call the example of a serial in a message.
 
     Attributes:
-        draws: from the global generators; None until it has been called.
+        draws: from the global generators; None until that is known.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, seed: int, origin: Origin) -> None:
@@ -129,11 +130,13 @@ class Collating:
         self._collate = tree.collate if collate is None else collate
         self.draws: bool | None = False if collate is None or _may_be_shared(collate) else None
         self._turn: Any = nullcontext() if self.draws is False else threading.Lock()
+        self._moved = 0  # generators, calls so far
 
     def batch(self, items: keyed.Items, examples: list[Any], *, seeded: bool = True) -> Any:
         """The batch; while the consumer waits for it, unless it is known not to draw.
 
-        Not ``seeded`` beside a step that may draw: then to have moved no generator tells, and else nothing.
+        Not ``seeded`` beside a step that may draw. One call that has moved no generator tells; those that
+        have may not have done it, but an augmentation of another thread, against the rules.
         """
         with self._turn:
             if self.draws is False or (self.draws and not seeded):
@@ -143,8 +146,12 @@ class Collating:
                 with global_generators_kept():
                     seed_globally(key, key >> 1)
                     return self._collated(items, examples)
-            batch, draws = tried(lambda: self._collated(items, examples), key if seeded else None)
-            self.draws = draws if seeded or not draws else None
+            batch, moved = tried(lambda: self._collated(items, examples), key if seeded else None)
+            self._moved += moved
+            if not moved:
+                self.draws = False
+            elif seeded and self._moved == _LOOKS:
+                self.draws = True
             return batch
 
     def _collated(self, items: keyed.Items, examples: list[Any]) -> Any:
@@ -195,7 +202,8 @@ class Completing:
             make = partial(batch.content.make, seeded)
             batch.content = apart(make) if self._threads else make()
             self.busy_s += time.perf_counter() - start
-            if self._collating.draws is not False and not (known or self._warned):
+            told = self._collating.draws if seeded else self._collating.draws is not False
+            if told and not (known or self._warned):
                 self._warned = True
                 warn_caller(_TOLD_DRAWS if seeded else _TOLD_UNSEEDED)
         return batch
