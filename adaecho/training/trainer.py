@@ -110,9 +110,8 @@ class Trainer:
                 f"adascale.num_gradients_to_accumulate={passes}: task {task.name} tells its weight "
                 "only with its loss, and on several ranks it is needed before; use 1"
             )
-        epoch = task.epoch_examples
         self.schedule = Schedule(
-            config.schedule, config.optimizer.learning_rate, epoch / config.batch_size if epoch else None
+            config.schedule, config.optimizer.learning_rate, self._steps_per_epoch(task.epoch_examples)
         )
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._recent_losses = torch.zeros(LOSS_CHECK_STEPS, device=self.device)  # this rank's shares
@@ -269,9 +268,18 @@ class Trainer:
         advance = self.adascale.scale_invariant_steps - before
         self.progress.fresh_scale_invariant_steps += advance / self.loader.factor
 
+    def _steps_per_epoch(self, examples: int | None) -> float | None:
+        """Of the schedule: of base batches, where AdaScale reads it."""
+        scale = self.adascale.scale if self.adascale is not None and self._is_scaled else 1.0
+        return examples * scale / self.config.batch_size if examples else None
+
+    @property
+    def _is_scaled(self) -> bool:
+        return self.adascale is not None and self.config.adascale.rule != "measure"
+
     def learning_rate(self) -> float:
         """The learning rate of the next step, before AdaScale's gain."""
-        if self.adascale is not None and self.config.adascale.rule != "measure":
+        if self.adascale is not None and self._is_scaled:
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.counts == "fresh_examples":
             return self.schedule.rate(self.fresh_examples / self.config.batch_size)

@@ -52,6 +52,22 @@ def test_the_schedule_is_read_at_the_scale_invariant_steps(compose_config: Compo
         assert tau > line["steps"]
 
 
+@pytest.mark.parametrize("adascale", ["off", "measure", "on"])
+def test_an_epoch_of_the_schedule_is_of_base_batches(
+    compose_config: Compose, tmp_path: Path, adascale: str
+) -> None:
+    """Base batches of 16, two to a step: as many of them give each example once."""
+    decay = ("schedule.shape=linear_decay", "schedule.decay_epochs=2", "schedule.decay_factor=10")
+    config = compose_config(*RUN, f"adascale={adascale}", *decay)
+    run_trial(config, tmp_path / "run")
+    batch = config.batch_size / (2 if adascale == "on" else 1)
+    duration = 2 * (1797 - config.data.validation_examples) / batch
+    for line in metrics(tmp_path / "run"):
+        position = math.floor(line["scale_invariant_steps"]) if adascale == "on" else line["steps"]
+        expected = config.optimizer.learning_rate * (1 - 0.9 * position / duration)
+        assert line["learning_rate"] == pytest.approx(expected)
+
+
 def test_it_stops_at_the_total_of_scale_invariant_steps(compose_config: Compose, tmp_path: Path) -> None:
     summary = run_trial(compose_config(*RUN, "adascale.total_steps=10"), tmp_path / "run")
     assert summary["status"] == "budget_spent"
