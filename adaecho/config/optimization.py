@@ -50,7 +50,7 @@ class ScheduleConfig:
     drop_factor: float = 10.0  # of each drop
     # What steps and epochs count. steps: SGD updates; an epoch is as many as give each example once.
     # fresh_examples: a step is batch_size fresh examples and an epoch all of them, however often repeated;
-    # those that fill the buffer count too, so that a warm-up of no more than these is over at the first step.
+    # a warm-up counts SGD updates all the same, as what fills the buffer comes before the first.
     counts: str = "steps"
 
 

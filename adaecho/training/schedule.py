@@ -42,16 +42,17 @@ class Schedule:
             )
         return epochs * self._steps_per_epoch
 
-    def rate(self, position: float) -> float:
+    def rate(self, position: float, updates: int | None = None) -> float:
         """Learning rate of the update at a position.
 
         Args:
             position: what ``schedule.counts`` says: updates done, or fresh examples over the batch size;
                 under AdaScale the whole part of the scale-invariant steps.
+            updates: done, where the warm-up counts these: fresh examples fill the buffer before the first.
         """
-        rate = self._peak
-        if position < self._warmup:
-            rate *= min((position + 1) / self._warmup, 1.0)  # a duration in epochs needn't be whole
+        rate, risen = self._peak, position if updates is None else updates
+        if risen < self._warmup:
+            rate *= min((risen + 1) / self._warmup, 1.0)  # a duration in epochs needn't be whole
         if self._config.shape in ("linear_decay", "cosine"):
             assert self._decay is not None  # check_schedule
             done = min(position / self._decay, 1.0)

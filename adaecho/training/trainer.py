@@ -282,7 +282,8 @@ class Trainer:
         if self.adascale is not None and self._is_scaled:
             return self.schedule.rate(math.floor(self.adascale.scale_invariant_steps))
         if self.config.schedule.counts == "fresh_examples":
-            return self.schedule.rate(self.fresh_examples / self.config.batch_size)
+            position = self.fresh_examples / self.config.batch_size
+            return self.schedule.rate(position, self.progress.steps)
         return self.schedule.rate(self.progress.steps)
 
     def _is_done(self) -> bool:

@@ -420,3 +420,17 @@ def test_without_an_average_a_run_is_what_it_was(compose_config: Compose) -> Non
     assert run_id(to_plain(with_average)) != run_id(plain)
     with pytest.raises(ConfigError, match=r"optimizer\.ema_decay=1\.0: must lie in \[0, 1\)"):
         compose_config(*AVERAGED[:-1], "optimizer.ema_decay=1.0")
+
+
+@pytest.mark.parametrize("counts", ["steps", "fresh_examples"])
+def test_a_warm_up_rises_over_the_first_updates_whatever_fills_the_buffer(
+    compose_config: Compose, tmp_path: Path, counts: str
+) -> None:
+    warm_up = (f"schedule.counts={counts}", "schedule.warmup_steps=40", "echo.shuffle_buffer=1000")
+    config = compose_config("task=digits", "max_steps=20", "target.value=null", *warm_up)
+    run_trial(config, tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    assert len(lines) > 1
+    for line in lines:
+        risen = min(line["steps"] + 1, 40) / 40
+        assert line["learning_rate"] == pytest.approx(config.optimizer.learning_rate * risen)
