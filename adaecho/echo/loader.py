@@ -484,7 +484,7 @@ class EchoIterator:
         batch = loader._next()
         before = loader._position, id(batch.content)
         # From here on the batch is the consumer's: no call may follow, in which an interrupt could lose it.
-        loader._before, loader._position, loader._ahead = before, batch.position, None
+        loader._before, loader._position, loader._ahead, loader._resumed = before, batch.position, None, False
         return batch.content
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

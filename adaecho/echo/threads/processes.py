@@ -202,8 +202,10 @@ def _dumps(value: Any, put: Callable[[pickle.PickleBuffer], bool] | None = None)
 def _serve(
     connection: Any, others: list[Any], memory: Any, slot_bytes: int, make: Callable[[], Handler]
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # these are the parent's
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # These are the parent's. Ignored they would be by the commands, too, that a dataset starts and ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
         other.close()  # or their ends would not be seen
     torch.set_num_threads(1)

@@ -229,3 +229,18 @@ def test_an_abandoned_pass_is_followed_by_a_whole_one(kind: str, num_workers: in
     rows = [row for batch in plain(list(loader)) for row in (batch if kind == "batches" else batch["label"])]
     assert sorted(rows) == sorted([*range(10)] * (2 if kind == "batches" else 1))
     assert loader.fresh_examples == fresh + 10
+
+
+@WORKERS
+@pytest.mark.parametrize("source", [arrays(20), list(range(20))], ids=["arrays", "rows"])
+def test_an_iteration_that_went_on_from_a_state_can_be_left(source: Any, num_workers: int) -> None:
+    """The state may have come after ``iter()``: what follows is a new iteration all the same."""
+    with EchoLoader(source, 4, epochs=1, num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        next(iterator)
+        del iterator
+        assert len(loader) == len(list(loader)) == 5
+        assert loader.epoch == 2

@@ -386,3 +386,23 @@ def test_draws_that_no_look_has_seen_are_no_two_processes(monkeypatch: pytest.Mo
     drawn = [value for _ in range(2) for batch in loader for value in batch.tolist()]
     loader.close()
     assert len(set(drawn)) == len(drawn) == 2 * len(Noise())
+
+
+class Commands:
+    """Reads what a command writes, and ends it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> int:
+        command = ["sh", "-c", f"printf '%08d' {row}; exec sleep 600"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            number = int(running.stdout.read(8))
+            running.send_signal(signal.SIGINT if row % 2 else signal.SIGTERM)
+        return number
+
+
+def test_commands_that_a_dataset_starts_can_be_ended() -> None:
+    with EchoLoader(Commands(), 2, epochs=1, num_workers=1, processes=True) as loader:
+        assert sorted(number for batch in loader for number in batch.tolist()) == list(range(4))
