@@ -148,7 +148,7 @@ def checked_numbers(
         )
     if num_gradients_to_accumulate != int(num_gradients_to_accumulate) or num_gradients_to_accumulate < 1:
         raise ValueError(
-            f"AdaScale: num_gradients_to_accumulate={num_gradients_to_accumulate}: a whole number >= 1 of "
+            f"AdaScale: num_gradients_to_accumulate={num_gradients_to_accumulate!r}: a whole number >= 1 of "
             "backward passes"
         )
     num_passes, world_size = int(num_gradients_to_accumulate), ranks if world_size is None else world_size

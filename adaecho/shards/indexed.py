@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaecho.shards.remote import Retries, Transfer, Version, shown_url
-from adaecho.shards.sequential import shard_urls
+from adaecho.shards.sequential import Names, shard_urls
 from adaecho.shards.tar import ArchiveError, groups
 
 _LONGEST_READ = 1 << 26  # bytes: neighbours are read at once up to here
@@ -46,7 +46,7 @@ class IndexedTarShards:
 
     def __init__(
         self,
-        shards: str | Sequence[str],
+        shards: Names,
         *,
         index: str | os.PathLike[str] | None = None,
         open_shards: int = 8,

@@ -2,6 +2,7 @@
 
 import glob
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
@@ -13,12 +14,14 @@ from adaecho.masking import shown
 from adaecho.shards.remote import Retries, Transfer, Version, is_remote, shown_url
 from adaecho.shards.tar import Group, groups
 
+Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_NAMES = 1_000_000  # that one pattern may stand for
 _DRAWN = 1024  # draws made at once
 
 
-def shard_urls(shards: str | Sequence[str]) -> list[str]:
+def shard_urls(shards: Names) -> list[str]:
     """The urls or paths that are meant.
 
     Args:
@@ -28,7 +31,7 @@ def shard_urls(shards: str | Sequence[str]) -> list[str]:
         ValueError: there are none, or a pattern stands for more than 1,000,000.
     """
     urls = []
-    for one in [shards] if isinstance(shards, str) else shards:
+    for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
         count = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(str(one)))
         if count > _MOST_NAMES:
             raise ValueError(
@@ -77,7 +80,7 @@ class TarShards:
 
     def __init__(
         self,
-        shards: str | Sequence[str],
+        shards: Names,
         *,
         order: str = "shards",
         seed: int = 0,

@@ -223,6 +223,7 @@ def test_names_of_shards(folder: Path) -> None:
     assert shard_urls("s3://b/{08..11}-{0..1}.tar")[:3] == [
         f"s3://b/{at}.tar" for at in ("08-0", "08-1", "09-0")
     ]
+    assert shard_urls(Path("a.tar")) == shard_urls([Path("a.tar")]) == ["a.tar"]
     assert shard_urls(["a.tar", "https://host/b*.tar"]) == ["a.tar", "https://host/b*.tar"]
     assert shard_urls(f"{folder}/*2.tar") == [f"{folder}/shard-002.tar"]
 
