@@ -28,6 +28,7 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     passes, of more than 5,000 examples as many as 50,000 are, at least 2. ``learning_rate``: 0.001 an example
     of the batch. ``decay_steps``: batches of fresh examples in the budget. The last two follow a batch size
     or a budget that was typed, and below two passes buffer and evaluations are an eighth and a quarter of it.
+    ``axes``: of a search, a tenth to ten times that rate, and momentum; the decay is the budget's.
 
     Raises:
         ConfigError: ``data.path`` is not set.
@@ -36,8 +37,15 @@ def scaled(key: str, *, _root_: DictConfig) -> Any:
     size = _size(_root_)
     if key == "validation_examples":
         return size.held_out
+    rate = _RATE_PER_EXAMPLE * _root_.batch_size if key in ("learning_rate", "axes") else 0.0
     if key == "learning_rate":
-        return round(_RATE_PER_EXAMPLE * _root_.batch_size, 6)
+        return round(rate, 6)
+    if key == "axes":
+        rates = f"tag(log, interval({rate / 10:.6g}, {rate * 10:.6g}))"
+        return {
+            "optimizer.learning_rate": rates,
+            "optimizer.momentum": "tag(reverse_log, interval(0.8, 0.99))",
+        }
     if key == "decay_steps":
         return max(1, (_root_.max_fresh_examples or size.training * _MANY_PASSES) // _root_.batch_size)
     batch = max(4, min(1 << (max(size.training // 16, 1).bit_length() - 1), _LARGEST_BATCH))

@@ -197,7 +197,8 @@ def _differs(arms: list[Arm], key: str) -> bool:
 def caption(arms: list[Arm], equal: Sequence[str] = ()) -> str:
     """What dots, bars and the band are, with the number of runs, and which counts all arms have in common."""
     alike = ", ".join(_alike(arms, key) for key in equal)
-    return f"{_caption(arms)}\nAlike in all arms: {alike}." if alike else _caption(arms)
+    whose = "all arms" if all(arm["runs"] for arm in arms) else "arms that ended a run"
+    return f"{_caption(arms)}\nAlike in {whose}: {alike}." if alike else _caption(arms)
 
 
 def _alike(arms: list[Arm], key: str) -> str:
@@ -279,9 +280,13 @@ def _label_scale(axes: Axes, linear: bool, shares: bool) -> None:
         axes.xaxis.set_major_locator(LogLocator(10, subs=steps))
     axes.xaxis.set_minor_locator(NullLocator())
     if shares:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_share))
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+
+
+def _share(value: float, _: int) -> str:
+    return f"{100 * value:.4g} %" if value < 1 + 1e-9 else ""  # dots at 100 % have a margin beside them
 
 
 def short_number(value: float) -> str:

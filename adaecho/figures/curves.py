@@ -4,6 +4,7 @@ Drawn alike, tuning curves: what the best trial so far costs, over the trials of
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from adaecho.figures.style import (
 from adaecho.records.outcome import Row, by_arm, counted_cost, lowest, searches
 
 Curve = dict[str, Any]
-_LEAST_ERROR = 1e-3  # a log axis has no zero
+_LEAST_ERROR = 1e-3  # a log axis has no zero: what is drawn there is as much or less
 _PANELS = 3  # in a row
 _NARROW = 2.0  # ratio of the largest error to the least
 # Of arms that share a colour; more names than these would cover the panel.
@@ -168,6 +169,14 @@ def _shown(metric: str, value: Any) -> Any:
     return np.maximum(1 - value, _LEAST_ERROR) if metric == "accuracy" else value
 
 
+def _floored(curves: Sequence[Curve]) -> bool:
+    return any(1 - value < _LEAST_ERROR for curve in curves for value in curve["values"])
+
+
+def _error_label(value: float, _: int, floored: bool) -> str:
+    return "≤ " * (floored and math.isclose(value, _LEAST_ERROR)) + f"{100 * value:.10g} %"
+
+
 def _axis_label(metric: str) -> str:
     if metric == COST:
         return metric
@@ -192,7 +201,7 @@ def _scale(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
     if metric == "accuracy":
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g} %"))
+        axes.yaxis.set_major_formatter(FuncFormatter(partial(_error_label, floored=_floored(curves))))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 

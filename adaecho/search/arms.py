@@ -188,7 +188,9 @@ def _build_arm(
     return Arm(
         name=_arm_name(name, combination, config),
         overrides=tuple(overrides),
-        config=_scale_step_cap(config, fixed_by_arm="max_steps" in {_key(override) for override in extra}),
+        config=_scale_step_cap(
+            config, fixed_by_arm="max_steps" in {_key(each) for each in (*combination, *extra)}
+        ),
         axes=_axes_of(config, chosen, typed.intervals),
     )
 

@@ -53,7 +53,17 @@ def test_the_caption_counts_runs(table):
     assert caption(ends(table[:1])) == "One run per arm. Dashed: s1."
     lost = [{**table[0], "arm": "s2", "counted": False, "status": "diverged"}]
     assert caption(ends([*table[:1], *lost])) == "One run per arm. Dashed: s1."
+    assert caption(ends([*table[:1], *lost]), ["steps"]).endswith(
+        "\nAlike in arms that ended a run: steps (1,000)."
+    )
     assert caption(ends(table[:2]), ["steps"]).endswith("s1.\nAlike in all arms: steps (1,000).")
+
+
+def test_no_share_is_above_all(table, tmp_path, drawn):
+    perfect = [{**row, "target_metric": "accuracy", "final_accuracy": 1.0} for row in table[:3]]
+    draw_ends(ends(perfect), tmp_path / "x.png", "title", "accuracy")
+    label = drawn[0].axes[0].xaxis.get_major_formatter()
+    assert [label(share, 0) for share in (0.95, 1.0, 1.05)] == ["95 %", "100 %", ""]
 
 
 @pytest.mark.filterwarnings("error")

@@ -135,6 +135,13 @@ def test_errors_close_to_one_another_have_labels_between(tmp_path, drawn):
     assert sum(low <= place <= high for place in axes.get_yticks()) >= 3
 
 
+@pytest.mark.parametrize(("best", "label"), [(0.999, "0.1 %"), (1.0, "≤ 0.1 %")])
+def test_errors_that_a_log_axis_has_no_place_for_are_said_to_be_that_or_less(tmp_path, drawn, best, label):
+    draw_curves([{**CURVE, "values": [0.5, best]}], tmp_path / "f.png", "photographs", "accuracy", None)
+    axes = drawn[0].axes[0]
+    assert [axes.yaxis.get_major_formatter()(error, 0) for error in (0.001, 0.01)] == [label, "1 %"]
+
+
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     rows = rows_of("baseline", "none", 1, [160]) + rows_of("batch_e2", "batch", 2, [None])
     unevaluated = {**CURVE, "arm": "batch_e2", "fresh_examples": [], "values": []}

@@ -81,6 +81,29 @@ def test_runs_that_are_judged_at_the_end_of_their_decay_end_with_it(
         assert arm.config["max_steps"] == arm.config["schedule"]["decay_steps"], arm.name
 
 
+@pytest.mark.parametrize("experiment", ["my_photographs", "my_boxes"])
+def test_a_search_on_ones_own_images_has_rates_around_their_own_and_the_decay_of_the_budget(
+    arms_of: BuildArms, monkeypatch: pytest.MonkeyPatch, experiment: str
+) -> None:
+    """Those of the task are for a million images: decays far beyond the budget, and longer in echoed arms."""
+    monkeypatch.setattr(scale, "_size_at", lambda *_: Size(714, 714, has_validation=False))
+    arms = arms_of(f"experiment={experiment}", "data.path=mine", "search.trials=2", only=dict)
+    assert len(arms) == 4
+    for arm in arms:
+        rate = arm.config["optimizer"]["learning_rate"]
+        found = {axis.key: (axis.low, axis.high) for axis in arm.axes}
+        assert found == {"optimizer.learning_rate": (rate / 10, rate * 10), "optimizer.momentum": (0.8, 0.99)}
+        assert arm.config["schedule"]["decay_steps"] == arm.config["max_fresh_examples"] // 32
+
+
+def test_caps_on_steps_that_are_arms_are_taken_as_they_are(arms_of: BuildArms) -> None:
+    arms = arms_of("echo=batch", "echo.factor=2", "max_steps=20,40")
+    assert [(arm.name, arm.config["max_steps"]) for arm in arms] == [
+        ("max_steps-20", 20),
+        ("max_steps-40", 40),
+    ]
+
+
 def test_names_are_folders_and_differ(arms_of: BuildArms) -> None:
     arms = arms_of("data.path=/a/b,/a-b,'c,d'")
     assert len({arm.name for arm in arms}) == 3
