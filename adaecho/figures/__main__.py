@@ -12,7 +12,13 @@ from adaecho.errors import DataError, say, told
 from adaecho.figures.committed import RowsAndCurves, is_name, read_commands, read_tables
 from adaecho.figures.report import html_report, markdown_report, section
 from adaecho.figures.tables import describe, draw_table
-from adaecho.records.files import folder_errors, record_errors, remove_leftovers, write_text
+from adaecho.records.files import (
+    check_no_link,
+    folder_errors,
+    record_errors,
+    remove_leftovers,
+    write_text,
+)
 from adaecho.records.lock import alone
 from adaecho.records.table import summarize
 
@@ -77,6 +83,8 @@ def main(
     options = parser.parse_args(arguments)
     with told():
         into = options.into or options.results / "figures"
+        if options.into is None:
+            check_no_link(into)
         with folder_errors(into):
             into.mkdir(parents=True, exist_ok=True)
             with alone(into):

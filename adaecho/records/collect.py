@@ -189,6 +189,8 @@ def _write(
     rows: list[Row], curves: list[dict[str, Any]], folders: Sequence[Path], results: Path, commands: list[str]
 ) -> Path:
     into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
+    for folder in (into.parent, into):
+        check_no_link(folder)
     _check_same_sweep(into, rows)
     texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
     texts |= {"curves.json": one_line_each(curves)} if curves else {}

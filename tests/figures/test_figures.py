@@ -434,6 +434,14 @@ def test_a_picture_that_cannot_be_shown_is_named(results, digits, refused, monke
     assert not (results / "figures" / "report.md").exists()
 
 
+def test_nothing_is_drawn_through_a_link_among_received_tables(results, tmp_path, refused):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (results / "figures").symlink_to(mine)
+    assert "results/figures: leads elsewhere by a symbolic link" in refused(main, "--results", results)
+    assert not [*mine.iterdir()]
+
+
 def test_a_folder_that_cannot_be_written_or_holds_no_tables_is_one_clear_message(results, tmp_path, refused):
     (tmp_path / "file").write_text("")
     assert "file" in refused(main, "--results", results, "--into", tmp_path / "file" / "figures")

@@ -147,6 +147,21 @@ def test_nothing_is_collected_through_a_link(tmp_path, name):
     assert not list(tmp_path.glob("results/*/*/*.json"))
 
 
+@pytest.mark.parametrize("place", [".", ".."])
+def test_nothing_is_collected_into_a_link(tmp_path, place):
+    make_sweep(tmp_path / "sweep", ("a", 0, {}))
+    link, mine = (
+        (collect_sweep(tmp_path / "sweep", tmp_path / "results", "x") / place).resolve(),
+        tmp_path / "mine",
+    )
+    link.rename(mine)
+    link.symlink_to(mine)
+    before = {file: file.read_bytes() for file in mine.rglob("*.json")}
+    with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "y")
+    assert {file: file.read_bytes() for file in mine.rglob("*.json")} == before
+
+
 def test_what_cannot_be_collected_is_named(tmp_path):
     with pytest.raises(FolderError, match=r"sweep: no trials\.json"):
         collect_sweep(tmp_path / "sweep", tmp_path, "x")
