@@ -19,7 +19,7 @@ from adaecho.figures.style import (
     figure,
     variant_order,
 )
-from adaecho.records.outcome import LESS_IS_BETTER, ratio_words
+from adaecho.records.outcome import ratio_words
 
 Arm = dict[str, Any]
 _MANY_RUNS = 10  # from which on an interval of the mean says more than extremes, which grow with the number
@@ -182,10 +182,16 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     with figure(1.25 + 0.2 * len(arms), path, title, caption(arms, equal)) as drawing:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for axes, key in zip(panels, shown, strict=True):
-            _draw_panel(axes, arms, key, shares=key in values and metric not in LESS_IS_BETTER)
+            _draw_panel(axes, arms, key, shares=key in values and _is_share(arms, key, metric))
             axes.set_xlabel(quantities[key] + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
         panels[0].set_yticks(range(len(arms)), [_name(arm) for arm in arms], fontsize=8.5)
         panels[0].set_ylim(len(arms) - 0.4, -0.6)
+
+
+def _is_share(arms: list[Arm], key: str, metric: str) -> bool:
+    """Whether a metric is a part of all: of one's own it isn't known, and then it is a number."""
+    highest = max((arm[key]["max"] for arm in arms if arm.get(key)), default=0)
+    return highest <= 1 and (metric == "accuracy" or metric.startswith("mAP"))
 
 
 def _differs(arms: list[Arm], key: str) -> bool:
@@ -210,13 +216,11 @@ def _alike(arms: list[Arm], key: str) -> str:
 
 def _caption(arms: list[Arm]) -> str:
     runs = sorted({arm["runs"] for arm in arms if arm["runs"]})  # an arm without any says so in its name
-    of = (
-        "searches per arm, of each its best trial"
-        if any(arm.get("searched") for arm in arms)
-        else "runs per arm"
-    )
+    searched = any(arm.get("searched") for arm in arms)
+    of = "searches per arm, of each its best trial" if searched else "runs per arm"
     if runs == [1]:
-        return f"One run per arm. Dashed: {arms[0]['arm']}."
+        one = "The best trial of one search" if searched else "One run"
+        return f"{one} per arm. Dashed: {arms[0]['arm']}."
     number = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
     return f"Mean, minimum and maximum over {number} {of}. Grey: those of {arms[0]['arm']}."
 

@@ -108,6 +108,11 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
             f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"
         )
     rows: list[Row] = read_rows(sweep / "trials.json")
+    tasks = sorted({row["task"] for row in rows})
+    if len(tasks) > 1:
+        raise FolderError(
+            f"{sweep}: its arms are of {' and '.join(tasks)}; a table is of one: run a sweep for each"
+        )
     folders = [_trial_folder(sweep, row) for row in rows]
     return _write(rows, best_curves(rows, sweep), folders, results, [command])
 

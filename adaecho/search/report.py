@@ -1,6 +1,7 @@
 """The end of a sweep: its rows, its outcome per arm, the terminal's table, the figure, Optuna's study."""
 
 import json
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,32 @@ def write_outcome(state: SweepState, console: Console) -> None:
 
 def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
     """Draw the sweep beside its trials; where the figures are, or why there are none."""
-    nothing_reached = all(row["to_target_fresh_examples"] is None for row in rows)
-    if not rows or (nothing_reached and not without_target(rows)):
+    alike = _of_one_measure(rows)
+    drawn = {
+        name: group
+        for name, group in alike.items()
+        if without_target(group) or any(row["to_target_fresh_examples"] is not None for row in group)
+    }
+    if not drawn:
         return []
     try:
         from adaecho.figures.tables import draw_table
     except ImportError as error:
         return [f"no figure: {error}; {how_to_install('figures')}"]
-    paths = draw_table(rows, arms, best_curves(rows, folder), folder, _FIGURE, "png")
+    paths: list[Path] = []
+    for name, group in drawn.items():
+        stem, of = (_FIGURE, arms) if len(alike) == 1 else (f"{_FIGURE}_{name}", summarize(group))
+        paths += draw_table(group, of, best_curves(group, folder), folder, stem, "png")
     return [f"figure: {path}" for path in paths]
+
+
+def _of_one_measure(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows that one figure can hold, by task, metric and whether there is a target."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        told = row["task"], row["target_metric"], *["ends"] * (row["target_value"] is None)
+        groups.setdefault("_".join(re.sub(r"\W", "_", name) for name in told), []).append(row)
+    return groups
 
 
 def trial_rows(state: SweepState) -> list[Row]:
@@ -88,10 +106,11 @@ def _row(design: Design, search: Search, index: int) -> Row:
 
 def caption(state: SweepState, rows: list[Row]) -> str:
     """What the columns of the table mean."""
+    searched = any(search.trials > 1 for search in state.searches.values())
     if without_target(rows):
-        return "At the end of the budgets: means over the runs of each arm."
+        of = "searches of each arm, of each its best trial by its best evaluation"
+        return f"At the end of the budgets: means over the {of if searched else 'runs of each arm'}."
     if state.design.repeats > 1:
-        searched = any(search.trials > 1 for search in state.searches.values())
         of = "searches of the best trial of each" if searched else "runs of each arm"
         number = "the" if unfinished(state) else state.design.repeats
         return (
@@ -114,10 +133,10 @@ def noise(rows: list[Row]) -> list[str]:
 
 def missed(rows: list[Row], state: SweepState) -> list[str]:
     """What it means that no trial met the target, and what to change."""
-    ended = [row for row in rows if row["status"] in FINISHED]
-    if not ended or without_target(rows) or any(row["to_target_fresh_examples"] is not None for row in rows):
+    ended = [row for row in rows if row["status"] in FINISHED and row["target_value"] is not None]
+    if not ended or any(row["to_target_fresh_examples"] is not None for row in rows):
         return []
-    target = rows[0]["target_metric"], rows[0]["target_value"]
+    target = ended[0]["target_metric"], ended[0]["target_value"]
     best = best_value(ended)
     config = state.design.arms[0].config
     budgets = {key: config[key] for key in BUDGETS if config.get(key) is not None}
