@@ -66,6 +66,18 @@ def test_no_share_is_above_all(table, tmp_path, drawn):
     assert [label(share, 0) for share in (0.95, 1.0, 1.05)] == ["95 %", "100 %", ""]
 
 
+@pytest.mark.parametrize(("value", "label"), [(0.7, "0.7"), (31.5, "31.5")])
+def test_a_metric_of_ones_own_is_a_number(table, tmp_path, drawn, value, label):
+    own = [{**row, "target_metric": "psnr", "final_psnr": value} for row in table[:3]]
+    draw_ends(ends(own), tmp_path / "x.png", "title", "psnr")
+    assert drawn[0].axes[0].xaxis.get_major_formatter()(value, 0) == label
+
+
+def test_the_best_of_several_trials_is_no_single_run(table):
+    searched = [table[0], {**table[0], "index": 1}]
+    assert caption(ends(searched)) == "The best trial of one search per arm. Dashed: s1."
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("names", "lines"), [(("e2_lr0.1", "e2_lr0.2", "e4_lr0.1"), 2), (("lr0.1", "lr0.2"), 1)]

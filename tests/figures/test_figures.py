@@ -458,3 +458,22 @@ def test_a_sweep_is_drawn_in_its_folder(tmp_path):
     assert draw_sweep(tmp_path, rows, summarize(rows)) == [f"figure: {tmp_path / name}" for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     assert draw_sweep(tmp_path, [], []) == []
+
+
+def test_a_sweep_over_tasks_has_a_figure_of_each_metric(tmp_path, drawn):
+    """Cross entropies drawn as accuracies were errors of 0.1 % or less."""
+    ended = {"fresh_examples": 160, "target_value": None, "final_accuracy": 0.9}
+    rows = [{**row, **ended} for row in rows_of("digits", "none", 1, [None], trials=1)]
+    of_text = {"task": "small_text", "target_metric": "cross_entropy", "final_cross_entropy": 5.9}
+    rows += [{**row, **of_text, "arm": "text", "best_value": 5.9} for row in rows]
+    for row in rows:
+        folder = tmp_path / row["arm"] / "0" / "0"
+        folder.mkdir(parents=True)
+        value = json.dumps({"fresh_examples": 160, row["target_metric"]: row["best_value"]})
+        (folder / "metrics.jsonl").write_text(f"{value}\n")
+    stems = ("fig3_digits_accuracy_ends", "fig3_small_text_cross_entropy_ends")
+    names = [f"figure: {tmp_path / stem}{end}.png" for stem in stems for end in ("", "_curves")]
+    assert draw_sweep(tmp_path, rows, summarize(rows)) == names
+    assert drawn[1].axes[0].get_ylabel() == "validation error (log)"
+    assert drawn[3].axes[0].get_ylabel() == "validation cross entropy, nats"
+    assert drawn[3].axes[0].lines[0].get_ydata().tolist() == [5.9]

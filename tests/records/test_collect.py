@@ -162,6 +162,13 @@ def test_nothing_is_collected_into_a_link(tmp_path, place):
     assert {file: file.read_bytes() for file in mine.rglob("*.json")} == before
 
 
+def test_a_table_is_of_one_task(tmp_path):
+    rows = make_sweep(tmp_path / "sweep", ("a", 0, {}), ("b", 0, {}))
+    (tmp_path / "sweep/trials.json").write_text(json.dumps([rows[0], {**rows[1], "task": "small_text"}]))
+    with pytest.raises(FolderError, match="its arms are of digits and small_text; a table is of one"):
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
+
+
 def test_what_cannot_be_collected_is_named(tmp_path):
     with pytest.raises(FolderError, match=r"sweep: no trials\.json"):
         collect_sweep(tmp_path / "sweep", tmp_path, "x")

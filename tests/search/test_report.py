@@ -225,6 +225,9 @@ def test_a_sweep_that_missed_its_target_everywhere_says_what_to_raise(state: Swe
     assert line.startswith("missed: no evaluation met the target, accuracy 0.9, within max_fresh_examples=")
     assert "(the best was 0.6); raise max_fresh_examples, or set a target.value that was met" in line
     assert "; all diverged: lower" in report.missed([row | {"status": "diverged"} for row in rows], state)[0]
+    assert report.missed([_own("free", 0.7, target_value=None), *rows], state) == [line], (
+        "that one had no target"
+    )
     met = _own("none", 0.95, **goal) | {"to_target_fresh_examples": 320}
     assert not report.missed([*rows, met], state)
 
