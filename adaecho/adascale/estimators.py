@@ -70,39 +70,45 @@ def estimate_across_steps(square_of_difference: Tensor, inner_product: Tensor, s
 
 
 def step_gradient(groups: Sequence[Sequence[Tensor]], unit: Tensor | float) -> StepGradient:
-    """Return ``.grad * unit`` of every parameter in ``groups`` that has one, dense, float32 or float64."""
+    """Return ``.grad * unit`` of every parameter in ``groups`` that is trained, dense, float32 or float64.
+
+    That of one which the step did not reach is zero.
+    """
     return {
-        parameter: _widened(parameter.grad) * unit
+        parameter: _widened(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad) * unit
         for group in groups
         for parameter in group
-        if parameter.grad is not None
+        if parameter.requires_grad
     }
 
 
 def estimate_between_steps(
     before: StepGradient, now: StepGradient, groups: Sequence[Sequence[Tensor]], scale: float
-) -> Estimate:
+) -> tuple[Estimate, Tensor]:
     """Estimate sigma^2 and mu^2 of each group from the gradients of two steps.
 
-    A parameter that one of the steps did not reach has a gradient of zero there.
+    A parameter that was trained in one of them alone, since it is new or has been frozen or unfrozen, is left
+    out: its missing gradient is not zero but unknown. The second result, bool [num_groups], says which groups
+    have a sample.
     """
     device = next(iter(before)).device
-    rows = [_difference_and_inner_product(before, now, group, device) for group in groups]  # [2] each
-    difference, inner_product = torch.stack(rows).unbind(dim=1)  # [num_groups] each
-    return estimate_across_steps(difference, inner_product, scale)
+    rows = [_difference_and_inner_product(before, now, group, device) for group in groups]  # [3] each
+    difference, inner_product, has_sample = torch.stack(rows).unbind(dim=1)  # [num_groups] each
+    return estimate_across_steps(difference, inner_product, scale), has_sample > 0
 
 
 def _difference_and_inner_product(
     before: StepGradient, now: StepGradient, group: Sequence[Tensor], device: torch.device
 ) -> Tensor:
-    reached = [p for p in group if p in before or p in now]
-    if not reached:  # or frozen, all of them
-        return torch.zeros(2, dtype=statistics_dtype(device), device=device)
-    a = [before[p] if p in before else torch.zeros_like(now[p]) for p in reached]
-    b = [now[p] if p in now else torch.zeros_like(before[p]) for p in reached]
+    zero = torch.zeros((), dtype=statistics_dtype(device), device=device)  # []
+    in_both = [p for p in group if p in before and p in now]
+    if not in_both:
+        return torch.stack([zero, zero, zero])
+    a, b = [before[p] for p in in_both], [now[p] for p in in_both]
     difference = sum_of_squares(torch._foreach_sub(b, a))
     # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>: no kernel multiplies lists of tensors and adds up.
-    return torch.stack([difference, (sum_of_squares(a) + sum_of_squares(b) - difference) / 2])  # [2]
+    inner_product = (sum_of_squares(a) + sum_of_squares(b) - difference) / 2
+    return torch.stack([difference, inner_product, zero + 1])  # [3]; made on the device, so nothing waits
 
 
 def _widened(gradient: Tensor) -> Tensor:
@@ -148,8 +154,12 @@ class Averages(NamedTuple):
         return Averages(*(torch.cat([tensor, tensor.new_zeros(1)]) for tensor in self))
 
 
-def updated(averages: Averages, sample: Estimate, smoothing: float, debias: bool) -> Averages:
-    """Take in one sample; a sample that is not finite in any group changes nothing, decided on the device.
+def updated(
+    averages: Averages, sample: Estimate, smoothing: float, debias: bool, has_sample: Tensor | None = None
+) -> Averages:
+    """Take in one sample, of the groups that have one (None: of all).
+
+    A sample that is not finite in any group changes nothing, decided on the device.
 
     With theta = ``smoothing`` in [0, 1), the debiased form is ``m_t / (1 - theta^t)`` for
     ``m_t = theta m_{t-1} + (1 - theta) x_t``, written so that theta may change on the way. The paper's form
@@ -165,11 +175,10 @@ def updated(averages: Averages, sample: Estimate, smoothing: float, debias: bool
         coefficient = (1 / weight).clamp(min=1 - smoothing)
     # One verdict for all groups: the step that brought the sample is skipped as a whole.
     finite = torch.isfinite(sample.variance + sample.square).all()
+    taken = finite if has_sample is None else finite & has_sample
     new = Averages(
         averages.variance + coefficient * (sample.variance - averages.variance),
         averages.square + coefficient * (sample.square - averages.square),
         weight,
     )
-    return Averages(
-        *(torch.where(finite, after, before) for after, before in zip(new, averages, strict=True))
-    )
+    return Averages(*(torch.where(taken, after, before) for after, before in zip(new, averages, strict=True)))

@@ -216,8 +216,12 @@ class GradientStatistics:
         groups = self.collector.groups
         gradient = step_gradient(groups, 1 / self._loss_scale(sums))
         if self._gradient:
-            estimate = estimate_between_steps(self._gradient, gradient, groups, self.settings.scale)
-            averages = updated(averages, estimate, self.settings.smoothing, self.settings.debias_ewma)
+            estimate, has_sample = estimate_between_steps(
+                self._gradient, gradient, groups, self.settings.scale
+            )
+            averages = updated(
+                averages, estimate, self.settings.smoothing, self.settings.debias_ewma, has_sample
+            )
         return Sample(averages, gradient, finite)
 
     def _loss_scale(self, like: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ class AdaScale(Optimizer):
         self._statistics.begin(self._groups())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, between steps; its averages start with its first gradient."""
+        """Add a group, between steps; its averages start with its first sample."""
         self._statistics.collector.refuse_between_passes("add_param_group()")
         self._optimizer.add_param_group(param_group)
         checks.check_parameters(self._parameters())

@@ -331,6 +331,37 @@ def test_a_parameter_without_gradient_counts_as_zero():
     assert list(gains_of(optimizer, losses)) == pytest.approx([1.0, known, known])
 
 
+@pytest.mark.parametrize("how", ["added", "unfrozen", "frozen"])
+def test_a_gradient_from_before_a_parameter_was_trained_or_after_is_unknown_and_not_zero(how):
+    gradients = 1 + torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, other = (torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2))
+    other.requires_grad_(how != "unfrozen")
+    optimizer = AdaScale(torch.optim.SGD([one] if how == "added" else [one, other], lr=0.0), scale=4.0)
+    groups = [[0], [1]] if how == "added" else [[0, 1]]
+    slow = SlowAdaScale(groups, None, 4.0, 1 - 4 / 1000)
+    trained = [{0} if (step < 3) != (how == "frozen") else {0, 1} for step in range(6)]
+    for step in range(6):
+        if step == 3 and how == "added":
+            optimizer.add_param_group({"params": [other]})
+        elif step == 3:
+            other.requires_grad_(how == "unfrozen")
+        loss = sum((gradients[step, k] * (one, other)[k]).sum() for k in trained[step])
+        (gain,) = gains_of(optimizer, [loss])
+        for group, members in enumerate(groups if step else []):
+            both = [k for k in members if k in trained[step - 1] & trained[step]]
+            a, b = gradients[step - 1, both], gradients[step, both]
+            if both:
+                slow.samples[group].append(
+                    (2 * (a - b).square().sum().item(), max((a * b).sum().item(), 0.0))
+                )
+        averages = [slow.averages(group) for group in range(len(groups)) if slow.samples[group]]
+        pooled = [sum(each) for each in zip(*averages, strict=True)] or [0.0, 1.0]
+        assert gain == pytest.approx(slow.ratio(*pooled))
+        if how == "added" and step == 3:
+            assert optimizer.gain(1) == 1.0, "there is no sample yet"
+        optimizer.load_state_dict(optimizer.state_dict())  # which keeps what is unknown
+
+
 def test_scale_one_is_the_wrapped_optimizer():
     model, plain = mlp(), mlp()
     assert train(model, lone(model, scale=1.0), batches(5, 1)) == [1.0] * 5

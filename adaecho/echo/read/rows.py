@@ -259,6 +259,12 @@ def _copier(dataset: Any) -> Callable[[], Any]:
     return copied
 
 
+def is_seen_to_draw(dataset: Any) -> bool:
+    """Whether a dataset that is read elsewhere moves the global generators, as far as a trial of it tells."""
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return indexed and bool(MapSource(dataset)._tried(_first_draws, num_workers=1))
+
+
 def _first_draws(dataset: Any) -> bool:
     """Whether it moves a global generator to read one of three examples."""
     for row in dict.fromkeys([0, len(dataset) // 2, len(dataset) - 1]):

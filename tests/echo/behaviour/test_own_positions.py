@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from adaecho import EchoLoader
-from tests.echo.others import plain
+from tests.echo.others import plain, stateful_data_loader
 from tests.echo.sources import held_serials, soon
 from tests.helpers import through_torch_save
 
@@ -212,3 +212,29 @@ def test_a_position_is_of_no_use_to_what_takes_none() -> None:
         list(islice(loader, 2))
         with pytest.raises(ValueError, match="told its own position when the state was saved"):
             EchoLoader(untold, size).load_state_dict(loader.state_dict())
+
+
+class Drawing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> tuple[int, float]:
+        return row, random.random()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_that_tells_its_position_goes_on_with_other_draws_and_says_so(num_workers: int) -> None:
+    def make() -> EchoLoader:
+        inner = stateful_data_loader(Drawing(), 4, shuffle=True)
+        return EchoLoader(inner, batch_size=None, echo="batch", factor=2, epochs=1, num_workers=num_workers)
+
+    with make() as loader, make() as restored:
+        iterator = iter(loader)
+        list(islice(iterator, 13))
+        state = through_torch_save(loader.state_dict())
+        expected = [rows.tolist() for rows, _ in iterator]
+        with pytest.warns(UserWarning, match="from here on examples are drawn anew") as told:
+            restored.load_state_dict(state)
+        assert sum("drawn anew" in str(one.message) for one in told) == 1
+        assert [rows.tolist() for rows, _ in restored] == expected

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from adaecho.echo.memory.tree import Spans, duplicate, spans
+from adaecho.echo.read.failures import warn_caller
+from adaecho.echo.read.rows import is_seen_to_draw
 
 APART = 16  # examples or batches between two questions: to tell one may take as long as to read an example
 
@@ -52,6 +54,7 @@ class IterableSource:
         self._opened: Any = None  # what is its own iterator, and was opened last
         self.within = False
         self._teller: Teller | None = None  # of the iterator opened last
+        self._told = False  # that it draws
 
     @property
     def length(self) -> int | None:
@@ -150,9 +153,21 @@ class IterableSource:
     def check_other(self, serial: int, *, same_rows: bool) -> None:  # noqa: ARG002 (as above)
         """Answer that an example which was read again is another one than before.
 
+        What a loader of a dataset that draws tells is its order, which can't be compared then: warn.
+
         Raises:
             ValueError: others come than before, or in another order.
         """
+        if self._told:
+            return
+        if self._teller is not None and is_seen_to_draw(getattr(self._source, "dataset", None)):
+            self._told = True
+            warn_caller(
+                f"load_state_dict: the dataset of this {self.name} draws, and the position that it tells "
+                "leaves that out: from here on examples are drawn anew, and nobody compares whether their "
+                "order is as before. A DataLoader of torch with the same arguments goes on exactly"
+            )
+            return
         raise self._others(
             serial,
             "Let all that it draws follow what set_epoch(pass) told it, as a class around it can that makes "
