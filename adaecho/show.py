@@ -8,13 +8,14 @@ first that it gets wrong). The picture is ``pictures/<task>.png`` in the run's f
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from adaecho.config.schema import from_plain
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import FolderError, UserError, say, told
+from adaecho.errors import FolderError, UserError, say, told, warn
 from adaecho.evaluate import load_weights
 from adaecho.records.folder import RunFolder
 from adaecho.records.status import Status
@@ -78,7 +79,7 @@ def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
     saved = run.checkpoints()
     if not saved:
         raise FolderError(f"{run.path}: holds neither weights nor a checkpoint yet; run it again")
-    state = checkpoint.load(run, saved[0])
+    path, state = _newest(run, saved)
     try:
         model.load_state_dict(state["model"])
         if state.get("average") is not None:  # what the run evaluates
@@ -86,8 +87,18 @@ def _trained(run: RunFolder, model: nn.Module) -> nn.Module:
             average.load_state_dict(state["average"])
             return average.module
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise FolderError(f"{saved[0]}: holds no weights of the model in config.yaml ({error})") from error
+        raise FolderError(f"{path}: holds no weights of the model in config.yaml ({error})") from error
     return model
+
+
+def _newest(run: RunFolder, saved: list[Path]) -> tuple[Path, dict[str, Any]]:
+    """The last good checkpoint, and which it is; a damaged one gives way to the one before."""
+    for path in saved[:-1]:
+        try:
+            return path, checkpoint.load(run, path)
+        except FolderError as error:
+            warn(f"{error}; showing an earlier one")
+    return saved[-1], checkpoint.load(run, saved[-1])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -103,6 +103,19 @@ def test_what_can_not_be_shown_or_written_is_refused_by_name(
     assert "neither weights nor a checkpoint" in refused(show.main, without)
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_trial(compose_config("task=digits", *SHORT, "checkpoint_every_s=0.001"), tmp_path / "run")
+    (tmp_path / "run" / "model" / "final.safetensors").unlink()
+    (tmp_path / "run" / "checkpoint" / "last.pt").write_bytes(b"x")
+    show.main([str(tmp_path / "run")])
+    told = capsys.readouterr()
+    assert "last.pt" in told.err
+    assert "showing an earlier one" in told.err
+    assert Path(told.out.strip()).is_file()
+
+
 def test_a_run_that_reached_its_target_shows_the_model_of_its_end(
     compose_config: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,7 @@ def _factor(arm: Arm) -> float:
 
 
 _MARGIN = 1.25
+_LONGEST_LINE = 36  # letters of an arm's name: longer ones would leave the panels no room
 _SAME = 0.01  # of a count: what a batch more or less at the end of a budget makes
 _NARROW = 5  # ratio of a log scale's ends below which steps of 1, 2, 5 may give fewer than two labels
 _COUNTS = {"steps": "steps", "trained_examples": "examples\ntrained on", "fresh_examples": "fresh examples"}
@@ -179,12 +181,14 @@ def draw_ends(arms: list[Arm], path: Path, title: str, metric: str) -> None:
     evaluated = [key for key in values if any(arm.get(key) for arm in arms)]
     shown = [key for key in quantities if key in evaluated or _differs(arms, key)] or ["fresh_examples"]
     equal = [key for key in _COUNTS if key not in shown and any(arm.get(key) for arm in arms)]
-    with figure(1.25 + 0.2 * len(arms), path, title, caption(arms, equal)) as drawing:
+    names = [textwrap.fill(_name(arm), _LONGEST_LINE) for arm in arms]
+    row_inches = 0.07 + 0.13 * max(name.count("\n") + 1 for name in names)
+    with figure(1.25 + row_inches * len(arms), path, title, caption(arms, equal)) as drawing:
         panels = drawing.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for axes, key in zip(panels, shown, strict=True):
             _draw_panel(axes, arms, key, shares=key in values and _is_share(arms, key, metric))
             axes.set_xlabel(quantities[key] + " (log)" * (axes.get_xscale() == "log"), fontsize=8.5)
-        panels[0].set_yticks(range(len(arms)), [_name(arm) for arm in arms], fontsize=8.5)
+        panels[0].set_yticks(range(len(arms)), names, fontsize=8.5)
         panels[0].set_ylim(len(arms) - 0.4, -0.6)
 
 

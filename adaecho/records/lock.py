@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import FolderError
-from adaecho.records.files import folder_errors, read_bytes
+from adaecho.records.files import check_no_link, folder_errors, read_bytes
 
 HEARTBEAT_S = 15.0
 # A network file system may show a file's times up to a minute late (NFS acregmax), so several beats.
@@ -56,8 +56,9 @@ class FolderLock:
 
         Raises:
             FolderInUseError: a live process holds it (named by host and pid).
-            FolderError: the folder can't be written.
+            FolderError: the folder can't be written, or the lock is a link.
         """
+        check_no_link(self.path)  # one to nothing neither exists nor can be created
         with folder_errors(self.folder):
             begin = time.monotonic()
             while not self._try_acquire(waited_s=time.monotonic() - begin):

@@ -55,6 +55,8 @@ class IndexedTarShards:
         self.urls, self.open_shards = shard_urls(shards), open_shards
         self._retries = retries or Retries()
         path = None if index is None else Path(index)
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"index={str(path)!r}: it is a folder, or lies in none; name a file in one")
         if path is not None and path.is_file():
             self._load(path)
         else:

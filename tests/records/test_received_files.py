@@ -29,11 +29,11 @@ def config(compose_config: Compose) -> Config:
     return compose_config(*RUN)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "model", "pictures", "wandb"])
+@pytest.mark.parametrize("name", ["checkpoint", "model", "pictures", "wandb", "lock"])
 def test_nothing_is_written_through_a_link_to_a_folder(tmp_path: Path, config: Config, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / ("absent" if name == "lock" else ""))
     with pytest.raises(FolderError, match=rf"run/{name}: leads elsewhere by a symbolic link"):
         run_trial(config, tmp_path / "run")
     assert not any((tmp_path / "mine").iterdir())

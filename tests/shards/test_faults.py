@@ -271,6 +271,12 @@ def test_a_damaged_index_is_refused_with_the_remedy(folder: Path, index: Path, d
     assert [number_of(example) for example in anew] == list(range(NUM_EXAMPLES))
 
 
+@pytest.mark.parametrize("name", [".", "absent/index.npz"])
+def test_where_no_index_can_lie_is_told_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"index='.*': it is a folder, or lies in none"):
+        IndexedTarShards(tmp_path / "absent.tar", index=tmp_path / name)
+
+
 def test_a_bit_of_an_index_that_is_another_is_noticed_or_changes_nothing(folder: Path, index: Path) -> None:
     def origins(shards: IndexedTarShards) -> list[str]:
         return [shards.origin(row) for row in range(len(shards))]

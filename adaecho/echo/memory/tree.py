@@ -428,6 +428,12 @@ def collate(examples: list[Any]) -> Any:
             raise ValueError("examples of one batch have different lengths; give collate= to pad them")
         return _same_kind(first, [collate(list(column)) for column in zip(*examples, strict=True)])
     if isinstance(first, np.ndarray | torch.Tensor):
+        for other in examples:
+            if not hasattr(other, "shape"):
+                raise ValueError(
+                    f"examples of one batch are a {type(first).__name__} and a {type(other).__name__}; give "
+                    "numpy.asarray of each column of a tuple that is meant as columns, or collate="
+                )
         shapes = sorted({tuple(example.shape) for example in examples})
         if len(shapes) > 1:
             raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaecho.echo.memory import recycle
-from adaecho.echo.memory.tree import stack
+from adaecho.echo.memory.tree import collate, stack
 
 STACKED: dict[str, list[Any]] = {
     "images": [np.full((2, 3, 3), value, np.uint8) for value in range(4)],
@@ -110,3 +110,8 @@ def test_takes_rows_also_of_a_view_without_copying_all_of_it() -> None:
     np.testing.assert_array_equal(recycle.take(array, rows), array[rows])
     broadcast = np.broadcast_to(np.arange(1000, dtype=np.int32), (10**11, 1000))  # whole, 400 TB
     np.testing.assert_array_equal(recycle.take(broadcast, np.array([10**11 - 1, 0, 5])), broadcast[:3])
+
+
+def test_an_array_and_a_list_make_no_batch() -> None:
+    with pytest.raises(ValueError, match=r"a ndarray and a list; give numpy\.asarray of each column"):
+        collate([np.arange(3), [1, 2, 3]])
