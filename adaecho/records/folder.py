@@ -303,8 +303,11 @@ class RunFolder:
             )
 
     def _check_links(self) -> None:
-        """Refuse folders in it that are links, in a run received from others to any folder of one's own."""
-        for name in ("checkpoint", "model", "pictures", "wandb"):
+        """Refuse links in it, which lead in a run received from others to any file or folder of one's own.
+
+        What is written through one is changed, and what is read may come to lie in a record.
+        """
+        for name in _LEFT:
             check_no_link(self.path / name)
 
     def _has_records(self) -> bool:

@@ -84,7 +84,7 @@ class SweepState:
 
     def __init__(self, design: Design, folder: Path) -> None:
         self.design, self.folder = design, folder
-        for name in ("workers", "slurm", "wandb"):
+        for name in ("workers", "slurm", "wandb", "design.json", "data.json"):
             check_no_link(folder / name)
         self.searches = {(arm.name, repeat): self._read(arm, repeat) for arm, repeat in design.searches()}
 

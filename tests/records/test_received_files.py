@@ -29,11 +29,15 @@ def config(compose_config: Compose) -> Config:
     return compose_config(*RUN)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "model", "pictures", "wandb", "lock"])
-def test_nothing_is_written_through_a_link_to_a_folder(tmp_path: Path, config: Config, name: str) -> None:
+FOLDERS = ("checkpoint", "model", "pictures", "wandb")
+FILES = ("lock", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "wandb.json")
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES, "attempts.log", "traceback.txt"])
+def test_nothing_is_read_or_written_through_a_link(tmp_path: Path, config: Config, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / ("absent" if name == "lock" else ""))
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / ("" if name in FOLDERS else "absent"))
     with pytest.raises(FolderError, match=rf"run/{name}: leads elsewhere by a symbolic link"):
         run_trial(config, tmp_path / "run")
     assert not any((tmp_path / "mine").iterdir())
