@@ -121,10 +121,11 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
     """Write the tables of single runs of one task, each an arm named by its echo; returns their folder.
 
     Raises:
-        FolderError: a folder holds no finished run, or two hold the same arm, or others' task or target,
-            or the tables of other runs lie there.
+        FolderError: a folder holds no finished run, or two hold the same arm, or others' task, target or
+            data, or the tables of other runs lie there.
     """
     rows: list[Row] = []
+    alike: dict[Path, dict[str, Any]] = {}
     commands = []
     for path in runs:
         run = RunFolder(path)
@@ -139,15 +140,22 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             )
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
-        for key in ("task", *TARGET):
-            if rows[-1][key] != rows[0][key]:
-                raise FolderError(
-                    f"{path}: its {key} is {rows[-1][key]}, and that of {runs[0]} is {rows[0][key]}: their "
-                    "costs can't be compared; collect runs of one task and one target"
-                )
+        alike[path] = {**{key: rows[-1][key] for key in ("task", *TARGET)}, "data": summary.get("data")}
         commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
+    _check_alike(alike)
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
     return _write(rows, curves, runs, results, commands)
+
+
+def _check_alike(runs: dict[Path, dict[str, Any]]) -> None:
+    first, expected = next(iter(runs.items()))
+    for path, found in runs.items():
+        for key, value in found.items():
+            if value != expected[key]:
+                raise FolderError(
+                    f"{path}: its {key} is {value}, and that of {first} is {expected[key]}: their costs "
+                    "can't be compared; collect runs of one task, target and data"
+                )
 
 
 def best_curves(rows: list[Row], sweep: Path) -> list[dict[str, Any]]:

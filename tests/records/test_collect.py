@@ -181,6 +181,11 @@ def test_what_cannot_be_collected_is_named(tmp_path):
     make_run(tmp_path / "three", variant="batch", target={"metric": "accuracy", "value": 0.5})
     with pytest.raises(FolderError, match=r"three: its target_value is 0\.5, and that of .*one is 0\.97"):
         collect_runs([tmp_path / "one", tmp_path / "three"], tmp_path / "results", "x")
+    make_run(tmp_path / "four", variant="batch", data={"training_images": 3})
+    with pytest.raises(
+        FolderError, match=r"four: its data is {'training_images': 3}, and that of .*one is None"
+    ):
+        collect_runs([tmp_path / "one", tmp_path / "four"], tmp_path / "results", "x")
     assert not (tmp_path / "results").exists()
 
 
