@@ -155,9 +155,9 @@ class Averages(NamedTuple):
 
 
 def updated(
-    averages: Averages, sample: Estimate, smoothing: float, debias: bool, has_sample: Tensor | None = None
+    averages: Averages, sample: Estimate, smoothing: float, debias: bool, has_sample: Tensor
 ) -> Averages:
-    """Take in one sample, of the groups that have one (None: of all).
+    """Take in one sample, of the groups that have one: bool [num_groups].
 
     A sample that is not finite in any group changes nothing, decided on the device.
 
@@ -175,7 +175,7 @@ def updated(
         coefficient = (1 / weight).clamp(min=1 - smoothing)
     # One verdict for all groups: the step that brought the sample is skipped as a whole.
     finite = torch.isfinite(sample.variance + sample.square).all()
-    taken = finite if has_sample is None else finite & has_sample
+    taken = finite & has_sample
     new = Averages(
         averages.variance + coefficient * (sample.variance - averages.variance),
         averages.square + coefficient * (sample.square - averages.square),

@@ -94,10 +94,24 @@ class GradientStatistics:
     def gains(self) -> Tensor:
         """Return the gain of each group, then the pooled one: float64 [num_groups + 1]."""
         variance, square = (
-            torch.cat([average, average.sum(0, keepdim=True)])  # [num_groups + 1]
+            torch.cat([average, self.pooled(average).reshape(1)])  # [num_groups + 1]
             for average in (self.current_averages.variance, self.current_averages.square)
         )
         return gain_ratio(variance, square, self.settings.scale)
+
+    def pooled(self, average: Tensor) -> Tensor:
+        """The sum of an average [num_groups] over the groups that are trained; a frozen one's is kept."""
+        trained = self._trained
+        if all(trained) or not any(trained):
+            return average.sum()
+        return torch.stack(
+            [one for one, is_trained in zip(average, trained, strict=True) if is_trained]
+        ).sum()
+
+    @property
+    def _trained(self) -> list[bool]:
+        """Whether a step trains any parameter of each group."""
+        return [any(parameter.requires_grad for parameter in group) for group in self.collector.groups]
 
     def rate_factors(self) -> Tensor:
         """Return what each group's learning rate is multiplied by under the rule: float64 [num_groups]."""
@@ -133,6 +147,7 @@ class GradientStatistics:
         """Return averages and, in the order of ``parameters``, the last gradient: tensors, plain numbers."""
         return {
             **self.averages._asdict(),
+            "scale": self.settings.scale,  # of the gradient
             "debias_ewma": self.settings.debias_ewma,
             "gradient": [self._gradient.get(parameter) for parameter in parameters] if self._gradient else [],
         }
@@ -157,7 +172,10 @@ class GradientStatistics:
                 f"AdaScale: the checkpoint was averaged with debias_ewma={state['debias_ewma']}, the "
                 f"optimizer has debias_ewma={debias_ewma}; use the checkpoint's"
             )
-        gradient = state["gradient"] or [None] * len(parameters)
+        scale = state.get("scale", self.settings.scale)
+        # The noise of another S is in the gradient, but not in the averages.
+        as_large = isinstance(scale, float | int) and scale == self.settings.scale
+        gradient = (state["gradient"] if as_large else []) or [None] * len(parameters)
         if [None if copy is None else copy.shape for copy in gradient] != [
             None if copy is None else parameter.shape
             for parameter, copy in zip(parameters, gradient, strict=False)
@@ -206,7 +224,9 @@ class GradientStatistics:
             settings.num_gradients,
             settings.scale,
         )
-        averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma)
+        # Made on the device, so nothing waits.
+        has_sample = torch.stack([torch.full_like(sums[0], is_trained) for is_trained in self._trained]) > 0
+        averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma, has_sample)
         return Sample(averages, {}, torch.isfinite(sums + squares).all())
 
     def _across_steps(self, averages: Averages, sums: Tensor) -> Sample:

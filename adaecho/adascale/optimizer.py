@@ -136,7 +136,7 @@ class AdaScale(Optimizer):
         return self._settings.smoothing
 
     def gain(self, pg_idx: int | None = None) -> float:
-        """The gain in [1, S] of one parameter group, or pooled over all; waits for the device.
+        """The gain in [1, S] of one parameter group, or pooled over those trained; waits for the device.
 
         Between the last backward pass and ``step()`` it includes the coming step. 1 before the first one.
         """
@@ -145,12 +145,12 @@ class AdaScale(Optimizer):
     def grad_var_avg(self, pg_idx: int | None = None) -> float:
         """Averaged sigma^2, the summed variance of one base-batch gradient's elements; waits."""
         variance = self._statistics.current_averages.variance
-        return float(variance.sum() if pg_idx is None else variance[pg_idx])
+        return float(self._statistics.pooled(variance) if pg_idx is None else variance[pg_idx])
 
     def grad_sqr_avg(self, pg_idx: int | None = None) -> float:
         """Averaged mu^2, the squared norm of the expected gradient; waits."""
         square = self._statistics.current_averages.square
-        return float(square.sum() if pg_idx is None else square[pg_idx])
+        return float(self._statistics.pooled(square) if pg_idx is None else square[pg_idx])
 
     def gradient_noise_scale(self, pg_idx: int | None = None) -> float:
         """sigma^2 / mu^2 in base batches, >= 0; waits for the device.

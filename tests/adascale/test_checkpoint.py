@@ -228,3 +228,21 @@ def test_a_damaged_checkpoint_changes_nothing(optimizer, damage, message):
     with pytest.raises(ValueError, match=f"the checkpoint {message}"):
         optimizer.load_state_dict(state)
     assert_identical(optimizer.state_dict(), before)
+
+
+def test_the_last_gradient_of_another_scale_is_no_sample_beside_the_next():
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def trained(optimizer, gradients):
+        for gradient in gradients:
+            optimizer.zero_grad()
+            (parameter * gradient).sum().backward()
+            optimizer.step()
+        return optimizer
+
+    before = trained(AdaScale(torch.optim.SGD([parameter], lr=0.0), scale=4.0), [1.0, 2.0, 1.0])
+    before.unhook()
+    after = AdaScale(torch.optim.SGD([parameter], lr=0.0), scale=16.0)
+    after.load_state_dict(through_torch_save(before.state_dict()))
+    assert trained(after, [5.0]).grad_var_avg() == before.grad_var_avg()
+    assert trained(after, [5.0]).grad_var_avg() < before.grad_var_avg()

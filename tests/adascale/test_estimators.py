@@ -40,7 +40,7 @@ def test_strided_and_sparse_gradients():
 
 def test_one_bad_group_discards_the_whole_sample():
     sample = torch.tensor([1.0, float("nan")], dtype=torch.float64)
-    found = updated(Averages.empty(2), Estimate(sample, sample), 0.9, debias=True)
+    found = updated(Averages.empty(2), Estimate(sample, sample), 0.9, True, torch.tensor([True, True]))
     assert found.weight.tolist() == [0.0, 0.0]
 
 

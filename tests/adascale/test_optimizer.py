@@ -217,6 +217,40 @@ def test_a_group_that_is_added_is_hooked_and_averaged_over_its_own_steps():
     torch.testing.assert_close(weights(model), weights(twin))
 
 
+@pytest.mark.parametrize("arguments", [{"scale": 4.0}, {"num_gradients_to_accumulate": 2}], ids=str)
+def test_a_group_takes_part_in_the_pooled_gain_while_it_is_trained(arguments):
+    model = mlp()
+    optimizer = AdaScale(torch.optim.SGD(layers(model, 0.01, 0.01)), **arguments)
+    steps = list(batches(12, arguments.get("num_gradients_to_accumulate", 1)))
+    train(model, optimizer, steps[:4])
+    averages = optimizer.grad_var_avg(1), optimizer.grad_sqr_avg(1)
+    assert optimizer.grad_var_avg() == pytest.approx(optimizer.grad_var_avg(0) + averages[0])
+    model[2].requires_grad_(False)
+    gains = train(model, optimizer, steps[4:8])
+    assert (gains[-1], optimizer.grad_var_avg()) == (optimizer.gain(0), optimizer.grad_var_avg(0))
+    assert (optimizer.grad_var_avg(1), optimizer.grad_sqr_avg(1)) == averages, "they are kept"
+    model[2].requires_grad_(True)
+    train(model, optimizer, steps[8:])
+    assert optimizer.grad_var_avg() == optimizer.grad_var_avg(0) + optimizer.grad_var_avg(1)
+    assert optimizer.grad_var_avg(1) != averages[0]
+
+
+def test_a_group_that_was_frozen_at_first_is_averaged_as_one_that_is_added():
+    unfrozen, added = mlp(), mlp()
+    first = AdaScale(torch.optim.SGD(layers(unfrozen, 0.05, 0.05)), num_gradients_to_accumulate=2)
+    second = AdaScale(torch.optim.SGD(layers(added, 0.05, 0.05)[:1]), num_gradients_to_accumulate=2)
+    for model in (unfrozen, added):
+        model[2].requires_grad_(False)
+    steps = list(batches(8, 2))
+    assert train(unfrozen, first, steps[:4]) == train(added, second, steps[:4])
+    assert first.gain(1) == 1.0, "there is no sample yet"
+    for model in (unfrozen, added):
+        model[2].requires_grad_(True)
+    second.add_param_group(layers(added, 0.05, 0.05)[1])
+    first.zero_grad()  # which watches what has been unfrozen
+    assert train(unfrozen, first, steps[4:]) == train(added, second, steps[4:])
+
+
 def test_nothing_keeps_the_optimizer_or_its_hooks_alive():
     model = mlp()
     optimizer = accumulating(model)
