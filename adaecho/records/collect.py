@@ -249,7 +249,7 @@ def _environments(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Where the runs were made, each once; without job ids, which tell a reader nothing."""
     found: list[dict[str, Any]] = []
     for folder in folders:
-        check_no_link(folder / "environment.json")
+        RunFolder(folder).check_links()
         latest = read_json(folder / "environment.json")
         for environment in [*latest.pop("earlier", []), latest]:
             environment.pop("slurm", None)

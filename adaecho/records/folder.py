@@ -118,7 +118,7 @@ class RunFolder:
             FolderError: the folder holds another run (with a diff), a larger budget, or no config.
         """
         self._check_writer()
-        self._check_links()
+        self.check_links()
         self._identity = run_id(config)
         if fresh and self._has_records():
             self._move_aside()
@@ -302,10 +302,13 @@ class RunFolder:
                 "this one slept, or removed it). Nothing was written"
             )
 
-    def _check_links(self) -> None:
+    def check_links(self) -> None:
         """Refuse links in it, which lead in a run received from others to any file or folder of one's own.
 
         What is written through one is changed, and what is read may come to lie in a record.
+
+        Raises:
+            FolderError: one of its files or folders is a link.
         """
         for name in _LEFT:
             check_no_link(self.path / name)

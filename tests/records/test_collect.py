@@ -135,7 +135,7 @@ def test_evaluations_that_are_gone_are_told(tmp_path, kept):
         collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
 
 
-@pytest.mark.parametrize("name", ["0/environment.json", "0"])
+@pytest.mark.parametrize("name", ["0/environment.json", "0/summary.json", "0/metrics.jsonl", "0"])
 def test_nothing_is_collected_through_a_link(tmp_path, name):
     """What a received one leads to may be any file of one's own, and tables are committed."""
     make_sweep(tmp_path / "sweep", ("run", 0, {}))
