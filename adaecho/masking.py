@@ -113,7 +113,9 @@ def shown(text: str) -> str:
 def _shown(run: str) -> str:
     user, place, tail = _parts(run)
     mark = run[len(run) - len(tail) - 1] if tail and place else ""
-    return ("" if user is None else f"{MASK}@") + place + mark + (MASK if tail else "")
+    if not tail.startswith(MASK) or tail.strip("*:,;.'\")]}>"):  # no mask, with the rest of a sentence
+        tail = MASK if tail else ""
+    return ("" if user is None else f"{MASK}@") + place + mark + tail
 
 
 def _parts(run: str) -> tuple[str | None, str, str]:

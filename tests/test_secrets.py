@@ -141,6 +141,12 @@ NO_SECRETS = (
 URLS |= {name: name for name in NO_SECRETS}
 
 
+def test_what_is_masked_stays_as_it_is_within_a_sentence() -> None:
+    for sentence in ("{}: a.jpg", "({}), {}; '{}'"):
+        masked = sentence.replace("{}", "https://***@h/a.tar?***")
+        assert masking.masked(masked) == masked
+
+
 @pytest.mark.parametrize(("url", "shown"), URLS.items(), ids=list(URLS))
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert masking.masked(url) == shown

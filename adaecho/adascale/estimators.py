@@ -149,9 +149,10 @@ class Averages(NamedTuple):
         """Return the same averages on ``device``."""
         return Averages(*(tensor.to(device) for tensor in self))
 
-    def with_group(self) -> "Averages":
-        """Return averages with one more group, which has no samples."""
-        return Averages(*(torch.cat([tensor, tensor.new_zeros(1)]) for tensor in self))
+    def with_groups(self, num_groups: int) -> "Averages":
+        """Return averages of ``num_groups``, of which those that are new have no samples."""
+        new = num_groups - len(self.weight)
+        return Averages(*(torch.cat([tensor, tensor.new_zeros(new)]) for tensor in self)) if new else self
 
 
 def updated(

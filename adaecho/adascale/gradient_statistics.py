@@ -129,8 +129,12 @@ class GradientStatistics:
         self._next_is_repeated = True
 
     def begin(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        """Begin a step: forget passes, and watch parameters that are new or have been unfrozen."""
+        """Begin a step: forget passes, and watch parameters that are new or have been unfrozen.
+
+        A group that is new, if only to the wrapped optimizer, has averages of its own.
+        """
         self._give_up()
+        self.averages = self.averages.with_groups(len(groups))
         self.collector.hook(groups)
 
     def _give_up(self) -> None:
@@ -138,10 +142,6 @@ class GradientStatistics:
         if self._sample is not None:
             self._given_up(self._sample.finite)
         self._sample = None
-
-    def add_group(self) -> None:
-        """Make room for one more group."""
-        self.averages = self.averages.with_group()
 
     def state_dict(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
         """Return averages and, in the order of ``parameters``, the last gradient: tensors, plain numbers."""
@@ -239,9 +239,9 @@ class GradientStatistics:
             estimate, has_sample = estimate_between_steps(
                 self._gradient, gradient, groups, self.settings.scale
             )
-            averages = updated(
-                averages, estimate, self.settings.smoothing, self.settings.debias_ewma, has_sample
-            )
+            # A gradient that is not finite may be of a parameter that the sample leaves out.
+            settings, has_sample = self.settings, has_sample & finite
+            averages = updated(averages, estimate, settings.smoothing, settings.debias_ewma, has_sample)
         return Sample(averages, gradient, finite)
 
     def _loss_scale(self, like: Tensor) -> Tensor:

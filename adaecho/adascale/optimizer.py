@@ -246,7 +246,6 @@ class AdaScale(Optimizer):
         self._statistics.collector.refuse_between_passes("add_param_group()")
         self._optimizer.add_param_group(param_group)
         checks.check_parameters(self._parameters())
-        self._statistics.add_group()
         self._statistics.begin(self._groups())
 
     def unhook(self) -> None:

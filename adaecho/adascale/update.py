@@ -13,15 +13,30 @@ def scaled_learning_rates(optimizer: Optimizer, factors: Sequence[float | Tensor
     """Multiply each group's ``lr`` by its factor within, and put the very same objects back afterwards.
 
     The same, since a schedule may hold a learning rate that is a tensor and write into it.
+
+    Raises:
+        RuntimeError: a hook of ``step()`` set ``lr``, which would have been lost, and in the step its gain.
     """
     base = [group["lr"] for group in optimizer.param_groups]
-    for group, lr, factor in zip(optimizer.param_groups, base, factors, strict=True):
-        group["lr"] = lr * factor
+    scaled = [lr * factor for lr, factor in zip(base, factors, strict=True)]
     try:
+        for group, lr in zip(optimizer.param_groups, scaled, strict=True):
+            group["lr"] = lr
         yield
+        if any(_was_set(group["lr"], lr) for group, lr in zip(optimizer.param_groups, scaled, strict=True)):
+            raise RuntimeError(
+                "AdaScale: lr was set within step(), by a hook of it or by the optimizer; that is not kept. "
+                "Set it, or step the scheduler, after step()"
+            )
     finally:
         for group, lr in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = lr
+
+
+def _was_set(lr: float | Tensor, scaled: float | Tensor) -> bool:
+    # Schedulers write into a rate that is a tensor.
+    written = isinstance(scaled, Tensor) and not scaled.is_inference() and scaled._version > 0
+    return lr is not scaled or written
 
 
 def step_on_host(

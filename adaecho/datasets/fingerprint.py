@@ -53,6 +53,16 @@ def fingerprint_of(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     return found
 
 
+def without_secrets(fingerprint: dict[str, str]) -> dict[str, str]:
+    """What a checkpoint may hold of a task's: of secrets in a url no more than whether they are others."""
+    kept = {}
+    for name, value in fingerprint.items():
+        shown = masked(value)
+        digest = hashlib.sha256(str(value).encode()).hexdigest()[:8]
+        kept[masked(name)] = value if shown == value else f"{shown} (sha256 {digest})"
+    return kept
+
+
 def _of_file(name: str, samples: int) -> str:
     if is_remote(name):
         return _of_remote(name)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaecho.config.identity import run_id
+from adaecho.config.identity import identity, run_id
 from adaecho.errors import FolderError, say, told
 from adaecho.records.files import (
     check_no_link,
@@ -38,6 +38,7 @@ from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_
 
 # What tells sweeps apart where a row of an earlier version has no run_id.
 _SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
+_SPLIT = ("validation_examples", "split_seed")
 _EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
 _TOLD = ("target_direction", "R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
@@ -140,20 +141,30 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
             )
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
-        alike[path] = {**{key: rows[-1][key] for key in ("task", *TARGET)}, "data": summary.get("data")}
+        alike[path] = _same_in_all(config, summary)
         commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
     _check_alike(alike)
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
     return _write(rows, curves, runs, results, commands)
 
 
+def _same_in_all(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    """What runs have to share for their costs to be of one task: target, data, its split, model, ..."""
+    decides = identity(config)
+    data = {f"data.{key}": decides["data"].get(key) for key in _SPLIT}
+    task = {f"task.{key}": value for key, value in decides["task"].items()}
+    target = {f"target.{key}": decides["target"].get(key) for key in ("metric", "value", "in_a_row")}
+    return {**task, **target, **data, "data": summary.get("data")}
+
+
 def _check_alike(runs: dict[Path, dict[str, Any]]) -> None:
     first, expected = next(iter(runs.items()))
     for path, found in runs.items():
-        for key, value in found.items():
-            if value != expected[key]:
+        for key in {**expected, **found}:
+            value, other = found.get(key), expected.get(key)
+            if value != other:
                 raise FolderError(
-                    f"{path}: its {key} is {value}, and that of {first} is {expected[key]}: their costs "
+                    f"{path}: its {key} is {value}, and that of {first} is {other}: their costs "
                     "can't be compared; collect runs of one task, target and data"
                 )
 

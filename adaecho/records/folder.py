@@ -316,7 +316,8 @@ class RunFolder:
     def _has_records(self) -> bool:
         if any(path.exists() for path in (self._config, self._metrics, self._summary)):
             return True
-        return self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir())
+        weights = self.path.glob("model/*.safetensors")
+        return any(weights) or (self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir()))
 
     def _has_lost_its_config(self) -> bool:
         """Whether config.yaml is empty and no checkpoint says that the records belong to this run.

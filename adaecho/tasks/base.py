@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -49,7 +50,8 @@ class Task:
 
     Attributes:
         metrics: every metric that ``evaluate`` reports, and which direction is better.
-        source: training examples for ``EchoLoader``: indexable with a length, or an iterable.
+        source: training examples for ``EchoLoader``: indexable with a length, or an iterable. A checkpoint
+            keeps the position that it tells as it is, secrets too.
         decode: bytes to arrays, deterministic; None where examples are stored decoded.
         augment: ``augment(example, rng)``, with ``augment.block(examples, keys)`` where it is vectorised.
         augment_parts: two, (once, each_time), that do as ``augment`` one after the other; ``echo.split=true``
@@ -116,7 +118,10 @@ class Task:
             fields = list(source.values() if isinstance(source, dict) else source)
         if fields and all(isinstance(one, np.ndarray | torch.Tensor) for one in fields):  # columns
             source = fields[0]
-        return self.num_examples or (len(source) if hasattr(source, "__len__") else None)
+        if self.num_examples is None:
+            with suppress(TypeError):  # of one that has no length, or can't know it
+                return len(source)
+        return self.num_examples
 
     def checked(self, metrics: Any) -> dict[str, float]:
         """What ``evaluate`` has returned.

@@ -10,7 +10,6 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 import torch
 
 from adaecho.errors import FolderError
-from adaecho.masking import masked
 from adaecho.records.files import folder_errors
 from adaecho.records.folder import RunFolder
 
@@ -27,7 +26,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
             are untouched.
     """
     whole = io.BytesIO()  # torch would report a failed write in words of its own, without the reason
-    torch.save(masked(state), whole)
+    torch.save(state, whole)
     run.save_checkpoint(whole.getbuffer())
 
 

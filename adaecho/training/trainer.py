@@ -13,6 +13,7 @@ from adaecho.adascale import AdaScale
 from adaecho.config.schema import Config
 from adaecho.echo.state import sealed
 from adaecho.errors import ConfigError
+from adaecho.masking import masked
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, Task
@@ -457,8 +458,11 @@ class Trainer:
         """This rank's part of the state: where its data, its draws and its batch norm stand."""
         cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         own = {} if self.ranks.is_first else self._buffers()
+        loader = self.loader.state_dict()
+        # Errors may name a url with its secrets; what a source told of its position has to stay as it is.
+        loader = sealed({**loader, "bad_examples": masked(loader["bad_examples"])})
         return {
-            "loader": self.loader.state_dict(),
+            "loader": loader,
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
             "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
             "buffers": {name: buffer.cpu() for name, buffer in own.items()},

@@ -15,7 +15,7 @@ from adaecho.config.identity import BUDGETS, changes
 from adaecho.config.launched import was_restarted
 from adaecho.config.schema import Config, to_plain, value_at
 from adaecho.config.tasks import ENTRY_POINTS, find_task
-from adaecho.datasets.fingerprint import fingerprint_of
+from adaecho.datasets.fingerprint import fingerprint_of, without_secrets
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import ChangedDataError, ConfigError, DiskError, FolderError, UserError, warn, with_notes
 from adaecho.masking import presentable
@@ -185,7 +185,7 @@ class _Trial:
             self.callbacks = Callbacks(self.config, self.run_folder.path, choose_device(self.config))
         task = build_task(share_of(self.config, self.ranks.world_size))
         files = fingerprint_of(task.files)
-        task = replace(task, fingerprint={**task.fingerprint, **files})
+        task = replace(task, fingerprint={**without_secrets(task.fingerprint), **files})
         if not self.ranks.is_alone:
             self.ranks.check_same(what_is_seen(self.config, task))
         if self.check_data is not None and self.ranks.is_first:

@@ -157,6 +157,19 @@ def test_learning_rate_is_restored_even_if_the_step_fails():
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
+@pytest.mark.parametrize("rate", [0.05, torch.tensor(0.05, dtype=torch.float64)], ids=["number", "tensor"])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_learning_rate_that_a_hook_of_the_step_sets_is_no_loss_in_silence(rate, when):
+    model = mlp()
+    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=rate), num_gradients_to_accumulate=2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    getattr(optimizer, f"register_step_{when}_hook")(lambda *_: schedule.step())
+    backward(model, next(batches(1, 2)))
+    with pytest.raises(RuntimeError, match=r"lr was set within step\(\).*step the scheduler, after step\(\)"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["lr"] is rate
+
+
 def test_tensor_learning_rate_stays_the_same_object():
     model, plain = mlp(), mlp()
     rate = torch.tensor(0.05, dtype=torch.float64)
@@ -249,6 +262,38 @@ def test_a_group_that_was_frozen_at_first_is_averaged_as_one_that_is_added():
     second.add_param_group(layers(added, 0.05, 0.05)[1])
     first.zero_grad()  # which watches what has been unfrozen
     assert train(unfrozen, first, steps[4:]) == train(added, second, steps[4:])
+
+
+def test_a_group_added_to_the_wrapped_optimizer_has_averages_of_its_own():
+    through, within = mlp(), mlp()
+    inner = torch.optim.SGD(layers(within, 0.05, 0.05)[:1])
+    first = AdaScale(torch.optim.SGD(layers(through, 0.05, 0.05)[:1]), num_gradients_to_accumulate=2)
+    second = AdaScale(inner, num_gradients_to_accumulate=2)
+    steps = list(batches(8, 2))
+    for model in (through, within):
+        model[2].requires_grad_(False)
+    assert train(through, first, steps[:4]) == train(within, second, steps[:4])
+    for model in (through, within):
+        model[2].requires_grad_(True)
+    first.add_param_group(layers(through, 0.05, 0.05)[1])
+    inner.add_param_group(layers(within, 0.05, 0.05)[1])
+    second.zero_grad()
+    assert train(through, first, steps[4:]) == train(within, second, steps[4:])
+    assert first.gain(1) == second.gain(1) != second.gain(0)
+
+
+def test_a_skipped_step_leaves_the_averages_though_its_sample_leaves_out_what_overflowed():
+    model = mlp()
+    model[2].weight.register_hook(lambda gradient: gradient * math.inf)
+    model[2].requires_grad_(False)
+    optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.05), scale=4.0)
+    steps = list(batches(5, 1))
+    train(model, optimizer, steps[:4])
+    averages = optimizer.grad_var_avg(), optimizer.grad_sqr_avg()
+    model[2].requires_grad_(True)
+    train(model, optimizer, steps[4:])
+    assert optimizer.skipped_steps == 1
+    assert (optimizer.grad_var_avg(), optimizer.grad_sqr_avg()) == averages
 
 
 def test_nothing_keeps_the_optimizer_or_its_hooks_alive():

@@ -18,10 +18,12 @@ from adaecho.records.trials import digest, read_rows, rows_of, table_text
 
 
 def make_run(
-    path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), target=None, **told
-):
+    path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), target=None,
+    task=None, split=None, **told,
+):  # fmt: skip
     config = {
-        "task": {"name": "digits"}, "data": {"path": None}, "echo": {"variant": variant, "factor": factor},
+        "task": task or {"name": "digits"}, "data": split or {"path": None},
+        "echo": {"variant": variant, "factor": factor},
         "target": target or {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
     }  # fmt: skip
     to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
@@ -179,8 +181,14 @@ def test_what_cannot_be_collected_is_named(tmp_path):
     with pytest.raises(FolderError, match="two: a second run of arm baseline"):
         collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "x")
     make_run(tmp_path / "three", variant="batch", target={"metric": "accuracy", "value": 0.5})
-    with pytest.raises(FolderError, match=r"three: its target_value is 0\.5, and that of .*one is 0\.97"):
+    with pytest.raises(FolderError, match=r"three: its target\.value is 0\.5, and that of .*one is 0\.97"):
         collect_runs([tmp_path / "one", tmp_path / "three"], tmp_path / "results", "x")
+    make_run(tmp_path / "six", variant="batch", task={"name": "digits", "model": "mlp"})
+    with pytest.raises(FolderError, match=r"six: its task\.model is mlp, and that of .*one is None"):
+        collect_runs([tmp_path / "one", tmp_path / "six"], tmp_path / "results", "x")
+    make_run(tmp_path / "five", variant="batch", split={"path": None, "validation_examples": 20})
+    with pytest.raises(FolderError, match=r"five: its data\.validation_examples is 20, and that of"):
+        collect_runs([tmp_path / "one", tmp_path / "five"], tmp_path / "results", "x")
     make_run(tmp_path / "four", variant="batch", data={"training_images": 3})
     with pytest.raises(
         FolderError, match=r"four: its data is {'training_images': 3}, and that of .*one is None"

@@ -95,9 +95,11 @@ def test_fresh_keeps_the_old_runs_beside_the_new_one(folder):
         pass
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoint/last.pt"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "summary.json", "checkpoint/last.pt", "model/final.safetensors"]
+)
 def test_records_without_a_config_are_refused(folder, name):
-    folder.checkpoint_dir.mkdir()
+    (folder.path / name).parent.mkdir(exist_ok=True)
     (folder.path / name).write_text("{}\n")
     with pytest.raises(FolderError, match=r"no config\.yaml.*fresh=true"):
         folder.start(CONFIG)

@@ -1,15 +1,22 @@
 """The digits task: the real images, the fixed split, a model that learns them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, IterableDataset
 
 from adaecho.errors import ConfigError, DataError
 from adaecho.tasks import build_task, digits
 from tests.conftest import Compose
+
+
+class _Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(int, 1)
 
 
 def test_images_and_labels_are_scikit_learns() -> None:
@@ -28,8 +35,9 @@ def test_a_smaller_training_set_is_the_beginning_of_the_whole(compose_config: Co
     assert (whole.epoch_examples, part.epoch_examples) == (1797 - 360, 100)
     columns = whole.source["image"], whole.source["label"]
     others = {"tuple": columns, "rows": [{"label": 1}] * 7, "stream": iter(())}
+    others["of unknown length"] = DataLoader(_Endless(), batch_size=None)
     found = {name: replace(whole, source=one).epoch_examples for name, one in others.items()}
-    assert found == {"tuple": 1797 - 360, "rows": 7, "stream": None}
+    assert found == {"tuple": 1797 - 360, "rows": 7, "stream": None, "of unknown length": None}
     assert replace(whole, num_examples=9).epoch_examples == 9
     for name, array in part.source.items():
         np.testing.assert_array_equal(array, whole.source[name][:100])

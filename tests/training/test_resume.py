@@ -1,17 +1,23 @@
 """Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves, also a sleeper."""
 
 import os
+import re
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaecho.config.schema import Config, from_plain, to_plain
-from adaecho.errors import FolderError
+from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records import lock
+from adaecho.tasks import build_task
+from adaecho.training import trial
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.forks import FORKS
@@ -178,3 +184,59 @@ def test_a_woken_run_leaves_its_successor_alone(
     run_trial(compose_config(*other, "max_steps=12"), FOLDER)
     run_trial(compose_config(*other, "max_steps=12"), Path("undisturbed"))
     assert metrics(FOLDER) == metrics(Path("undisturbed"))
+
+
+class _Told:
+    """Rows in turn, whose position is text; ``seen`` what it was given back."""
+
+    url = "https://en.example.org/w/index.php?title=P9&oldid=9000"
+
+    def __init__(self, arrays: dict[str, Any]) -> None:
+        self.arrays, self.row, self.seen = arrays, 0, list[str]()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            self.row += 1
+            row = {key: np.asarray(value[self.row % 1000]) for key, value in self.arrays.items()}
+            yield {**row, "number": self.row}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rest": f"{self.row} of {self.url}, as of today"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen.append(state["rest"])
+        self.row = int(state["rest"].split()[0])
+
+
+def test_texts_of_a_source_come_back_as_they_were_and_bad_examples_without_secrets(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Urls in what it tells of its position, in an example's error and in the task's fingerprint."""
+    sources: list[_Told] = []
+    fingerprint = {"captions": "https://h/c.csv?v=3"}
+
+    def decode(row: dict[str, Any]) -> dict[str, Any]:
+        if row.pop("number") == 41:
+            raise ValueError("no picture: https://h/7.jpg?w=640: number 41")
+        return row
+
+    def build(config: Config) -> Any:
+        task = build_task(config)
+        sources.append(_Told(task.source))
+        return replace(task, source=sources[-1], decode=decode, fingerprint=fingerprint)
+
+    monkeypatch.setattr(trial, "build_task", build)
+    bad = ("echo=none", "data.max_bad_examples=1", "target.value=null")
+    run_trial(compose_config(*bad, "max_fresh_examples=640"), Path("whole"))
+    for budget in (320, 448, 640):
+        run_trial(compose_config(*bad, f"max_fresh_examples={budget}"), Path("run"))
+    assert metrics("run") == metrics("whole")
+    assert len(sources[-1].seen) == 1
+    assert re.fullmatch(rf"\d+ of {re.escape(_Told.url)}, as of today", sources[-1].seen[0])
+    kept = Path("run/checkpoint/last.pt").read_bytes()
+    assert b"h/7.jpg?***" in kept
+    assert b"w=640" not in kept
+    assert b"v=3" not in kept
+    fingerprint["captions"] = "https://h/c.csv?v=4"
+    with pytest.raises(ChangedDataError, match=r"captions \(https://h/c\.csv\?\*\*\* \(sha256 \w{8}\)\)"):
+        run_trial(compose_config(*bad, "max_fresh_examples=960"), Path("run"))
