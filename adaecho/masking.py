@@ -1,9 +1,10 @@
 """What of a text is not shown: secrets of urls, and what a terminal would obey instead of showing it.
 
 Of a url, user and password and its query (signatures, tokens) are nobody else's business. Nothing that is
-kept or shown holds them: records, messages, logs and trackers get ``https://***@host/a.tar?***``. Such a
-record is read back as what this process knows in full: from its command line, from its launcher, or from the
-variable ``ADAECHO_URLS`` (several, by blanks).
+kept or shown holds them: records, messages, logs and trackers get ``https://***@host/a.tar?***``. (What a
+source of one's own tells of its position is kept as it is: it goes on from there.) Such a record is read
+back as what this process knows in full: from its command line, from its launcher, or from the variable
+``ADAECHO_URLS`` (several, by blanks).
 """
 
 import os
