@@ -360,6 +360,10 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
     if kind in (list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
         parts = [_copied(part, deep, pictures) for _, part in children(value)]
         return with_children(value, parts)
+    if not deep and isinstance(value, tuple) and hasattr(kind, "_make"):  # of a subclass of a named tuple
+        copied = kind._make([_copied(part, deep, pictures) for part in value])
+        getattr(copied, "__dict__", {}).update(getattr(value, "__dict__", {}))
+        return copied
     if _is_picture(kind):
         return _copied_picture(value) if pictures else value
     if deep or isinstance(value, bytearray) or hasattr(kind, "__deepcopy__"):

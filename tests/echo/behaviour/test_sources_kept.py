@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ from tests.echo.sources import IDS, SOURCES, VARIANTS, Bad, Dataset, Stream, lab
 
 def spoil(example: Any, _: Any = None) -> Any:
     if hasattr(example, "x"):
-        example.x += 1000
+        x = example.x
+        x += 1000
         return example
     if isinstance(example, np.ndarray):
         example += 1000
@@ -44,6 +45,15 @@ class Later:
 
     def __repr__(self) -> str:
         return str(self.x)
+
+
+class Pair(NamedTuple):
+    x: Any
+    label: int
+
+
+class Noted(Pair):
+    pass
 
 
 class OfAttrs(SimpleNamespace):
@@ -75,6 +85,7 @@ KEPT: dict[str, Any] = {
     "bare": lambda row: np.full(row % 3 + 1, row),
     "a dataclass": lambda row: Record(np.full(row % 3 + 1, row), row),
     "a dataclass with more than its fields": Later,
+    "a subclass of a named tuple": lambda row: Noted(np.full(row % 3 + 1, row), row),
     "of attrs": lambda row: OfAttrs(x=np.full(row % 3 + 1, row), label=row),
     "a namespace": lambda row: SimpleNamespace(x=np.full(row % 3 + 1, row), label=row),
     "one that copies itself": lambda row: Copied(np.full(row % 3 + 1, row)),
