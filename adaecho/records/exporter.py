@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from adaecho.errors import warn
-from adaecho.records.files import read_json, read_yaml, whole_lines, write_json
+from adaecho.records.files import check_no_link, read_json, read_yaml, whole_lines, write_json
+from adaecho.records.folder import RunFolder
 from adaecho.records.lock import is_held
 from adaecho.records.status import Status
 
@@ -32,6 +33,9 @@ class Piece:
     """A folder as a run in W&B, from where it was left to its close.
 
     It is opened when the folder is over, online already at the first evaluation.
+
+    Raises:
+        FolderError: one of its files or folders is a link, as in one that was received from others.
     """
 
     def __init__(self, folder: Path, root: Path, where: dict[str, Any]) -> None:
@@ -39,6 +43,9 @@ class Piece:
         self._file = folder / "wandb.json"
         self._lines_read = 0
         self._run: Any = None
+        RunFolder(folder).check_links()  # W&B writes through them, and what they lead to would be sent
+        for name in ("design.json", "outcome.json"):
+            check_no_link(folder / name)
         self.state = _state(self._file, where)
 
     def follow(self) -> None:

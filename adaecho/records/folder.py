@@ -51,7 +51,7 @@ from adaecho.records.status import Status
 _OVERRIDES = "# overrides: "
 _LEFT = (
     "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "checkpoint",
-    "model", "traceback.txt", "lock", "pictures", "wandb", "wandb.json",
+    "model", "traceback.txt", "lock", "pictures", "wandb", ".wandb", "wandb.json",
     "attempts.log",
 )  # fmt: skip
 # The lock does not guard it: the export of the piece before may be writing it at this moment.

@@ -60,7 +60,8 @@ def outcome(rows: list[Row]) -> list[Row]:
     that reached the target, and their extremes kept (the bars and error bars of the paper's Fig. 3).
 
     Returns:
-        Per arm: ``arm``, ``echo_variant``, ``echo_factor`` and what else of ``SETTINGS`` its rows hold;
+        Per arm: ``arm``, ``echo_variant``, ``echo_factor`` and what else of ``SETTINGS`` its rows hold,
+        unless it was searched;
         ``searches`` and how many of them ``reached`` the target; ``trials`` that count, and how many of these
         ``missed`` the target; how many others ``diverged`` (replaced, not counted) or ``failed``;
         ``at_edge``, see the function;
@@ -260,8 +261,9 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
     first = rows[0]
     reached = [row for (arm, _), row in best.items() if arm == first["arm"]]
     counted = [row for row in rows if row["counted"]]
+    told = [key for key in SETTINGS if key in first and not _is_searched(key, rows)]
     return {
-        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *SETTINGS) if key in first},
+        **{key: first[key] for key in ("arm", "echo_variant", "echo_factor", *told)},
         "searches": len({row["repeat"] for row in rows}),
         "reached": len(reached),
         "trials": len(counted),
@@ -271,6 +273,12 @@ def _arm(rows: list[Row], best: dict[tuple[str, int], Row]) -> Row:
         **at_edge(reached),
         **{cost: _spread_with_interval([row[f"to_target_{cost}"] for row in reached]) for cost in COSTS},
     }
+
+
+def _is_searched(key: str, rows: list[Row]) -> bool:
+    """Whether a setting is one draw of a search's, which says nothing of the arm."""
+    axes = {name.rpartition(".")[2] for row in rows for name in row.get("positions") or {}}
+    return key in axes or len({row.get(key) for row in rows}) > 1
 
 
 def ends(rows: list[Row]) -> list[Row]:

@@ -74,7 +74,8 @@ class Task:
             what they were (``datasets/fingerprint.py``), and is not continued with others.
         fingerprint: what else a checkpoint can only be continued with, e.g. the hash of a tokenizer.
         facts: what is known of the data before training, for ``summary.json``.
-        at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text.
+        at_end: what to add to the summary of a run that ended by itself, e.g. a sample of generated text;
+            names that a summary has already are left out.
         pictures: of a model (in eval mode, on a device), at most so many: for classifiers, of mistakes alone.
     """
 

@@ -18,6 +18,7 @@ from adaecho.echo.memory.tree import children
 from adaecho.echo.read import as_source
 from adaecho.echo.read.around import IterableSource
 from adaecho.echo.read.rows import ArraySource
+from adaecho.echo.threads.generators import global_generators_kept
 from adaecho.errors import ConfigError
 from adaecho.ranks import Ranks
 from adaecho.records.environment import code_digest
@@ -167,7 +168,7 @@ def average_statistics(model: nn.Module, ranks: Ranks) -> None:
 def undone(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever a pass through the model inside draws or counts is taken back after it."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with global_generators_kept(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     with torch.no_grad():
         for name, buffer in model.named_buffers():

@@ -17,6 +17,7 @@ from adaecho.masking import masked
 from adaecho.ranks import ALONE, Ranks
 from adaecho.records.status import Status
 from adaecho.tasks.base import Batch, Task
+from adaecho.training import draws
 from adaecho.training.device import Clocks, choose_device, choose_precision, measure, place
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
@@ -95,7 +96,7 @@ class Trainer:
         self.clocks = Clocks()
         self.progress = Progress(next_evaluation=config.evaluate.every_fresh_examples)
         torch.set_num_threads(config.threads)
-        torch.manual_seed(config.seed)
+        draws.seed(config.seed)
         self.model = place(task.build_model(), config, self.device)
         decay = config.optimizer.ema_decay
         self.average = None if decay is None else average_of(self.model, decay)
@@ -104,7 +105,7 @@ class Trainer:
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
         self.loader = make_loader(share_of(config, ranks.world_size), task, self.device, ranks)
         if not ranks.is_alone:  # weights are drawn alike, dropout is not
-            torch.manual_seed(config.seed + ranks.rank * _RANK_SEEDS)
+            draws.seed(config.seed + ranks.rank * _RANK_SEEDS)
         passes = num_passes(config)
         if task.weight is None and passes > 1 and not ranks.is_alone:
             raise ConfigError(
@@ -456,14 +457,13 @@ class Trainer:
 
     def _own_state(self) -> dict[str, Any]:
         """This rank's part of the state: where its data, its draws and its batch norm stand."""
-        cuda_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         own = {} if self.ranks.is_first else self._buffers()
         loader = self.loader.state_dict()
         # Errors may name a url with its secrets; what a source told of its position has to stay as it is.
         loader = sealed({**loader, "bad_examples": masked(loader["bad_examples"])})
         return {
             "loader": loader,
-            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda_rng},
+            "rng": draws.state(self.device),
             "losses": {"sum": self._loss_sum, "recent": self._recent_losses, "count": self._losses},
             "buffers": {name: buffer.cpu() for name, buffer in own.items()},
         }
@@ -493,7 +493,5 @@ class Trainer:
         self._loss_sum = own["losses"]["sum"].to(self.device)
         self._recent_losses = own["losses"]["recent"].to(self.device)
         self._losses = own["losses"]["count"]
-        torch.set_rng_state(own["rng"]["cpu"])
-        if self.device.type == "cuda" and own["rng"]["cuda"] is not None:
-            torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)
+        draws.restore(own["rng"], self.device)
         self.fresh_examples = state["fresh_examples"]

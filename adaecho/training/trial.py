@@ -23,7 +23,7 @@ from adaecho.ranks import ALONE, Ranks, explained
 from adaecho.records.environment import environment
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import FolderInUseError
-from adaecho.records.outcome import untold
+from adaecho.records.outcome import ADASCALE, untold
 from adaecho.records.status import FINISHED, Status
 from adaecho.tasks import build_task
 from adaecho.tasks.base import Split, Task
@@ -248,7 +248,7 @@ class _Trial:
             with self._measuring(trainer, "test"):
                 summary["test"] = trainer.measure("test")
         if status in (Status.REACHED, Status.BUDGET_SPENT):
-            summary |= trainer.at_end()
+            self._add_at_end(summary, trainer)
             summary["model"] = self.ranks.from_first(lambda: self._keep_model(trainer))
         summary["eval_time_s"] = trainer.clocks.eval_time_s
         if self.callbacks and status != Status.PREEMPTED:
@@ -256,6 +256,15 @@ class _Trial:
         self._write_summary(summary)
         self.has_ended = True
         return self.ranks.from_first(lambda: summary)
+
+    def _add_at_end(self, summary: dict[str, Any], trainer: Trainer) -> None:
+        """Add what the task has to tell of its end, but nothing in the place of what a run's records tell."""
+        found = trainer.at_end()
+        taken = sorted(found.keys() & {*summary, *_OURS})
+        if taken and self.ranks.is_first:
+            names = ", ".join(taken)
+            warn(f"task {trainer.task.name}: at_end returns {names}, which a summary tells itself: left out")
+        summary |= {key: value for key, value in found.items() if key not in taken}
 
     def _measuring(self, trainer: Trainer, split: Split) -> AbstractContextManager[object]:
         """What is measured inside may take as long as all the training: the display says what goes on."""
@@ -436,6 +445,18 @@ class _Trial:
         }
 
 
+# What only some summaries hold.
+_OURS = (
+    "final",
+    "test",
+    "signal",
+    "model",
+    "ranks",
+    "data",
+    "target_direction",
+    "echo_factor_changes",
+    *ADASCALE,
+)
 # What the paper tunes; a task's own axes (search.axes) are told beside.
 _TUNED = ("optimizer.learning_rate", "optimizer.momentum", "schedule.decay_steps")
 

@@ -140,6 +140,21 @@ def test_costs_to_other_targets_are_not_compared():
         assert other["baseline"] is other["ratio_to_baseline"] is None
 
 
+@pytest.mark.parametrize("positions", [{}, {"batch_size": 0.5}], ids=["told apart by values", "by axes"])
+def test_a_searched_batch_size_is_no_arms_and_tells_no_plain_arms_apart(positions):
+    """One draw of each arm's search: that of an echoed arm and of another model's plain one may be equal."""
+    sizes = {"conv": (30, 34), "mlp": (33, 31), "conv_batch": (33, 30), "mlp_batch": (31, 34)}
+    rows = [
+        trial(arm, 0, index, 640, variant="batch" if "batch" in arm else "none", batch_size=size,
+              **({"positions": positions} if positions else {}))
+        for arm, draws in sizes.items() for index, size in enumerate(draws[: 1 if positions else 2])
+    ]  # fmt: skip
+    arms = outcome(rows)
+    assert not any("batch_size" in arm for arm in arms)
+    assert [arm["baseline"] for arm in arms] == [None] * 4
+    assert [arm["ratio_to_baseline"] for arm in arms] == [None] * 4
+
+
 def test_nothing_bounds_a_search_with_trials_left():
     rows = searches("baseline", 320, 320) + searches("b", 640, None, factor=4, variant="batch")
     assert outcome(rows)[1]["ratio_bound"] == "at least"

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from adaecho.config.schema import TrackingConfig
+from adaecho.errors import FolderError
 from adaecho.records import tracking
+from adaecho.records.exporter import Piece
 from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import exported
 from tests.records import wandb_files
@@ -184,3 +186,38 @@ def test_a_run_that_is_killed_is_exported_up_to_there(tmp_path, monkeypatch):
     while not file.exists() and time.monotonic() < until:
         time.sleep(0.1)
     assert file.read_text() == "0"
+
+
+LINKED = (
+    *("wandb", ".wandb", "wandb.json", "config.yaml", "summary.json", "metrics.jsonl"),
+    *("design.json", "outcome.json"),
+)
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_folder_with_links_is_no_piece(tmp_path, name):
+    record(tmp_path / "sweep/none/0/0", [160])
+    mine, link = tmp_path / "mine", tmp_path / "sweep/none/0/0" / name
+    mine.write_text("token: secret")
+    link.unlink(missing_ok=True)
+    link.symlink_to(mine)
+    where = {"mode": "offline", "project": "adaecho", "entity": None}
+    with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):
+        Piece(link.parent, tmp_path / "sweep", where)
+
+
+def test_what_a_link_in_a_received_sweep_leads_to_is_neither_changed_nor_sent(tmp_path, capfd):
+    sweep, mine = tmp_path / "sweep", tmp_path / "mine"
+    for folder in (sweep / "none/0/0", mine):
+        record(folder, [160])
+    (mine / "debug.log").write_text("precious")
+    (sweep / "design.json").write_text("{}")
+    for name in (".wandb", "wandb"):
+        (sweep / "none/0/0" / name).symlink_to(mine)
+    before = sorted(mine.rglob("*"))
+    with exported(OFFLINE, sweep):
+        pass
+    assert sorted(mine.rglob("*")) == before
+    assert (mine / "debug.log").read_text() == "precious"
+    assert not (mine / "debug.log").is_symlink()
+    assert "wandb: leads elsewhere by a symbolic link" in capfd.readouterr().err

@@ -1,6 +1,7 @@
 """Killed anywhere and run again, a run leaves the metrics that an undisturbed one leaves, also a sleeper."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -240,3 +241,27 @@ def test_texts_of_a_source_come_back_as_they_were_and_bad_examples_without_secre
     fingerprint["captions"] = "https://h/c.csv?v=4"
     with pytest.raises(ChangedDataError, match=r"captions \(https://h/c\.csv\?\*\*\* \(sha256 \w{8}\)\)"):
         run_trial(compose_config(*bad, "max_fresh_examples=960"), Path("run"))
+
+
+def test_a_loss_may_draw_from_any_global_generator(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ordinary mixup, say: a run's seed is theirs, and they go on where the run does."""
+
+    def build(config: Config) -> Any:
+        task = build_task(config)
+
+        def loss(model: Any, batch: Any) -> Any:
+            value, weight = task.loss(model, batch)
+            return value * (np.random.beta(0.4, 0.4) + random.random() + np.random.normal()), weight
+
+        return replace(task, loss=loss)
+
+    monkeypatch.setattr(trial, "build_task", build)
+    run = ("echo.shuffle_buffer=8", "target.value=null", "evaluate.every_fresh_examples=64")
+    for folder, budgets in {"whole": (320,), "again": (320,), "run": (128, 192, 320)}.items():
+        random.seed()
+        np.random.seed()
+        for budget in budgets:
+            run_trial(compose_config(*run, f"max_fresh_examples={budget}"), Path(folder))
+    assert metrics("run") == metrics("whole") == metrics("again") != []

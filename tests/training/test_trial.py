@@ -298,6 +298,30 @@ def _accuracy(config: Config, path: Path) -> float:
         return task.evaluate(model.eval(), "validation", device=torch.device("cpu"))["accuracy"]
 
 
+def test_what_a_task_tells_of_its_end_takes_no_place_of_the_records(
+    compose_config: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "steps": 50,
+        "to_target": {},
+        "final": {"accuracy": 1.0},
+        "gain": 3.0,
+        "status": "reached",
+        "note": 1,
+    }
+
+    def build(config: Config) -> Any:
+        return replace(build_task(config), at_end=lambda _model, _device: told)
+
+    monkeypatch.setattr(trial, "build_task", build)
+    summary = run_trial(compose_config("max_steps=7", "target.value=null"), FOLDER)
+    assert (summary["steps"], summary["status"], summary["to_target"]) == (7, "budget_spent", None)
+    assert summary["note"] == 1
+    assert "gain" not in summary
+    assert summary["final"]["accuracy"] == metrics(FOLDER)[-1]["accuracy"]
+    assert "at_end returns final, gain, status, steps, to_target, which a summary" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("overrides", "status"),
     [
