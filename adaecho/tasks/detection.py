@@ -17,7 +17,7 @@ from adaecho.tasks.average_precision import AveragePrecision, Found
 from adaecho.tasks.base import Batch, LossAndWeight, Picture, Split
 from adaecho.tasks.boxes import ResizeWithBoxes
 from adaecho.tasks.images import ReadAnew
-from adaecho.transforms.photographs import decode_image
+from adaecho.transforms.photographs import decode_both_ways
 
 _SHOWN_SCORE = 0.4
 
@@ -46,12 +46,20 @@ def decode_detection(example: dict[str, Any]) -> dict[str, Any]:
     """``decode`` for ``datasets.coco``: the example with ``image`` uint8 [H, W, 3], without ``size``.
 
     Raises:
-        ExampleError: the bytes are no whole image, or it has another size than the annotations say.
+        ExampleError: the bytes are no whole image, it has another size than the annotations say, or EXIF
+            turns it and nothing tells whether that was so when it was annotated.
     """
     height, width = example["size"]
-    image = decode_image(example["image"])
-    if image.shape[:2] == (width, height) != (height, width):  # annotated as stored: COCO's own are
-        image = decode_image(example["image"], turned=False)
+    image, stored = decode_both_ways(example["image"])
+    if image is not stored:
+        fits_turned, fits_stored = (one.shape[:2] == (height, width) for one in (image, stored))
+        if fits_turned and fits_stored and not np.array_equal(image, stored):
+            raise ValueError(
+                "its EXIF turns it without changing its size, so that nothing tells whether its boxes are of "
+                "the image as it is shown or as it is stored; save it without the orientation, in the first "
+                "case turned (PIL.ImageOps.exif_transpose), in the second as it is (exiftool -Orientation=)"
+            )
+        image = stored if fits_stored else image  # as COCO's own are
     if image.shape[:2] != (height, width):
         raise ValueError(
             f"the image has a width of {image.shape[1]} and a height of {image.shape[0]} pixels, its "

@@ -112,6 +112,15 @@ def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
     return frame[:2]
 
 
+def may_be_turned(content: bytes | memoryview) -> bool:
+    """Whether an image may have EXIF that turns it; certain where it may not."""
+    if bytes(content[:2]) == b"\xff\xd8":
+        frame = _jpeg_frame(content)
+        return frame is None or frame.turned
+    # PNG's chunk, WebP's, and TIFF, which EXIF is made of.
+    return any(mark in bytes(content) for mark in (b"eXIf", b"EXIF", b"II*\0", b"MM\0*"))
+
+
 class _Frame(NamedTuple):
     """The first of a JPEG, as its header says; whether EXIF turns it, and its first scan may not be all."""
 

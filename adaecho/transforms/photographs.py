@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adaecho.errors import how_to_install
 from adaecho.transforms import regions
-from adaecho.transforms.headers import MAX_PIXELS, encoded_size, whole_jpeg_size
+from adaecho.transforms.headers import MAX_PIXELS, encoded_size, may_be_turned, whole_jpeg_size
 
 if TYPE_CHECKING:
     import cv2
@@ -116,9 +116,16 @@ def decode_for_crop(encoded: Any) -> Image | EncodedImage:
     return _decode_whole(content) if size is None else EncodedImage(content, *size)
 
 
-def decode_image(encoded: Any, *, turned: bool = True) -> Image:
-    """One image as ``DecodeImage`` gives it, or not turned as its EXIF says but as its pixels are stored."""
-    return _decode_whole(_content(encoded), _TURNED if turned else _AS_STORED)
+def decode_image(encoded: Any) -> Image:
+    """One image as ``DecodeImage`` gives it."""
+    return _decode_whole(_content(encoded))
+
+
+def decode_both_ways(encoded: Any) -> tuple[Image, Image]:
+    """One image turned as its EXIF says, and as its pixels are stored; one object where nothing turns it."""
+    content = _content(encoded)
+    turned = _decode_whole(content)
+    return turned, _decode_whole(content, _AS_STORED) if may_be_turned(content.data) else turned
 
 
 def _content(encoded: Any) -> NDArray[np.uint8]:

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from adaecho.transforms.headers import MAX_PIXELS, encoded_size
-from adaecho.transforms.photographs import CentreCrop, DecodeImage, decode_for_crop, decode_image
+from adaecho.transforms.photographs import (
+    CentreCrop,
+    DecodeImage,
+    decode_both_ways,
+    decode_for_crop,
+    decode_image,
+)
 from tests.transforms.pictures import encoded, picture
 
 
@@ -56,7 +62,9 @@ def test_a_photograph_is_turned_as_its_exif_says(kind: str, orientation: int) ->
         assert decoded.shape == upright.shape
         assert np.abs(shown.astype(int) - upright).mean() < 2
     stored = decode_image(saved(image, kind))
-    np.testing.assert_array_equal(decode_image(content, turned=False), stored)
+    turned, as_stored = decode_both_ways(content)
+    np.testing.assert_array_equal(as_stored, stored)
+    np.testing.assert_array_equal(turned, decode_image(content))
 
 
 @pytest.mark.parametrize("decode", [decode_image, decode_for_crop])
