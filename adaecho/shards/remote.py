@@ -375,6 +375,11 @@ def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tupl
 
 def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, int]:
     protocol = url.partition("://")[0]
+    if any(link.partition("://")[0].lower() == "reference" for link in url.split("::")):
+        # Before 2026.6 it rendered the templates of its index, which may be anyone's, without a sandbox.
+        raise ValueError(
+            "reference:// runs what its index says, and the url may be out of a record: not read"
+        )
     try:
         import fsspec
 

@@ -219,3 +219,14 @@ def test_local_files_keep_their_own_errors(tmp_path: Path) -> None:
 def test_retries_that_can_not_be(argument: str) -> None:
     with pytest.raises(ValueError, match=f"{argument}=0"):
         Retries(**{argument: 0})
+
+
+@pytest.mark.parametrize(
+    "url", ["reference://a.tar::file://{}", "simplecache::reference://a.tar::file://{}", "Reference://{}"]
+)
+def test_an_index_of_fsspecs_that_may_be_code_is_not_opened(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_: pytest.fail("it was asked"))
+    with pytest.raises(TransferError, match="failed: ValueError: reference:// runs what its index says"):
+        read_all(url.format(tmp_path / "refs.tar"))
