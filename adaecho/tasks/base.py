@@ -14,7 +14,8 @@ from adaecho.errors import ConfigError
 from adaecho.records.trials import check_metric
 
 Batch = Any
-"""A nesting of dicts and tuples of tensors, as ``collate`` makes it; a list holds one item for each example
+"""A nesting of dicts and tuples of tensors, as ``collate`` makes it. Where AdaScale deals it to micro-batches
+the first axis of each is that of the examples; a list holds one item for each example
 (boxes, say, of which each image has another number)."""
 
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]

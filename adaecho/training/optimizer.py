@@ -109,18 +109,36 @@ def average_of(model: nn.Module, decay: float) -> AveragedModel:
     return average.eval()
 
 
-def deal(batch: Any, count: int) -> list[Any]:
+def deal(batch: Any, count: int, num_examples: int) -> list[Any]:
     """``batch`` dealt like cards to ``count`` micro-batches.
 
     So neighbours, among them the copies of one example where nothing is shuffled after the echo, end up on
     different micro-batches, where AdaScale's gain can see that they are alike.
+
+    Args:
+        batch: of tensors whose first axis is that of the examples, and lists of one item for each.
+        count: of micro-batches; one is the batch as it is, whatever that looks like.
+        num_examples: that the batch is of.
+
+    Raises:
+        ConfigError: a tensor or a list of another length, which would be cut across the examples.
     """
-    return [batch] if count == 1 else [_every(batch, first, count) for first in range(count)]
+    if count == 1:
+        return [batch]
+    return [_every(batch, first, count, num_examples) for first in range(count)]
 
 
-def _every(part: Any, first: int, count: int) -> Any:
+def _every(part: Any, first: int, count: int, num_examples: int) -> Any:
     """Every ``count``-th example from ``first`` on; a list holds one item for each example."""
     if isinstance(part, list) or (isinstance(part, torch.Tensor) and part.dim()):
+        if len(part) != num_examples:
+            what = "a list" if isinstance(part, list) else f"a tensor {list(part.shape)}"
+            raise ConfigError(
+                f"adascale.num_gradients_to_accumulate={count}: a batch is dealt by its first axis, which is "
+                f"to be that of its {num_examples} examples, and it holds {what} of length {len(part)}; have "
+                "collate put examples first (batch_first=True), and what is no example's into the model"
+            )
         return part[first::count]
     parts = children(part)
-    return with_children(part, [_every(inner, first, count) for _, inner in parts]) if parts else part
+    dealt = [_every(inner, first, count, num_examples) for _, inner in parts]
+    return with_children(part, dealt) if parts else part

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -103,10 +104,11 @@ class Trainer:
         self._mean_loss = MeanLoss(task, self.model, ranks, self.device, self.precision)
         self.optimizer = make_optimizer(config, self.model, ranks.world_size)
         self.adascale = self.optimizer if isinstance(self.optimizer, AdaScale) else None
-        self.loader = make_loader(share_of(config, ranks.world_size), task, self.device, ranks)
+        share, passes = share_of(config, ranks.world_size), num_passes(config)
+        self.loader = make_loader(share, task, self.device, ranks)
+        self._deal = partial(deal, count=passes, num_examples=share.batch_size)
         if not ranks.is_alone:  # weights are drawn alike, dropout is not
             draws.seed(config.seed + ranks.rank * _RANK_SEEDS)
-        passes = num_passes(config)
         if task.weight is None and passes > 1 and not ranks.is_alone:
             raise ConfigError(
                 f"adascale.num_gradients_to_accumulate={passes}: task {task.name} tells its weight "
@@ -170,7 +172,7 @@ class Trainer:
         with self.clocks.uncounted(self.device), undone(self.model, self.device):
             for _ in range(2):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._mean_loss.backward(deal(batch, num_passes(self.config))[:1])
+                self._mean_loss.backward(self._deal(batch)[:1])
             self.optimizer.zero_grad(set_to_none=True)
         return True
 
@@ -251,7 +253,7 @@ class Trainer:
     def _step(self, batch: Batch) -> None:
         set_rate(self.optimizer, self.learning_rate())
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._mean_loss.backward(deal(batch, num_passes(self.config)))
+        loss = self._mean_loss.backward(self._deal(batch))
         clip(self.model, self.config.optimizer.clip_norm)
         self._update()
         if self.average is not None:
