@@ -38,7 +38,9 @@ def exported(tracking: TrackingConfig, folder: Path) -> Iterator[None]:
         yield
         return
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "adaecho.records.exporter", str(folder), tracking.mode, tracking.project]
+    # -P: the current folder may be a run's, with a wandb/ of its own to import.
+    program = [sys.executable, "-P", "-m", "adaecho.records.exporter"]
+    command = [*program, str(folder), tracking.mode, tracking.project]
     try:
         process = subprocess.Popen(
             [*command, *([tracking.entity] if tracking.entity else [])],

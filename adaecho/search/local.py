@@ -73,7 +73,15 @@ class LocalWorkers:
             **os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads)), VARIABLE: " ".join(urls)
         }  # fmt: skip
         self._command = [
-            *(sys.executable, "-m", "adaecho.search.worker", str(folder), "--num-workers", str(number)),
+            *(
+                sys.executable,
+                *(["-P"] if sys.flags.safe_path else []),
+                "-m",
+                "adaecho.search.worker",
+                str(folder),
+                "--num-workers",
+                str(number),
+            ),
             *("--launch", self._launch, "--launcher", str(os.getpid()), "--runner", runner),
             *(f"--task={name}" for name in typed),
         ]

@@ -221,3 +221,14 @@ def test_what_a_link_in_a_received_sweep_leads_to_is_neither_changed_nor_sent(tm
     assert (mine / "debug.log").read_text() == "precious"
     assert not (mine / "debug.log").is_symlink()
     assert "wandb: leads elsewhere by a symbolic link" in capfd.readouterr().err
+
+
+def test_the_export_imports_nothing_of_the_current_folder(tmp_path, monkeypatch, capfd):
+    """It may be a run's that was received, where a wandb/ is nothing strange."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/__init__.py").write_text("open('imported', 'w').close()")
+    with exported(OFFLINE, tmp_path / "run"):
+        record(tmp_path / "run", [160])
+    assert not (tmp_path / "imported").exists()
+    assert "tracking" not in capfd.readouterr().err
