@@ -165,7 +165,9 @@ class RunFolder:
             raise FolderError(
                 f"{self._metrics}: {len(lines)} lines, but the checkpoint was written after {num_lines}"
             )
-        if self._metrics.exists():
+        if self._metrics.exists() and self._metrics.stat().st_nlink > 1:  # a cp -al of the run has it, too
+            write_text(self._metrics, kept.decode(), ready=self._check_writer)
+        elif self._metrics.exists():
             with folder_errors(self._metrics):
                 descriptor = os.open(self._metrics, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from copy import deepcopy
 
 import pytest
@@ -104,6 +105,18 @@ def test_records_without_a_config_are_refused(folder, name):
     with pytest.raises(FolderError, match=r"no config\.yaml.*fresh=true"):
         folder.start(CONFIG)
     assert folder.start(CONFIG, fresh=True) is False
+
+
+def test_a_run_that_goes_on_leaves_a_hard_linked_copy_of_it_alone(folder):
+    folder.start(CONFIG)
+    for number in (1, 2):
+        folder.append_metrics({"number": number})
+    copy = folder.path.with_name("copy")
+    shutil.copytree(folder.path, copy, copy_function=os.link)
+    folder.truncate_metrics(1)
+    folder.append_metrics({"number": 3})
+    assert folder.read_metrics() == [{"number": 1}, {"number": 3}]
+    assert RunFolder(copy).read_metrics() == [{"number": 1}, {"number": 2}]
 
 
 def test_metrics_are_lines_of_strict_json_that_are_cut_back_to_a_checkpoint(folder):
