@@ -2,8 +2,8 @@
 
 Every round takes one step with each optimizer on a model of its own, in rotating order, and gives one ratio
 to the plain step of the same round. On a CPU steps are timed in CPU seconds of one thread, which is what they
-take on an idle machine and what a busy one changes least; where there is a GPU they run there too, with fused
-SGD and the learning rate on the device, and are timed by the clock. Synthetic images.
+take on an idle machine and what a busy one changes least; where there is a GPU they run there, with fused SGD
+and the learning rate on the device, and are timed by the clock. Synthetic images.
 
 Run: python -m benchmarks.adascale_step_time
 """
@@ -101,10 +101,11 @@ def summary(name: str, way: str, seconds: list[float], plain: list[float]) -> di
 
 def main() -> None:
     torch.set_num_threads(1)
-    devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
-    rows = [row for device in devices for name in MODELS for row in measure(name, device)]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = [row for name in MODELS for row in measure(name, device)]
     record.show(rows)
-    print(record.write("adascale_step_time", rows, packages=("torch", "torchvision", "fairscale")))
+    packages = ("torch", "torchvision", "fairscale")
+    print(record.write("adascale_step_time", rows, packages=packages, gpu=record.gpu()))
 
 
 if __name__ == "__main__":

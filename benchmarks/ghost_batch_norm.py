@@ -88,7 +88,7 @@ def main() -> None:
                 for name, taken in seconds.items()
             ]
     record.show(rows)
-    print(record.write("ghost_batch_norm", rows))
+    print(record.write("ghost_batch_norm", rows, gpu=record.gpu()))
 
 
 if __name__ == "__main__":

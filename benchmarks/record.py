@@ -52,6 +52,13 @@ def _git() -> dict[str, Any] | None:
     return {"sha": sha, "dirty": bool(changed)}
 
 
+def gpu() -> str | None:
+    """Name of the GPU that torch finds."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 _GIT = _git()  # of what was imported: a long benchmark ends when the checkout may have moved on
 
 
@@ -61,18 +68,21 @@ def write(
     *,
     packages: tuple[str, ...] = ("torch", "numpy"),
     path: Path | None = None,
+    gpu: str | None = None,
     **more: Any,
 ) -> Path:
-    """Write ``benchmarks/<name>.json`` and return its path.
+    """Write ``benchmarks/<name>.json``, on a GPU ``benchmarks/gpu/<name>.json``, and return its path.
 
     Args:
         name: the benchmark's file name without ending.
         rows: the measurements; durations in seconds or as ratios, units in the keys.
         packages: distributions whose versions matter, peers included.
         path: where else the record goes, of a benchmark that an experiment's rule reads.
+        gpu: what it was measured on, where that is one.
         more: to be told beside the rows.
     """
-    path = path or FOLDER / f"{name}.json"
+    path = path or FOLDER / ("gpu" if gpu else "") / f"{name}.json"
+    more = {"gpu": gpu, **more} if gpu else more
     record = {
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
         "date": date.today().isoformat(),

@@ -79,7 +79,7 @@ def main() -> None:
     for loader in loaders.values():
         loader.close()
     record.show(rows)
-    record.write("resident_rate", rows)
+    record.write("resident_rate", rows, gpu=record.gpu())
 
 
 if __name__ == "__main__":
