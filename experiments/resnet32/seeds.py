@@ -1,8 +1,9 @@
-"""Ends of ResNet-32 on seeds: ``python -m experiments.resnet32.seeds [FOLDER]``. The rule: seeds.md."""
+"""Ends of ResNet-32 on seeds: ``python -m experiments.resnet32.seeds [FOLDER]``. Rules: two pages here."""
 
 import argparse
 import itertools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ CHANCE = 0.1
 PAIRS = {  # the first minus the second
     "example_before_e2": ("baseline", "baseline_half"),
     "example_after_e2": ("baseline", "baseline_half"),
+    "batch_e2": ("baseline", "baseline_half"),
 }
 
 Row = Mapping[str, Any]
@@ -95,11 +97,39 @@ def table(rows: Sequence[Row]) -> list[str]:
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     lines += ["", "| minus | points of test accuracy | by the rule |", "|---|---:|---|"]
     for ours, others in PAIRS.items():
-        for theirs, margin in zip(others, (MARGIN, 0.0), strict=True):
+        for theirs, margin in zip(others, (MARGIN, 0.0), strict=True) if ours in test else ():
             shared = sorted(test[ours].keys() & test[theirs].keys())
             words, said = verdict([test[ours][seed] - test[theirs][seed] for seed in shared], margin)
             lines.append(f"| {ours} - {theirs} | {words} | {said} |")
     return lines
+
+
+def cost_table(rows: Sequence[Row]) -> list[str]:
+    """Markdown: fresh examples to 91 %, seed by seed, and the ratio to the baseline's, paired by seed."""
+    costs: dict[str, dict[int, float | None]] = defaultdict(dict)
+    for row in rows:
+        costs[row["arm"]][row["repeat"]] = row["to_91"]
+    seeds = sorted({row["repeat"] for row in rows})
+    heads = "".join(f" seed {seed + 1} |" for seed in seeds)
+    lines = [
+        f"| to 91 % |{heads} of the baseline's | by the rule |",
+        "|---|" + "---:|" * (len(seeds) + 1) + "---|",
+    ]
+    for arm, of_seeds in costs.items():
+        cells = [f"{cost:,.0f}" if (cost := of_seeds.get(seed)) else "missed" for seed in seeds]
+        pairs = [(of_seeds.get(seed), costs["baseline"].get(seed)) for seed in seeds]
+        lines.append(f"| {arm} | {' | '.join([*cells, *cost_verdict(pairs)])} |")
+    return lines
+
+
+def cost_verdict(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str]:
+    """The ratio of geometric means with its interval, of pairs by seed, and what the rule says of it."""
+    logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
+    if len(logs) < len(pairs) or len(logs) < SEEDS or not any(logs):
+        return "-", "not decided"
+    low, high = map(math.exp, mean_interval(logs, 0.95))
+    said = "fewer" if high < 1 else "more" if low > 1 else "not decided"
+    return f"{math.exp(fmean(logs)):.2f} ({low:.2f} to {high:.2f})", said
 
 
 def main() -> None:
@@ -107,11 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", nargs="?", type=Path, help="record the ends of this folder's runs first")
     sweep = parser.parse_args().sweep
-    ends = Path("results/resnet32_seeds/cifar10/ends.json") if sweep is None else add_ends(sweep)
-    rows = json.loads(ends.read_text())
-    is_of_rates = ends.parts[-3] == "resnet32_rates"
-    lines = [f"{row['arm']}: {row['held_out']}" for row in rows] if is_of_rates else table(rows)
-    print("\n".join(lines))
+    known = [Path(f"results/resnet32_{name}/cifar10/ends.json") for name in ("seeds", "target")]
+    for ends in known if sweep is None else [add_ends(sweep)]:
+        rows = json.loads(ends.read_text())
+        is_of_rates = ends.parts[-3] == "resnet32_rates"
+        lines = [f"{row['arm']}: {row['held_out']}" for row in rows] if is_of_rates else table(rows)
+        print("\n".join([*lines, "", *cost_table(rows)] if ends.parts[-3] == "resnet32_target" else lines))
 
 
 if __name__ == "__main__":

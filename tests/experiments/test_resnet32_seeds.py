@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.resnet32.seeds import MARGIN, add_ends, crossing, read_ends, table, verdict
+from experiments.resnet32.seeds import (
+    MARGIN,
+    add_ends,
+    cost_table,
+    cost_verdict,
+    crossing,
+    read_ends,
+    table,
+    verdict,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,33 @@ def test_the_verdict_follows_the_rule(differences: list[float], margin: float, s
 def test_the_cost_lies_on_the_line_between_two_evaluations() -> None:
     assert crossing([(100, 0.90), (200, 0.92), (300, 0.90), (400, 0.93)]) == pytest.approx(150)
     assert crossing([(100, 0.90), (200, 0.905)]) is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shown", "said"),
+    [
+        ([(50, 100), (51, 100), (52, 100)], "0.51 (0.49 to 0.54)", "fewer"),
+        ([(200, 100), (201, 100), (199, 100)], "2.00 (1.98 to 2.02)", "more"),
+        ([(50, 100), (200, 100), (100, 100)], "1.00 (0.18 to 5.59)", "not decided"),
+        ([(50, 100), (51, 100), (None, 100)], "-", "not decided"),
+        ([(50, 100), (51, 100), (52, None)], "-", "not decided"),
+        ([(50, 100), (51, 100)], "-", "not decided"),
+        ([(100, 100)] * 3, "-", "not decided"),
+    ],
+)
+def test_costs_are_judged_where_all_runs_reach(
+    pairs: list[tuple[float, float]], shown: str, said: str
+) -> None:
+    assert cost_verdict(pairs) == (shown, said)
+
+
+def test_costs_stand_beside_the_baselines() -> None:
+    rows = [
+        {"arm": arm, "repeat": repeat, "to_91": cost * (1 + repeat / 10)}
+        for arm, cost in (("baseline", 2000.0), ("echoed", 1000.0))
+        for repeat in range(3)
+    ]
+    assert "| echoed | 1,000 | 1,100 | 1,200 | 0.50 (0.50 to 0.50) | fewer |" in cost_table(rows)
 
 
 def test_ends_are_read_of_runs_that_have_ended(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def test_every_arm_of_every_experiment_can_be(
         assert [len(arm.axes) for arm in arms] == [0] * 4, "one run each, at the task's rate"
 
 
-@pytest.mark.parametrize("experiment", ["schedule_ends", "resnet32_rates", "resnet32_seeds"])
+@pytest.mark.parametrize(
+    "experiment", ["schedule_ends", "resnet32_rates", "resnet32_seeds", "resnet32_target"]
+)
 def test_runs_that_are_judged_at_the_end_of_their_decay_end_with_it(
     arms_of: BuildArms, experiment: str
 ) -> None:
