@@ -82,6 +82,7 @@ def write(
         more: to be told beside the rows.
     """
     path = path or FOLDER / ("gpu" if gpu else "") / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)  # of the first on a GPU
     more = {"gpu": gpu, **more} if gpu else more
     record = {
         "command": " ".join(["python", "-m", f"benchmarks.{name}", *map(_without_folders, sys.argv[1:])]),
