@@ -215,17 +215,16 @@ def _write(
     into = results / check_name("experiment", rows[0]["experiment"]) / check_name("task", rows[0]["task"])
     for folder in (into.parent, into):
         check_no_link(folder)
-    _check_same_sweep(into, rows)
+    data = _data(folders)
+    _check_same_sweep(into, rows, data.get("data", []))
     texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
     texts |= {"curves.json": one_line_each(curves)} if curves else {}
-    write_tables(
-        into, texts, {"commands": commands, "environments": _environments(folders), **_data(folders)}
-    )
+    write_tables(into, texts, {"commands": commands, "environments": _environments(folders), **data})
     return into
 
 
-def _check_same_sweep(into: Path, rows: list[Row]) -> None:
-    """Raises FolderError where tables of trials lie that these rows don't hold: of another sweep."""
+def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
+    """Raises FolderError where tables lie that these rows don't hold: of other trials, data, more reads."""
     if not (into / "trials.json").exists():
         return
     trials = {(row["arm"], row["repeat"], row["index"]): row for row in rows}
@@ -234,10 +233,20 @@ def _check_same_sweep(into: Path, rows: list[Row]) -> None:
         same = trials.get(point, {})
         keys = ("run_id",) if row.get("run_id") else _SETTINGS
         if not same or any(key in row and row[key] != same.get(key) for key in keys):
-            raise FolderError(
-                f"{into}: holds the tables of another sweep, whose trial {'/'.join(map(str, point))} of seed "
-                f"{row.get('seed')} is none of these; name another folder by --results, or remove them"
-            )
+            raise _other_tables(into, row, f"of seed {row.get('seed')} is none of these")
+        read, reads = row.get("fresh_examples") or 0, same.get("fresh_examples") or 0
+        if reads < read and same.get("to_target_fresh_examples") is None:
+            raise _other_tables(into, row, f"has read {read} fresh examples, here {reads}")
+    known = read_json(into / "origin.json").get("data") if (into / "origin.json").exists() else None
+    if known and data and not any(one in known for one in data):
+        raise _other_tables(into, rows[0], "was of other data")
+
+
+def _other_tables(into: Path, row: Row, difference: str) -> FolderError:
+    return FolderError(
+        f"{into}: holds the tables of another sweep, whose trial {row['arm']}/{row['repeat']}/{row['index']} "
+        f"{difference}; name another folder by --results, or remove them"
+    )
 
 
 def write_tables(into: Path, texts: dict[str, str], origin: dict[str, Any]) -> None:

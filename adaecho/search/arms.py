@@ -107,6 +107,7 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
             try:
                 arm = _build_arm(name, typed, combination, extra, compose)
                 _check_corners(arm)
+                _check_derived(arm, compose)
             except ConfigError as error:
                 impossible[parts] = error
                 continue
@@ -258,6 +259,27 @@ def _check_corners(arm: Arm) -> None:
             from_typed(config)
         except ConfigError as error:
             raise ConfigError(f"arm {arm.name}: {error}") from error
+
+
+def _check_derived(arm: Arm, compose: Compose) -> None:
+    """Nothing else may be computed of what is searched: a trial is the arm's config with its point put in.
+
+    Raises:
+        ConfigError: an interpolation or resolver reads a searched key.
+    """
+    before = dict(flat(compose(arm.overrides))) if arm.axes else {}
+    kept = sorted(before.keys() - {axis.key for axis in arm.axes})
+    for axis in arm.axes:
+        was = before[axis.key]
+        value = next((x for x in map(axis.value, (0.25, 0.75, 0.0, 1.0)) if x != was), was)
+        after = dict(flat(compose([*arm.overrides, f"{axis.key}={value!r}"])))
+        derived = [key for key in kept if before[key] != after.get(key) and not key.startswith("search.")]
+        if derived:
+            raise ConfigError(
+                f"arm {arm.name}: {axis.key} is searched, and of it is computed {' and '.join(derived)}: "
+                f"trials would keep what is right for {axis.key}={was}. Give {axis.key} as a comma list, "
+                f"whose values are arms of their own, or set {'= and '.join(derived)}="
+            )
 
 
 def _scale_step_cap(config: dict[str, Any], fixed_by_arm: bool) -> dict[str, Any]:

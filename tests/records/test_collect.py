@@ -314,5 +314,28 @@ def test_the_tables_of_another_sweep_are_not_replaced(tmp_path):
     make_sweep(tmp_path / "other", ("a", 0, {"factor": 2, "variant": "batch"}))  # of the same seed
     with pytest.raises(FolderError, match="another sweep"):
         collect_sweep(tmp_path / "other", tmp_path / "results", "x")
+    rows = make_sweep(tmp_path / "less", ("a", 0, {}))  # of a smaller budget, in which it missed
+    less = {"fresh_examples": 160, "to_target_fresh_examples": None}
+    (tmp_path / "less/trials.json").write_text(json.dumps([rows[0] | less]))
+    lines = tmp_path / "less/a/0/0/metrics.jsonl"
+    lines.write_text(lines.read_text().replace('"fresh_examples": 320', '"fresh_examples": 160'))
+    with pytest.raises(FolderError, match="trial a/0/0 has read 320 fresh examples, here 160; name"):
+        collect_sweep(tmp_path / "less", tmp_path / "results", "x")
     make_sweep(tmp_path / "sweep", ("a", 0, {}), ("a", 1, {}))  # of more trials
     assert len(tables(collect_sweep(tmp_path / "sweep", tmp_path / "results", "x"))["trials"]) == 2
+
+
+def test_the_tables_of_other_data_are_not_replaced(tmp_path):
+    make_sweep(tmp_path / "sweep", ("a", 0, {}))
+    summary = tmp_path / "sweep/a/0/0/summary.json"
+    known = json.loads(summary.read_text())
+
+    def collect(**more):
+        summary.write_text(json.dumps(known | more))
+        return collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
+
+    collect(data={"data_sha256": "one"})
+    with pytest.raises(FolderError, match="trial a/0/0 was of other data; name another"):
+        collect(data={"data_sha256": "other"})
+    collect(data={"data_sha256": "one"})
+    collect()  # a task that says nothing of its data

@@ -98,6 +98,19 @@ def test_a_search_on_ones_own_images_has_rates_around_their_own_and_the_decay_of
         assert arm.config["schedule"]["decay_steps"] == arm.config["max_fresh_examples"] // 32
 
 
+def test_what_is_computed_of_a_searched_key_is_refused(
+    arms_of: BuildArms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial is its arm with the point put in: the decay would stay that of the batch that was composed."""
+    monkeypatch.setattr(scale, "_size_at", lambda *_: Size(714, 714, has_validation=False))
+    own = ("task=imagenet", "scale=images", "data.path=mine", "search.trials=2", "echo=none")
+    told = r"arm none: batch_size is searched, and of it is computed .*schedule\.decay_steps.*: trials would"
+    with pytest.raises(ConfigError, match=told):
+        arms_of(*own, "batch_size=interval(4,40)")
+    decays = [arm.config["schedule"]["decay_steps"] for arm in arms_of(*own, "batch_size=4,40", only=dict)]
+    assert decays[0] > 5 * decays[1]
+
+
 def test_caps_on_steps_that_are_arms_are_taken_as_they_are(arms_of: BuildArms) -> None:
     arms = arms_of("echo=batch", "echo.factor=2", "max_steps=20,40")
     assert [(arm.name, arm.config["max_steps"]) for arm in arms] == [
