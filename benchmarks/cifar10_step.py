@@ -16,7 +16,7 @@ from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.tasks.cifar10 import MEAN, STD
 from adaecho.tasks.images import cross_entropy
-from adaecho.training.device import autocast
+from adaecho.training.device import autocast, compile_model
 from benchmarks import record
 
 BATCH_SIZE = 128
@@ -39,8 +39,7 @@ def make_step(precision: str, channels_last: bool, mode: str, device: torch.devi
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
-    if mode != "off":
-        model.compile(mode=None if mode == "default" else mode)
+    compile_model(model, mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
     batch = {
         "image": torch.randint(0, 256, (BATCH_SIZE, 32, 32, 3), dtype=torch.uint8, device=device),

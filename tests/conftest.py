@@ -29,6 +29,9 @@ with suppress(ImportError):
 # Several tests at a time share the processors: one thread for each, and for the processes it starts. Before
 # torch is imported, which reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs of tests are compared bit by bit, and the sums of a GPU don't come out alike twice. Its own tests:
+# CUDA_VISIBLE_DEVICES=0 pytest tests/adascale/test_cuda.py tests/echo/batch tests/training/test_devices.py
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # A shell starts what goes to the background with Ctrl-C ignored, which all that tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -93,9 +93,17 @@ def place(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    if config.compile != "off":
-        model.compile(mode=None if config.compile == "default" else config.compile)
+    compile_model(model, config.compile)
     return model
+
+
+def compile_model(model: nn.Module, mode: str) -> None:
+    """``torch.compile`` in place, in one graph: before torch 2.15 parts of an nn.Sequential had their own."""
+    if mode != "off":
+        from torch._dynamo import config  # takes as long to import as torch itself
+
+        with config.patch(wrap_top_frame=True):
+            model.compile(mode=None if mode == "default" else mode)
 
 
 def measure(

@@ -51,6 +51,25 @@ def test_a_compiled_model_takes_the_same_steps(
     assert losses("compiled") == pytest.approx(losses("eager"), rel=1e-4)
 
 
+def test_a_compiled_sequential_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.15 passes by its own containers, and would compile block by block."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(n, n + 1), Sine()) for n in range(1, 4))
+    )
+    before = counters["stats"]["unique_graphs"]
+    device.compile_model(model, "default")
+    assert model(torch.ones(2, 1)).shape == (2, 4)
+    assert counters["stats"]["unique_graphs"] == before + 1
+
+
+class Sine(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
 def test_a_processor_that_emulates_bfloat16_is_told_of_once(
     compose_config: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
