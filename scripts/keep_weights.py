@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from adaecho.config.identity import run_id  # noqa: E402
 from adaecho.records.files import read_json, read_yaml, yaml_text  # noqa: E402
+from adaecho.records.folder import RunFolder  # noqa: E402
 
 WEIGHTS = ROOT / "results" / "weights"
 _DATA = {
@@ -66,6 +67,7 @@ def card(folder: Path) -> str:
 
 def keep(run: Path, name: str) -> None:
     """Copy what is kept and write the card."""
+    RunFolder(run).check_links()
     folder = WEIGHTS / name
     (folder / "model").mkdir(parents=True, exist_ok=True)
     for file in ("summary.json", "environment.json", "metrics.jsonl", "model/final.safetensors"):

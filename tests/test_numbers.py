@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.errors import DataError
+from adaecho.errors import DataError, FolderError
 from adaecho.evaluate import evaluate
 from adaecho.figures.committed import read_tables
 from adaecho.records.files import read_json
@@ -22,6 +22,7 @@ from experiments.evidence.predicted_time import section_of_cells
 from experiments.evidence.repeat_value import readings
 from experiments.schedule_clock import ends
 from experiments.schedule_clock.cells import cells, ratio, tuned
+from scripts import keep_weights
 from scripts.keep_weights import WEIGHTS, card
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,6 +179,18 @@ KEPT = sorted(path.parent for path in WEIGHTS.glob("*/README.md"))
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
 def test_the_card_says_what_the_records_beside_it_say(folder: Path) -> None:
     assert (folder / "README.md").read_text() == card(folder)
+
+
+def test_nothing_is_kept_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run from others it may lead to a key of one's own, and what is kept is committed."""
+    monkeypatch.setattr(keep_weights, "WEIGHTS", tmp_path / "kept")
+    run = tmp_path / "run"
+    shutil.copytree(WEIGHTS / "digits", run)
+    (run / "metrics.jsonl").rename(tmp_path / "mine")
+    (run / "metrics.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match=r"metrics\.jsonl: leads elsewhere by a symbolic link"):
+        keep_weights.keep(run, "digits")
+    assert not (tmp_path / "kept").exists()
 
 
 def test_the_weights_of_digits_are_a_run_of_the_quickstart_and_give_its_accuracy() -> None:

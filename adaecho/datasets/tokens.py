@@ -28,11 +28,12 @@ from adaecho.datasets.documents import Files
 from adaecho.datasets.split import hold_out_rows
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import ConfigError, DataError, FolderError, warn
-from adaecho.records.files import write_text
+from adaecho.records.files import check_no_link, write_text
 from adaecho.records.lock import alone
 
 PAD, END = 0, 1  # numbers of the two special tokens: fills a short example; ends (and begins) a document
 _VERSION = 4
+_FILES = ("tokenizer.json", "train.bin", "validation.bin")
 _DOCUMENTS = 512  # encoded at once
 
 
@@ -99,10 +100,10 @@ def tokenized(
         "held out": [num_validation, split_seed, max_bad_examples],
     }
     folder = cache_folder() / _sha256_of_content({**parts, "version": _VERSION})[:16]
-    found = _open(folder, packing.block)
+    found = _open(folder, packing)
     if found is None:
         _make(folder, files, text, packing, num_validation, split_seed, SkippedExamples(max_bad_examples))
-        found = _open(folder, packing.block)
+        found = _open(folder, packing)
     if found is None:
         raise DataError(
             f"{folder}: the cache of tokens was removed or damaged as soon as it was made; run the same "
@@ -111,16 +112,20 @@ def tokenized(
     return found
 
 
-def _open(folder: Path, block: int) -> Tokens | None:
+def _open(folder: Path, packing: Packing) -> Tokens | None:
     """The cache in a folder; None where there is none, or one that is damaged."""
     try:
-        meta = _read_meta(folder)
+        return _read_cache(folder, packing)
     except ValueError as error:
         warn(f"{folder}: the cache of tokens {error} and is made anew")
         return None
+
+
+def _read_cache(folder: Path, packing: Packing) -> Tokens | None:
+    meta = _read_meta(folder)
     if meta is None:
         return None
-    train, validation = (_blocks(folder / f"{part}.bin", meta, block) for part in ("train", "validation"))
+    train, validation = (_blocks(folder / f"{part}.bin", packing) for part in ("train", "validation"))
     return Tokens(_read(folder.joinpath("tokenizer.json").read_text("utf-8")), train, validation, meta)
 
 
@@ -136,11 +141,15 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, OSError) as error:
         raise ValueError(f"is damaged (meta.json: {error})") from error
-    for name, sha256 in meta["sha256 of files"].items():
+    digests = meta.get("sha256 of files")
+    if not isinstance(digests, dict) or set(digests) != set(_FILES):
+        raise ValueError("is damaged (meta.json: is not of its files)")
+    for name, sha256 in digests.items():
         try:
+            check_no_link(folder / name)
             found = _sha256_of_file(folder / name)
-        except OSError as error:
-            raise ValueError(f"is damaged ({name}: {error.strerror})") from error
+        except (OSError, FolderError) as error:
+            raise ValueError(f"is damaged ({name}: {getattr(error, 'strerror', error)})") from error
         if found != sha256:
             raise ValueError(f"is damaged ({name} is not as it was written)")
     return meta
@@ -181,11 +190,21 @@ def _sha256_of_content(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _blocks(file: Path, meta: dict[str, Any], block: int) -> NDArray[Any]:
-    flat = np.memmap(file, np.dtype(meta["dtype"]), "r")
-    if meta["kind"] == "sentence":
-        return flat.reshape(-1, block + 1)
-    return np.lib.stride_tricks.sliding_window_view(flat, block + 1)[::block]
+def _blocks(file: Path, packing: Packing) -> NDArray[Any]:
+    """Its examples; types and shapes are those asked for, whatever the file of a cache from others says.
+
+    Raises:
+        ValueError: the file is of another size.
+    """
+    dtype = dtype_of(packing.vocabulary)
+    row_bytes = (packing.block + 1) * dtype.itemsize
+    size = file.stat().st_size
+    if size < row_bytes or size % (row_bytes if packing.kind == "sentence" else dtype.itemsize):
+        raise ValueError(f"is damaged ({file.name} has {size} bytes)")
+    flat = np.memmap(file, dtype, "r")
+    if packing.kind == "sentence":
+        return flat.reshape(-1, packing.block + 1)
+    return np.lib.stride_tricks.sliding_window_view(flat, packing.block + 1)[:: packing.block]
 
 
 def _make(
@@ -207,7 +226,7 @@ def _make(
                     f"data.path={files.root}: the text was written again while its tokens were made; run the "
                     "same command once nothing writes there"
                 )
-            _put(partial, folder)
+            _put(partial, folder, packing)
     except OSError as error:
         raise DataError(
             f"{folder}: the cache of tokens can't be written ({error.strerror or error}); nothing half-made "
@@ -218,7 +237,7 @@ def _make(
     bad.report()
 
 
-def _put(partial: Path, folder: Path) -> None:
+def _put(partial: Path, folder: Path, packing: Packing) -> None:
     """Rename a new cache into its place, in one step.
 
     One that another process has put there meanwhile stays: the workers of a sweep begin, and end, together.
@@ -226,7 +245,7 @@ def _put(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError:  # something stands there
-        if _is_whole(folder):
+        if _is_whole(folder, packing):
             return
         damaged = _beside(folder)
         try:
@@ -269,9 +288,9 @@ def _read(text: str) -> Any:
     return tokenizer
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, packing: Packing) -> bool:
     try:
-        return _read_meta(folder) is not None
+        return _read_cache(folder, packing) is not None
     except ValueError:
         return False
 
@@ -363,23 +382,20 @@ class _Maker:
         file.write(sentence(whole, self.packing.block, self.dtype).tobytes())
 
     def _finish(self, meta: dict[str, Any]) -> None:
-        names = ("tokenizer.json", "train.bin", "validation.bin")
         for part in ("train", "validation"):
             if (self.folder / f"{part}.bin").stat().st_size < (self.packing.block + 1) * self.dtype.itemsize:
                 raise DataError(
                     f"{self.files.root or 'the standard library'}: its {part} text gives not one example of "
                     f"task.block={self.packing.block} tokens; give more text or a smaller block"
                 )
-        digests = {name: _sha256_of_file(self.folder / name) for name in names}
+        digests = {name: _sha256_of_file(self.folder / name) for name in _FILES}
         meta |= {
             "tokenizer sha256": digests["tokenizer.json"],
             "sha256 of files": digests,
-            "kind": self.packing.kind,
-            "dtype": self.dtype.name,
             "skipped": {**self.counts, "bad": self.bad.count},
         }
         (self.folder / "meta.json").write_text(_sealed(meta))
-        for name in (*names, "meta.json"):
+        for name in (*_FILES, "meta.json"):
             _sync(self.folder / name)
 
 

@@ -104,6 +104,7 @@ def collect_sweep(sweep: Path, results: Path, command: str) -> Path:
         FolderError: ``sweep`` has no ``trials.json``, or a record is missing or damaged, or the tables of
             another sweep lie there.
     """
+    check_no_link(sweep / "trials.json")
     if not (sweep / "trials.json").exists():
         raise FolderError(
             f"{sweep}: no trials.json, so no finished sweep; run its command again to finish it"

@@ -151,6 +151,7 @@ class SweepState:
         check_no_link(root)
         for folder in root.iterdir() if root.is_dir() else ():
             check_no_link(folder)
+            RunFolder(folder).check_links()
             # An index beyond all would have as many points drawn.
             is_index = re.fullmatch("[0-9]{1,6}", folder.name) and int(folder.name) < MAX_TRIALS
             if is_index and (summary := _read_summary(folder)) is not None:

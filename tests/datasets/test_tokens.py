@@ -184,6 +184,44 @@ def test_a_cache_that_was_damaged_is_made_anew_with_one_line(
     assert capsys.readouterr().err == ""
 
 
+def _with_a_link(folder: Path) -> dict[str, Any]:
+    (folder / "train.bin").rename(folder.parent.parent / "of somebody's own")
+    (folder / "train.bin").symlink_to(folder.parent.parent / "of somebody's own")
+    return {}
+
+
+def _with_another_size(folder: Path) -> dict[str, Any]:
+    (folder / "train.bin").write_bytes(b"odd")
+    digests = {path.name: tokens_module._sha256_of_file(path) for path in folder.iterdir()}
+    return {"sha256 of files": {name: digests[name] for name in tokens_module._FILES}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: {"sha256 of files": {}},
+        lambda _: {"sha256 of files": {"../other": ""}},
+        lambda _: {"sha256 of files": None},
+        _with_a_link,
+        _with_another_size,
+    ],
+)
+def test_a_cache_from_others_says_neither_types_nor_sizes(
+    folder: Path, cache: Path, change: Callable[[Path], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers taken for addresses of objects would end the process, or worse."""
+    whole = _make(folder)
+    train = whole.train.tolist()
+    (file,) = cache.glob("*/meta.json")
+    file.write_text(tokens_module._sealed({**whole.meta, "dtype": "O", "kind": "sentence"}))
+    assert _make(folder).train.tolist() == train
+    capsys.readouterr()
+    file.write_text(tokens_module._sealed({**whole.meta, **change(file.parent)}))
+    assert _make(folder).train.tolist() == train
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the cache of tokens is damaged" in line
+
+
 @pytest.mark.parametrize(
     "damage",
     [b"", b"{}", b"[]", b"\xff", b"[" * 100_000, None],
@@ -252,8 +290,8 @@ def test_a_cache_that_is_removed_as_soon_as_it_is_made_is_told(
 ) -> None:
     put = tokens_module._put
 
-    def put_and_removed(made: Path, place: Path) -> None:
-        put(made, place)
+    def put_and_removed(made: Path, place: Path, packing: Packing) -> None:
+        put(made, place, packing)
         shutil.rmtree(place)
 
     monkeypatch.setattr(tokens_module, "_put", put_and_removed)

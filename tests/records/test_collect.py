@@ -137,11 +137,13 @@ def test_evaluations_that_are_gone_are_told(tmp_path, kept):
         collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
 
 
-@pytest.mark.parametrize("name", ["0/environment.json", "0/summary.json", "0/metrics.jsonl", "0"])
+@pytest.mark.parametrize(
+    "name", ["run/0/0/environment.json", "run/0/0/metrics.jsonl", "run/0/0", "trials.json"]
+)
 def test_nothing_is_collected_through_a_link(tmp_path, name):
     """What a received one leads to may be any file of one's own, and tables are committed."""
     make_sweep(tmp_path / "sweep", ("run", 0, {}))
-    link, mine = tmp_path / "sweep/run/0" / name, tmp_path / "mine"
+    link, mine = tmp_path / "sweep" / name, tmp_path / "mine"
     link.rename(mine)
     link.symlink_to(mine)
     with pytest.raises(FolderError, match="leads elsewhere by a symbolic link"):

@@ -79,12 +79,21 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     assert len(missing) == len(set(missing)) == 12
 
 
-@pytest.mark.parametrize("depth", range(7))
+@pytest.mark.parametrize("depth", range(8))
 def test_nothing_in_a_sweep_is_reached_through_a_link(design: Design, tmp_path: Path, depth: int) -> None:
     """One that was received may have them lead to any folder of one's own."""
     (tmp_path / "mine").mkdir()
     sweep, arm = tmp_path / "sweep", design.arms[0].name
-    names = "workers", "wandb", "data.json", "design.json", arm, f"{arm}/0", f"{arm}/0/1"
+    names = (
+        "workers",
+        "wandb",
+        "data.json",
+        "design.json",
+        arm,
+        f"{arm}/0",
+        f"{arm}/0/1",
+        f"{arm}/0/1/summary.json",
+    )
     link = sweep / names[depth]
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "mine")
