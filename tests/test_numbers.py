@@ -181,14 +181,15 @@ def test_the_card_says_what_the_records_beside_it_say(folder: Path) -> None:
     assert (folder / "README.md").read_text() == card(folder)
 
 
-def test_nothing_is_kept_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model/final.safetensors"])
+def test_nothing_is_kept_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """In a run from others it may lead to a key of one's own, and what is kept is committed."""
     monkeypatch.setattr(keep_weights, "WEIGHTS", tmp_path / "kept")
     run = tmp_path / "run"
     shutil.copytree(WEIGHTS / "digits", run)
-    (run / "metrics.jsonl").rename(tmp_path / "mine")
-    (run / "metrics.jsonl").symlink_to(tmp_path / "mine")
-    with pytest.raises(FolderError, match=r"metrics\.jsonl: leads elsewhere by a symbolic link"):
+    (run / name).rename(tmp_path / "mine")
+    (run / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match=f"{name}: leads elsewhere by a symbolic link"):
         keep_weights.keep(run, "digits")
     assert not (tmp_path / "kept").exists()
 

@@ -18,6 +18,7 @@ from adaecho.echo.order.factor import Factor
 from adaecho.echo.order.stream import NOTHING, Contents, Place, Stream
 from adaecho.echo.read.failures import BadExamples
 from adaecho.echo.settings import Settings, is_distributed, share
+from adaecho.echo.variants import MAX_FACTOR
 
 VERSION = 5  # raised whenever a state of before would continue differently, or can't be read
 _SMALL = 1 << 14  # slots of a buffer that are looked back over in some 20 ms
@@ -340,6 +341,9 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
         )
     if not _is_whole(state):
         raise ValueError(f"load_state_dict: its digest is not that of the rest: {_DAMAGED}")
+    factors = [value for of_one in state["factors"].values() for _, value in of_one]
+    if not all(1 <= value < MAX_FACTOR for value in factors):
+        raise ValueError(f"load_state_dict: its factors are {factors!r:.80}: {_DAMAGED}")
     settings.check_same(state["settings"], held=bool(state["in_pass"]))
     had, has = (_examples(number) for number in (state["source_length"], length))
     if had != has:

@@ -314,6 +314,9 @@ class RunFolder:
         """
         for name in _LEFT:
             check_no_link(self.path / name)
+        for name in ("checkpoint", "model"):  # W&B makes links of its own in its folders
+            for path in self.path.glob(f"{name}/*"):
+                check_no_link(path)
 
     def _has_records(self) -> bool:
         if any(path.exists() for path in (self._config, self._metrics, self._summary)):

@@ -26,10 +26,16 @@ def state(device: torch.device) -> dict[str, Any]:
 
 
 def restore(before: dict[str, Any], device: torch.device) -> None:
-    """Go on from a ``state``; one of an earlier version holds torch's alone."""
+    """Go on from a ``state``; one of an earlier version holds torch's alone.
+
+    Raises:
+        ValueError: NumPy's, which it does not check itself, would read beyond its end.
+    """
     torch.set_rng_state(before["cpu"])
     if device.type == "cuda" and before["cuda"] is not None:
         torch.cuda.set_rng_state(before["cuda"], device)
     if "numpy" in before:
+        if before["numpy"][2] not in range(len(before["numpy"][1]) + 1):
+            raise ValueError("NumPy's generator stands nowhere in its numbers")
         np.random.set_state(before["numpy"])
         random.setstate(before["python"])

@@ -1,5 +1,6 @@
 """The optimizer of a run, and how a batch becomes a step."""
 
+import itertools
 from inspect import unwrap
 from typing import Any
 
@@ -67,6 +68,40 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
         debias_ewma=config.adascale.debias_ewma,
         rule=config.adascale.rule,
     )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Continue from its ``state_dict()`` in a checkpoint, which may be anyone's.
+
+    Settings stay those of the config, and each tensor lies as its parameter does: a fused kernel reads as
+    many numbers as that has, whatever there is.
+
+    Raises:
+        ValueError: its parameters are others, or a tensor is not of its parameter's shape.
+    """
+    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters = dict(enumerate(every))
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if [len(group["params"]) for group in state["param_groups"]] != sizes:
+        raise ValueError("its optimizer has other groups of parameters")
+    numbers = iter(parameters)
+    groups = [
+        {**group, "params": list(itertools.islice(numbers, size))}
+        for group, size in zip(optimizer.param_groups, sizes, strict=True)
+    ]
+    found = {
+        number: {name: _laid_out(value, parameters[number]) for name, value in of_one.items()}
+        for number, of_one in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "param_groups": groups, "state": found})
+
+
+def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.layout == torch.strided):
+        return value
+    if value.shape != parameter.shape or not value.is_floating_point():
+        raise ValueError(f"its optimizer has {list(value.shape)} of a parameter of {list(parameter.shape)}")
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -22,7 +22,7 @@ from adaecho.training import draws
 from adaecho.training.device import Clocks, choose_device, choose_precision, measure, place
 from adaecho.training.interrupt import WaitEndedError
 from adaecho.training.loader import make_loader
-from adaecho.training.optimizer import average_of, clip, deal, make_optimizer, set_rate
+from adaecho.training.optimizer import average_of, clip, deal, load_optimizer, make_optimizer, set_rate
 from adaecho.training.parallel import MeanLoss, average_statistics, num_passes, share_of, undone
 from adaecho.training.progress import Progress, budget_spent, is_at_chance, is_better, meets
 from adaecho.training.schedule import Schedule
@@ -488,7 +488,7 @@ class Trainer:
             if name in own["buffers"]:
                 buffer.copy_(own["buffers"][name])
         self.best_model = state["best_model"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.loader.load_state_dict(own["loader"])
         self.progress = Progress(**state["progress"])
         self.clocks = Clocks(**state["clocks"])

@@ -5,11 +5,14 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from adaecho import EchoLoader
 from adaecho.config.schema import Config, to_plain
+from adaecho.echo.state import sealed
 from adaecho.errors import DiskError, FolderError, UserError
 from adaecho.evaluate import evaluate
 from adaecho.figures.committed import read_table
@@ -17,7 +20,8 @@ from adaecho.records import checkpoints
 from adaecho.records.files import append
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import is_held
-from adaecho.training import checkpoint
+from adaecho.training import checkpoint, draws
+from adaecho.training.optimizer import load_optimizer
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 
@@ -33,10 +37,13 @@ FOLDERS = ("checkpoint", "model", "pictures", "wandb")
 FILES = ("lock", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "wandb.json")
 
 
-@pytest.mark.parametrize("name", [*FOLDERS, *FILES, "attempts.log", "traceback.txt"])
+INNER = ("attempts.log", "traceback.txt", "checkpoint/last.pt", "model/final.safetensors")
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES, *INNER])
 def test_nothing_is_read_or_written_through_a_link(tmp_path: Path, config: Config, name: str) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / ("" if name in FOLDERS else "absent"))
     with pytest.raises(FolderError, match=rf"run/{name}: leads elsewhere by a symbolic link"):
         run_trial(config, tmp_path / "run")
@@ -127,3 +134,60 @@ def test_a_passing_error_while_a_seal_is_checked_renames_nothing(
             run_trial(longer, tmp_path / "run")
     assert names() == before
     assert run_trial(longer, tmp_path / "run")["steps"] == 2
+
+
+def _optimizer(**settings: Any) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
+    """Two groups, after a step."""
+    weights = [torch.ones(3, 2, requires_grad=True), torch.ones(4, requires_grad=True)]
+    groups = [{"params": [one]} for one in weights]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, **settings)
+    sum(one.square().sum() for one in weights).backward()
+    optimizer.step()
+    return optimizer, weights
+
+
+@pytest.mark.parametrize("forged", [torch.ones(1), torch.ones(3, 3), torch.ones(3, 2, dtype=torch.int64)])
+def test_the_optimizers_numbers_are_those_of_its_parameters(forged: torch.Tensor) -> None:
+    """A fused kernel would go on beyond the end of what is shorter."""
+    optimizer, weights = _optimizer(fused=True)
+    state = optimizer.state_dict()
+    state["state"][0]["momentum_buffer"] = forged
+    with pytest.raises(ValueError, match=r"its optimizer has \[.* of a parameter of \[3, 2\]"):
+        load_optimizer(optimizer, state)
+    state["state"][0]["momentum_buffer"] = torch.ones(1).expand(3, 2)  # of one number
+    load_optimizer(optimizer, state)
+    assert optimizer.state[weights[0]]["momentum_buffer"].stride() == (2, 1)
+
+
+def test_the_optimizers_settings_stay_those_of_the_config() -> None:
+    optimizer, weights = _optimizer()
+    other, _ = _optimizer(weight_decay=1.0, maximize=True, fused=True)
+    state = other.state_dict()
+    state["param_groups"][0]["params"], state["param_groups"][1]["params"] = [1], [0]
+    before = [{**group} for group in optimizer.param_groups]
+    load_optimizer(optimizer, state)
+    assert [{**group} for group in optimizer.param_groups] == before
+    assert optimizer.state[weights[1]]["momentum_buffer"].shape == (4,)
+    del state["param_groups"][1]
+    with pytest.raises(ValueError, match="other groups of parameters"):
+        load_optimizer(optimizer, state)
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**8])
+def test_numpys_generator_stands_within_its_numbers(position: int) -> None:
+    device = torch.device("cpu")
+    state = draws.state(device)
+    name, key, _, *more = state["numpy"]
+    with pytest.raises(ValueError, match="NumPy's generator stands nowhere"):
+        draws.restore({**state, "numpy": (name, key, position, *more)}, device)
+    draws.restore(state, device)
+
+
+@pytest.mark.parametrize("value", [2**62, 0, -1.0, float("nan")])
+def test_a_factor_that_no_loader_has_is_refused(value: float) -> None:
+    loader = EchoLoader(torch.arange(9), 2, echo="batch", factor=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    state["factors"]["batches"] = [[0, value]]
+    with pytest.raises(ValueError, match=r"load_state_dict: its factors are .* the state is damaged"):
+        loader.load_state_dict(sealed(state))
