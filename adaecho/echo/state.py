@@ -341,9 +341,14 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
         )
     if not _is_whole(state):
         raise ValueError(f"load_state_dict: its digest is not that of the rest: {_DAMAGED}")
-    factors = [value for of_one in state["factors"].values() for _, value in of_one]
-    if not all(1 <= value < MAX_FACTOR for value in factors):
-        raise ValueError(f"load_state_dict: its factors are {factors!r:.80}: {_DAMAGED}")
+    for history in state["factors"].values():
+        numbers, factors = [list(one) for one in zip(*history, strict=True)]
+        if (
+            numbers[:1] != [0]
+            or numbers != sorted(numbers)
+            or not all(1 <= factor < MAX_FACTOR for factor in factors)
+        ):
+            raise ValueError(f"load_state_dict: its factors are {history!r:.80}: {_DAMAGED}")
     settings.check_same(state["settings"], held=bool(state["in_pass"]))
     had, has = (_examples(number) for number in (state["source_length"], length))
     if had != has:

@@ -3,6 +3,7 @@
 import io
 import pickle
 import struct
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -33,6 +34,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
 def unpacked(content: bytes) -> dict[str, Any]:
     """The state in the bytes of a checkpoint that ``load`` has found good on another rank, on the CPU."""
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    _keep_versions(state)
     return state
 
 
@@ -48,6 +50,7 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
         with folder_errors(path):
             _check_members(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
+            _keep_versions(state)
     except pickle.UnpicklingError:
         # Without torch's own words, which end in how to load it all the same.
         raise FolderError(
@@ -58,6 +61,18 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or "progress" not in state:
         raise FolderError(f"{path}: holds no training state")
     return state
+
+
+def _keep_versions(state: Any) -> None:
+    """Of modules' metadata only these: more would have torch put other parameters in the place of ours."""
+    for name in ("model", "average") if isinstance(state, dict) else ():
+        if isinstance(found := state.get(name), OrderedDict):
+            versions = {
+                module: {"version": more["version"]} if "version" in more else {}
+                for module, more in getattr(found, "_metadata", {}).items()
+            }
+            state[name] = OrderedDict(found)
+            state[name]._metadata = versions
 
 
 def _check_members(path: Path) -> None:

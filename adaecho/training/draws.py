@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+_NUMBERS = 624  # of a Mersenne Twister
+
 
 def seed(number: int) -> None:
     """Seed those of torch (every device's), NumPy and ``random``."""
@@ -29,13 +31,23 @@ def restore(before: dict[str, Any], device: torch.device) -> None:
     """Go on from a ``state``; one of an earlier version holds torch's alone.
 
     Raises:
-        ValueError: NumPy's, which it does not check itself, would read beyond its end.
+        ValueError: one of them, which may be anyone's, would read beyond its numbers.
     """
+    _check_torch(before["cpu"])
     torch.set_rng_state(before["cpu"])
     if device.type == "cuda" and before["cuda"] is not None:
         torch.cuda.set_rng_state(before["cuda"], device)
     if "numpy" in before:
-        if before["numpy"][2] not in range(len(before["numpy"][1]) + 1):
+        name, key, position, has_normal, normal = before["numpy"]
+        is_within = type(position) is int and 0 <= position <= _NUMBERS == len(key)
+        if type(before["numpy"]) is not tuple or not is_within:
             raise ValueError("NumPy's generator stands nowhere in its numbers")
-        np.random.set_state(before["numpy"])
+        np.random.set_state((name, key, position, has_normal, normal))
         random.setstate(before["python"])
+
+
+def _check_torch(state: torch.Tensor) -> None:
+    """Of torch's Mersenne Twister: how many are left, and where the next lies (ATen/CPUGeneratorImpl.cpp)."""
+    left, position = state[8:12].view(torch.int32), state[16:24].view(torch.int64)
+    if int(left) + int(position) > _NUMBERS + 1:
+        raise ValueError("torch's generator stands nowhere in its numbers")

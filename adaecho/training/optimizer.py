@@ -90,18 +90,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for group, size in zip(optimizer.param_groups, sizes, strict=True)
     ]
     found = {
-        number: {name: _laid_out(value, parameters[number]) for name, value in of_one.items()}
+        number: {name: _laid_out(name, value, parameters[number]) for name, value in of_one.items()}
         for number, of_one in state["state"].items()
     }
     optimizer.load_state_dict({**state, "param_groups": groups, "state": found})
 
 
-def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
-    if not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.layout == torch.strided):
+def _laid_out(name: str, value: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
         return value
-    if value.shape != parameter.shape or not value.is_floating_point():
+    if not value.is_floating_point() or value.shape not in (parameter.shape, *[()] * (name == "step")):
         raise ValueError(f"its optimizer has {list(value.shape)} of a parameter of {list(parameter.shape)}")
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    like = parameter if value.shape == parameter.shape else torch.empty(())
+    return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -146,7 +146,9 @@ def _optimizer(**settings: Any) -> tuple[torch.optim.Optimizer, list[torch.Tenso
     return optimizer, weights
 
 
-@pytest.mark.parametrize("forged", [torch.ones(1), torch.ones(3, 3), torch.ones(3, 2, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "forged", [torch.ones(1), torch.ones(()), torch.ones(3, 3), torch.ones(3, 2, dtype=torch.int64)]
+)
 def test_the_optimizers_numbers_are_those_of_its_parameters(forged: torch.Tensor) -> None:
     """A fused kernel would go on beyond the end of what is shorter."""
     optimizer, weights = _optimizer(fused=True)
@@ -178,9 +180,49 @@ def test_numpys_generator_stands_within_its_numbers(position: int) -> None:
     device = torch.device("cpu")
     state = draws.state(device)
     name, key, _, *more = state["numpy"]
-    with pytest.raises(ValueError, match="NumPy's generator stands nowhere"):
-        draws.restore({**state, "numpy": (name, key, position, *more)}, device)
+    of_words = {"bit_generator": name, "state": {"key": key, "pos": position}, "has_gauss": 0, "gauss": 0.0}
+    of_words |= dict.fromkeys(range(5), 0)
+    for forged in ((name, key, position, *more), [name, key, position, *more], (name, key[:9], 0, *more)):
+        with pytest.raises(ValueError, match="NumPy's generator stands nowhere"):
+            draws.restore({**state, "numpy": forged}, device)
+    with pytest.raises((ValueError, TypeError)):
+        draws.restore({**state, "numpy": of_words}, device)
     draws.restore(state, device)
+
+
+def test_torchs_generator_stands_within_its_numbers() -> None:
+    device = torch.device("cpu")
+    torch.manual_seed(3)
+    for _ in range(700):  # each place
+        state = draws.state(device)
+        draws.restore(state, device)
+        torch.rand(1)
+    forged = state["cpu"].clone()
+    forged[8:12] = torch.tensor([600], dtype=torch.int32).view(torch.uint8)
+    forged[16:24] = torch.tensor([600]).view(torch.uint8)
+    with pytest.raises(ValueError, match="torch's generator stands nowhere"):
+        draws.restore({**state, "cpu": forged}, device)
+
+
+def test_a_checkpoint_does_not_say_how_weights_are_loaded(config: Config, tmp_path: Path) -> None:
+    """The optimizer would hold the parameters that stood there before, and training stop in silence."""
+    run_trial(config, tmp_path)
+    run = RunFolder(tmp_path)
+    state = checkpoint.load(run, run.checkpoints()[0])
+    assert {"version": 1} in state["model"]._metadata.values()
+    for more in state["model"]._metadata.values():
+        more["assign_to_params_buffers"] = True
+    with run.lock():
+        run.start(to_plain(config))
+        checkpoint.save(run, state)
+    for loaded in (checkpoint.load(run, run.checkpoints()[0]), checkpoint.unpacked(_bytes(state))):
+        assert not any("assign_to_params_buffers" in more for more in loaded["model"]._metadata.values())
+
+
+def _bytes(state: dict[str, Any]) -> bytes:
+    whole = io.BytesIO()
+    torch.save(state, whole)
+    return whole.getvalue()
 
 
 @pytest.mark.parametrize("value", [2**62, 0, -1.0, float("nan")])
@@ -188,6 +230,7 @@ def test_a_factor_that_no_loader_has_is_refused(value: float) -> None:
     loader = EchoLoader(torch.arange(9), 2, echo="batch", factor=2)
     next(iter(loader))
     state = loader.state_dict()
-    state["factors"]["batches"] = [[0, value]]
-    with pytest.raises(ValueError, match=r"load_state_dict: its factors are .* the state is damaged"):
-        loader.load_state_dict(sealed(state))
+    for history in ([[0, value]], [[0, 2.0], [3, value]], [[3, 2.0]], [[0, 2.0], [5, 2.0], [3, 2.0]]):
+        state["factors"]["batches"] = history
+        with pytest.raises(ValueError, match=r"load_state_dict: its factors are .* the state is damaged"):
+            loader.load_state_dict(sealed(state))
