@@ -72,7 +72,7 @@ class Gauges:
         index = position.next_number if streams.echoes_batches else position.next_index
         return streams.factor.before(index)
 
-    def _num_batches(self, iteration: int, first_index: int, first_number: int) -> int:
+    def _num_batches(self, iteration: int, first_index: int, first_number: int, *, begun: bool) -> int:
         """Batches of one iteration, which begins at a local number and at a number of a fresh batch.
 
         Raises:
@@ -90,7 +90,8 @@ class Gauges:
             raise TypeError(f"len() of an EchoLoader around a {source.name} isn't known: that has no length")
         else:
             end = first_index + source.length * settings.epochs
-        items = streams.log.examples.total(first_index, end - first_index)
+        examples = streams.log.examples if begun else streams.log.examples.begun(first_index)
+        items = examples.total(first_index, end - first_index)
         batches = items // streams.batch_size if settings.drop_last else -(-items // streams.batch_size)
         return streams.log.batches.total(first_number, batches)
 

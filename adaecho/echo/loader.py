@@ -303,8 +303,10 @@ class EchoLoader(Gauges):
         self._check_alone()
         position = self._position
         if position.in_pass and (self._iterating or self._resumed):
-            return self._num_batches(position.iteration, position.first_index, position.first_number)
-        return self._num_batches(self._upcoming, position.next_index, position.next_number)
+            return self._num_batches(
+                position.iteration, position.first_index, position.first_number, begun=True
+            )
+        return self._num_batches(self._upcoming, position.next_index, position.next_number, begun=False)
 
     @property
     def _upcoming(self) -> int:

@@ -155,6 +155,7 @@ class Pipeline:
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
+        self.streams.log.begin(index)
         position = position.begun(iteration, index)
         self._newest = Run(self, position, Held())
         return position, self._newest

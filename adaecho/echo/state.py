@@ -97,6 +97,10 @@ class Log:
         self.examples.go_back(self.examples.before(position.next_index))
         self.batches.go_back(self.batches.before(position.next_number))
 
+    def begin(self, index: int) -> None:
+        """An iteration begins at a local number."""
+        self.examples.go_back(self.examples.begun(index).history)
+
     def plain(self, position: Position, oldest: int) -> dict[str, Any]:
         """What it has of a position, as a state holds it; the numbers of bad ones from a local number on."""
         return {
@@ -342,12 +346,7 @@ def check(state: dict[str, Any], settings: Settings, length: int | None, permuta
     if not _is_whole(state):
         raise ValueError(f"load_state_dict: its digest is not that of the rest: {_DAMAGED}")
     for history in state["factors"].values():
-        numbers, factors = [list(one) for one in zip(*history, strict=True)]
-        if (
-            numbers[:1] != [0]
-            or numbers != sorted(numbers)
-            or not all(1 <= factor < MAX_FACTOR for factor in factors)
-        ):
+        if history[0][0] != 0 or not all(1 <= factor < MAX_FACTOR for _, factor in history):
             raise ValueError(f"load_state_dict: its factors are {history!r:.80}: {_DAMAGED}")
     settings.check_same(state["settings"], held=bool(state["in_pass"]))
     had, has = (_examples(number) for number in (state["source_length"], length))

@@ -107,13 +107,21 @@ class Piece:
 
     def _finish(self) -> None:
         """Send the summary and the pictures (those of a sweep's folder)."""
-        import wandb
-
         summary = _summary(self._folder)
         for path in sorted(one for one in self._folder.glob("*.png") if not one.is_symlink()):
-            self._run.log({path.stem: wandb.Image(str(path))})
+            self._send_picture(path)
         self._run.summary.update(summary)
         self._run.finish(exit_code=1 if summary.get("status") == Status.FAILED else 0)
+
+    def _send_picture(self, path: Path) -> None:
+        """A PNG alone: Pillow goes by content, and hands PostScript to Ghostscript, which runs it."""
+        import wandb
+        from PIL import Image
+
+        with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # as Pillow does
+            with Image.open(path, formats=["PNG"]) as picture:
+                picture.load()
+            self._run.log({path.stem: wandb.Image(picture)})
 
 
 def _state(path: Path, where: dict[str, Any]) -> dict[str, Any]:

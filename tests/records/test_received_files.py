@@ -230,7 +230,7 @@ def test_a_factor_that_no_loader_has_is_refused(value: float) -> None:
     loader = EchoLoader(torch.arange(9), 2, echo="batch", factor=2)
     next(iter(loader))
     state = loader.state_dict()
-    for history in ([[0, value]], [[0, 2.0], [3, value]], [[3, 2.0]], [[0, 2.0], [5, 2.0], [3, 2.0]]):
+    for history in ([[0, value]], [[0, 2.0], [3, value]], [[3, 2.0]]):
         state["factors"]["batches"] = history
         with pytest.raises(ValueError, match=r"load_state_dict: its factors are .* the state is damaged"):
             loader.load_state_dict(sealed(state))

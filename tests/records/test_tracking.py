@@ -35,6 +35,9 @@ def record(folder, fresh_examples, status="reached"):
         run.write_summary({"status": status, "fresh_examples": number, "to_target": {"steps": 5}})
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """What W&B really leaves of an interrupted run, and of a sweep of two trials in two projects."""
@@ -51,6 +54,7 @@ def exports(tmp_path_factory):
                 record(root / "sweep/none/0" / name, [160, 320])
             shutil.copytree(root / "sweep/none/0/0", root / "sweep/none/0/0.old-1")
             Image.new("RGB", (2, 2)).save(root / "sweep" / "fig3.png")
+            (root / "sweep/page.png").write_bytes(POSTSCRIPT)
             record(root / "mine", [160])  # where links lead to that come with what others sent
             (root / "sweep/none/0/2").symlink_to(root / "mine")
             (root / "sweep/holiday.png").symlink_to(root / "sweep/fig3.png")
@@ -99,6 +103,16 @@ def test_a_sweep_shows_design_outcome_and_figure(exports):
     assert piece["summary"]["baseline"] == {"arm": "baseline", "reached": 1}
     assert piece["history"][0]["fig3._type"] == "image-file"
     assert len(list((exports / "sweep").glob("wandb/offline-run-*/files/media/images/fig3*.png"))) == 2
+
+
+def test_a_picture_is_a_png_whatever_its_name(exports):
+    """Pillow would have Ghostscript run it."""
+    for piece in wandb_files.pieces(exports / "sweep"):
+        assert piece["exit_code"] == 0
+        assert {key.partition(".")[0] for row in piece["history"] for key in row if "._type" in key} == {
+            "fig3"
+        }
+    assert not list((exports / "sweep").rglob("media/images/page*"))
 
 
 def test_nothing_is_exported_that_a_link_leads_to(exports):

@@ -91,6 +91,14 @@ class Factor:
             value, self._asked_for = self._asked_for, None
             self.history.append((next_index, value))
 
+    def begun(self, index: int) -> "Factor":
+        """Of an iteration that begins at a local number, maybe an earlier one: what is in force now holds."""
+        begun, history = Factor(self._seed, self.value), self.history
+        if history[-1][0] > index:
+            history = [*(change for change in history if change[0] < index), (index, self.value)]
+        begun.go_back(history)
+        return begun
+
     def before(self, index: int) -> History:
         """The history up to an upstream position."""
         return [change for change in self.history if change[0] <= index or change is self.history[0]]

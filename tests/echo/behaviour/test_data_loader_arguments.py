@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 import tracemalloc
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -104,6 +106,50 @@ def test_set_epoch_goes_to_an_iteration() -> None:
     endless = EchoLoader(Rows(20), 4)
     endless.set_epoch(3)
     assert labels(endless, 5) == passes[0]
+
+
+def test_an_earlier_epoch_is_read_under_the_factor_in_force() -> None:
+    """Epochs are counted from 0 again in a second phase, under another factor."""
+
+    def make(factor: float) -> EchoLoader:
+        echo = "example_before_augmentation"
+        return EchoLoader(Rows(20), 4, echo=echo, factor=factor, shuffle_buffer=8, epochs=1)
+
+    first = make(2)
+    labels(first)
+    loader, resumed = make(3), make(3)
+    loader.load_state_dict(first.state_dict())
+    for epoch in (0, 1, 0, 2):
+        loader.set_epoch(epoch)
+        assert len(loader) == 15
+        resumed.load_state_dict(loader.state_dict())
+        resumed.set_epoch(epoch)
+        batches = iter(loader)
+        taken = labels(batches, 2)
+        assert labels(resumed, 2) == taken
+        resumed.load_state_dict(loader.state_dict())
+        rest = labels(batches)
+        assert Counter(Counter(itertools.chain(*taken, *rest)).values()) == {3: 20}
+        assert labels(resumed) == rest
+
+
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "example_after_augmentation", "batch"])
+def test_states_of_an_earlier_epoch_are_taken_where_the_factor_followed_R(echo: str) -> None:  # noqa: N802
+    def make() -> EchoLoader:
+        loader = EchoLoader(Rows(400), 4, echo=echo, factor="auto", epochs=1, shuffle_buffer=20)
+        ratios = itertools.cycle([2.0, 3.0, 1.0, 4.0])
+        loader.agree_on_R = lambda _: next(ratios)
+        return loader
+
+    loader = make()
+    for epoch in (0, 1, 0, 1):
+        loader.set_epoch(epoch)
+        for number, _ in enumerate(loader):
+            if number in (30, 90):
+                resumed = make()
+                resumed.load_state_dict(loader.state_dict())
+                assert resumed.factor == loader.factor
+        resumed.load_state_dict(loader.state_dict())
 
 
 class Sized(IterableDataset[int]):
