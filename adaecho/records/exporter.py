@@ -99,7 +99,7 @@ class Piece:
         """
         lines = whole_lines(self._folder / "metrics.jsonl")
         for line in lines[self._lines_read :]:
-            metrics = json.loads(line)
+            metrics = _inert(json.loads(line))
             if metrics["fresh_examples"] > self.state["fresh_examples"]:
                 self.state["fresh_examples"] = metrics["fresh_examples"]
                 self._run.log(metrics, step=metrics["fresh_examples"])
@@ -142,19 +142,28 @@ def _as_of(folder: Path) -> int | None:
     return None
 
 
+def _inert(value: Any) -> Any:
+    """A record without what W&B takes for an artifact: it asks the host that a text names, with one's key."""
+    if isinstance(value, dict):
+        return {key: _inert(inner) for key, inner in value.items() if key != "_type"}
+    if isinstance(value, list):
+        return [_inert(inner) for inner in value]
+    return value.replace("wandb-artifact:", "wandb artifact:") if isinstance(value, str) else value
+
+
 def _config(folder: Path) -> dict[str, Any]:
     """A run's config, or a sweep's design."""
     if (folder / "config.yaml").exists():
-        return dict(read_yaml(folder / "config.yaml"))
-    return dict(read_json(folder / "design.json")) if (folder / "design.json").exists() else {}
+        return dict(_inert(read_yaml(folder / "config.yaml")))
+    return dict(_inert(read_json(folder / "design.json"))) if (folder / "design.json").exists() else {}
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     """A run's summary, or a sweep's outcome by arm."""
     if (folder / "summary.json").exists():
-        return dict(read_json(folder / "summary.json"))
+        return dict(_inert(read_json(folder / "summary.json")))
     if (folder / "outcome.json").exists():
-        return {arm["arm"]: arm for arm in read_json(folder / "outcome.json")}
+        return {arm["arm"]: arm for arm in _inert(read_json(folder / "outcome.json"))}
     return {}
 
 

@@ -4,6 +4,7 @@ import io
 import pickle
 import struct
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -66,7 +67,7 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
 def _keep_versions(state: Any) -> None:
     """Of modules' metadata only these: more would have torch put other parameters in the place of ours."""
     for name in ("model", "average") if isinstance(state, dict) else ():
-        if isinstance(found := state.get(name), OrderedDict):
+        if isinstance(found := state.get(name), Mapping):
             versions = {
                 module: {"version": more["version"]} if "version" in more else {}
                 for module, more in getattr(found, "_metadata", {}).items()

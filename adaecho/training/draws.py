@@ -48,6 +48,6 @@ def restore(before: dict[str, Any], device: torch.device) -> None:
 
 def _check_torch(state: torch.Tensor) -> None:
     """Of torch's Mersenne Twister: how many are left, and where the next lies (ATen/CPUGeneratorImpl.cpp)."""
-    left, position = state[8:12].view(torch.int32), state[16:24].view(torch.int64)
-    if int(left) + int(position) > _NUMBERS + 1:
+    left, position = int(state[8:12].view(torch.int32)), int(state[16:24].view(torch.int64))
+    if left < 1 or position < 0 or left + position > _NUMBERS + 1:
         raise ValueError("torch's generator stands nowhere in its numbers")

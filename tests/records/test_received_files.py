@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,21 +198,28 @@ def test_torchs_generator_stands_within_its_numbers() -> None:
         state = draws.state(device)
         draws.restore(state, device)
         torch.rand(1)
-    forged = state["cpu"].clone()
-    forged[8:12] = torch.tensor([600], dtype=torch.int32).view(torch.uint8)
-    forged[16:24] = torch.tensor([600]).view(torch.uint8)
-    with pytest.raises(ValueError, match="torch's generator stands nowhere"):
-        draws.restore({**state, "cpu": forged}, device)
+    for left, position in ((600, 600), (624, 624 - 2**32), (0, 3), (-1, 3)):
+        forged = state["cpu"].clone()
+        forged[8:12] = torch.tensor([left], dtype=torch.int32).view(torch.uint8)
+        forged[16:24] = torch.tensor([position]).view(torch.uint8)
+        with pytest.raises(ValueError, match="torch's generator stands nowhere"):
+            draws.restore({**state, "cpu": forged}, device)
 
 
-def test_a_checkpoint_does_not_say_how_weights_are_loaded(config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [OrderedDict, Counter])
+def test_a_checkpoint_does_not_say_how_weights_are_loaded(
+    config: Config, tmp_path: Path, kind: type[dict[str, Any]]
+) -> None:
     """The optimizer would hold the parameters that stood there before, and training stop in silence."""
     run_trial(config, tmp_path)
     run = RunFolder(tmp_path)
     state = checkpoint.load(run, run.checkpoints()[0])
     assert {"version": 1} in state["model"]._metadata.values()
-    for more in state["model"]._metadata.values():
+    metadata = state["model"]._metadata
+    for more in metadata.values():
         more["assign_to_params_buffers"] = True
+    state["model"] = kind(state["model"])
+    state["model"]._metadata = metadata
     with run.lock():
         run.start(to_plain(config))
         checkpoint.save(run, state)

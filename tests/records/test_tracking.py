@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from PIL import Image
 
 from adaecho.config.schema import TrackingConfig
 from adaecho.errors import FolderError
-from adaecho.records import tracking
+from adaecho.records import exporter, tracking
 from adaecho.records.exporter import Piece
 from adaecho.records.folder import RunFolder
 from adaecho.records.tracking import exported
@@ -113,6 +114,19 @@ def test_a_picture_is_a_png_whatever_its_name(exports):
             "fig3"
         }
     assert not list((exports / "sweep").rglob("media/images/page*"))
+
+
+def test_nothing_of_a_record_is_an_artifact_to_fetch(tmp_path):
+    """W&B would send its key to the host that a received config names."""
+    link = "wandb-artifact://http://127.0.0.1:9/e/p/n:v0"
+    forged = {"note": link, "task": {"a": [link, {"_type": "artifactVersion", "id": "x"}]}, "steps": 3}
+    (tmp_path / "config.yaml").write_text(json.dumps(forged))
+    (tmp_path / "summary.json").write_text(json.dumps(forged))
+    for read in (exporter._config, exporter._summary):
+        found = read(tmp_path)
+        assert found["steps"] == 3
+        assert found["task"]["a"][1] == {"id": "x"}
+        assert "wandb-artifact" not in str(found)
 
 
 def test_nothing_is_exported_that_a_link_leads_to(exports):
