@@ -98,7 +98,8 @@ class Log:
         self.batches.go_back(self.batches.before(position.next_number))
 
     def begin(self, index: int) -> None:
-        """An iteration begins at a local number."""
+        """An iteration begins at a local number, maybe an earlier one, whose bad examples are met again."""
+        self.bad.go_back(index)
         self.examples.go_back(self.examples.begun(index).history)
 
     def plain(self, position: Position, oldest: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def save(run: RunFolder, state: dict[str, Any]) -> None:
 def unpacked(content: bytes) -> dict[str, Any]:
     """The state in the bytes of a checkpoint that ``load`` has found good on another rank, on the CPU."""
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    _keep_versions(state)
+    _make_plain(state)
     return state
 
 
@@ -51,7 +51,7 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
         with folder_errors(path):
             _check_members(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
-            _keep_versions(state)
+            _make_plain(state)
     except pickle.UnpicklingError:
         # Without torch's own words, which end in how to load it all the same.
         raise FolderError(
@@ -64,16 +64,37 @@ def load(run: RunFolder, path: Path) -> dict[str, Any]:
     return state
 
 
-def _keep_versions(state: Any) -> None:
-    """Of modules' metadata only these: more would have torch put other parameters in the place of ours."""
-    for name in ("model", "average") if isinstance(state, dict) else ():
+def _make_plain(state: Any) -> None:
+    """Have what torch loads in plain containers and tensors: others bring attributes, that say how to load.
+
+    Of those only the versions of modules stay. What a source told of its position stays as it is.
+    """
+    if not isinstance(state, dict):
+        return
+    for name in ("model", "average", "best_model", "optimizer"):
         if isinstance(found := state.get(name), Mapping):
-            versions = {
-                module: {"version": more["version"]} if "version" in more else {}
-                for module, more in getattr(found, "_metadata", {}).items()
-            }
-            state[name] = OrderedDict(found)
-            state[name]._metadata = versions
+            state[name] = _plain(found)
+            if name in ("model", "average"):
+                state[name]._metadata = {
+                    module: {"version": more["version"]} if "version" in more else {}
+                    for module, more in getattr(found, "_metadata", {}).items()
+                }
+    for own in state.get("ranks", ()):
+        own.update({name: _plain(own[name]) for name in ("losses", "buffers", "rng") if name in own})
+
+
+def _plain(value: Any) -> Any:
+    """Raises ValueError where a tensor is no dense one of numbers."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise ValueError(f"a tensor of layout {value.layout}, which no checkpoint of a run holds")
+        return value.detach().clone()  # neither attributes nor numbers that lie in one place
+    if isinstance(value, Mapping):
+        return OrderedDict((key, _plain(inner)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        kind = list if isinstance(value, list) else tuple
+        return kind(_plain(inner) for inner in value)
+    return value
 
 
 def _check_members(path: Path) -> None:

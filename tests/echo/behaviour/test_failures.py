@@ -190,3 +190,31 @@ def test_a_dataset_that_grows_between_iterations_is_refused(num_workers: int) ->
         rows.append(8)
         with pytest.raises(ValueError, match="list has 9 rows, and had 8 when this EchoLoader was made"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("echo", ["example_before_augmentation", "batch"])
+def test_states_of_an_earlier_epoch_know_its_bad_examples(echo: str) -> None:
+    """Those of the later one, which was read before, come after them."""
+
+    def decode(row: dict[str, Any]) -> dict[str, Any]:
+        if row["label"] % 20 == 7:
+            raise ValueError("cannot decode")
+        return row
+
+    def make() -> EchoLoader:
+        settings: dict[str, Any] = {"factor": 2, "shuffle_buffer": 100, "epochs": 1, "max_bad_examples": 50}
+        return EchoLoader(Dataset(1000), 8, echo=echo, decode=decode, **settings)
+
+    loader = make()
+    loader.set_epoch(1)
+    list(loader)
+    loader.set_epoch(0)
+    states, batches = [], []
+    for batch in loader:
+        batches.append(batch["label"].tolist())
+        states.append(loader.state_dict())
+    assert len(loader.bad_examples) == 50
+    for number in range(0, len(states) - 1, 24):
+        resumed = make()
+        resumed.load_state_dict(states[number])
+        assert [batch["label"].tolist() for batch in resumed] == batches[number + 1 :]
