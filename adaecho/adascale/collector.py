@@ -57,6 +57,7 @@ class GradientCollector:
         for index, parameters in enumerate(groups):
             if index == len(self.groups):
                 self.groups.append([])
+                self._slots = None
             for parameter in parameters:
                 if parameter.requires_grad and parameter not in self._handles:
                     number = len(self._handles)

@@ -284,7 +284,8 @@ class AdaScale(Optimizer):
         read = self._statistics.read(own, self._parameters())
         progress = ScaleInvariantSteps().state_dict() if own is None else own["progress"]
         ScaleInvariantSteps().load_state_dict(progress)  # refuses what can't be
-        self._optimizer.load_state_dict(optimizer_state)  # the last that may
+        as_constructed = saved_state.as_constructed(optimizer_state, self.param_groups)
+        self._optimizer.load_state_dict(as_constructed)  # the last that may
         self._statistics.restore(read)
         self._progress.load_state_dict(progress)
         self._statistics.begin(self._groups())

@@ -3,7 +3,8 @@
 import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 from adaecho.adascale.scale_invariant_steps import ScaleInvariantSteps
 
 KEY = "adascale"
-
+# How a step is computed, and no part of what it computes.
+_IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 
 Check = Callable[[Mapping[str, Any]], bool]
 """Whether one part of a checkpoint can be, given those that were looked at before it."""
@@ -85,6 +87,52 @@ def _check(parts: Any, sound: Mapping[str, Check]) -> None:
     for name, is_sound in sound.items():
         if not is_sound(parts):
             raise ValueError(f"AdaScale: the checkpoint is damaged: {name} is {reprlib.repr(parts[name])}")
+
+
+def as_constructed(state: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the wrapped optimizer loads, under the implementation that it was constructed with.
+
+    Its fused kernels take as many numbers as a parameter has, whatever a checkpoint holds: for these each
+    tensor is laid out as its parameter.
+
+    Args:
+        state: of the wrapped optimizer, taken from a checkpoint.
+        groups: the wrapped optimizer's.
+
+    Raises:
+        ValueError: a fused kernel's tensor is not of its parameter's shape.
+    """
+    saved = state["param_groups"]
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        return state  # which torch refuses
+    state = {**state, "param_groups": [
+        {**group, **{key: own[key] for key in _IMPLEMENTATION if key in own}}
+        for group, own in zip(saved, groups, strict=True)
+    ]}  # fmt: skip
+    if not any(group.get("fused") for group in groups):
+        return state
+    numbers, parameters = (chain.from_iterable(one["params"] for one in of) for of in (saved, groups))
+    of_number = dict(zip(numbers, parameters, strict=True))
+    return {**state, "state": {
+        number: {name: laid_out(name, value, of_number[number]) for name, value in of_one.items()}
+        if number in of_number and isinstance(of_one, Mapping) else of_one
+        for number, of_one in state["state"].items()
+    }}  # fmt: skip
+
+
+def laid_out(name: str, value: Any, parameter: Tensor) -> Any:
+    """A tensor of an optimizer's state in the layout of its parameter; anything else as it is.
+
+    Raises:
+        ValueError: its shape is another than the parameter's (a count of steps has none), or its numbers
+            are not floating point ones.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if not _is_real(value) or value.shape not in (parameter.shape, *[()] * (name == "step")):
+        raise ValueError(f"its optimizer has {list(value.shape)} of a parameter of {list(parameter.shape)}")
+    like = parameter if value.shape == parameter.shape else torch.empty(())
+    return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _from_fairscale(entries: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adaecho.adascale import AdaScale
+from adaecho.adascale.saved_state import laid_out
 from adaecho.config.schema import Config
 from adaecho.echo.memory.tree import children, with_children
 from adaecho.errors import ConfigError
@@ -73,8 +74,7 @@ def make_optimizer(config: Config, model: nn.Module, world_size: int = 1) -> tor
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Continue from its ``state_dict()`` in a checkpoint, which may be anyone's.
 
-    Settings stay those of the config, and each tensor lies as its parameter does: a fused kernel reads as
-    many numbers as that has, whatever there is.
+    Settings stay those of the config, and each tensor lies as its parameter does.
 
     Raises:
         ValueError: its parameters are others, or a tensor is not of its parameter's shape.
@@ -90,19 +90,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for group, size in zip(optimizer.param_groups, sizes, strict=True)
     ]
     found = {
-        number: {name: _laid_out(name, value, parameters[number]) for name, value in of_one.items()}
+        number: {name: laid_out(name, value, parameters[number]) for name, value in of_one.items()}
         for number, of_one in state["state"].items()
     }
     optimizer.load_state_dict({**state, "param_groups": groups, "state": found})
-
-
-def _laid_out(name: str, value: Any, parameter: torch.Tensor) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not value.is_floating_point() or value.shape not in (parameter.shape, *[()] * (name == "step")):
-        raise ValueError(f"its optimizer has {list(value.shape)} of a parameter of {list(parameter.shape)}")
-    like = parameter if value.shape == parameter.shape else torch.empty(())
-    return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

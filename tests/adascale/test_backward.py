@@ -11,6 +11,7 @@ from tests.adascale.helpers import (
     assert_identical,
     backward,
     batches,
+    layers,
     micro_gradients,
     mlp,
     train,
@@ -85,13 +86,18 @@ def test_unused_and_frozen_parameters_do_not_count():
 
 @pytest.mark.parametrize("arguments", [{"scale": 4.0}, {"num_gradients_to_accumulate": 2}], ids=str)
 def test_a_group_that_is_wholly_frozen_changes_nothing(arguments):
-    alone, beside = mlp(), mlp()
-    frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    for model, more in ((alone, []), (beside, [{"params": [frozen]}])):
-        groups = [{"params": list(model.parameters())}, *more]
-        optimizer = AdaScale(torch.optim.SGD(groups, lr=0.05), **arguments)
-        train(model, optimizer, batches(5, arguments.get("num_gradients_to_accumulate", 1)))
+    alone, beside, later = mlp(), mlp(), mlp()
+    frozen = {"params": [nn.Parameter(torch.ones(3), requires_grad=False)], "lr": 0.05}
+    steps = list(batches(5, arguments.get("num_gradients_to_accumulate", 1)))
+    for model in (alone, beside, later):
+        groups = [*layers(model, 0.05, 0.05), *[frozen] * (model is beside)]
+        optimizer = AdaScale(torch.optim.SGD(groups), **arguments)
+        train(model, optimizer, steps[:3])
+        if model is later:
+            optimizer.add_param_group(frozen)
+        train(model, optimizer, steps[3:])
     assert_identical(weights(alone), weights(beside))
+    assert_identical(weights(alone), weights(later))
 
 
 def test_a_parameter_used_by_one_micro_batch_has_zero_gradient_in_the_other():

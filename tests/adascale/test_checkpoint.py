@@ -246,3 +246,41 @@ def test_the_last_gradient_of_another_scale_is_no_sample_beside_the_next():
     after.load_state_dict(through_torch_save(before.state_dict()))
     assert trained(after, [5.0]).grad_var_avg() == before.grad_var_avg()
     assert trained(after, [5.0]).grad_var_avg() < before.grad_var_avg()
+
+
+def received(fused, **forged):
+    """A model's optimizer, and another's checkpoint of two steps with other settings and numbers in it."""
+    model, sgd = mlp(torch.float32), {"lr": 0.05, "momentum": 0.9}
+    trained = AdaScale(torch.optim.SGD(model.parameters(), **sgd, fused=True), num_gradients_to_accumulate=3)
+    train(model, trained, batches(2, 3, dtype=torch.float32))
+    state = trained.state_dict()
+    state["state"][0] |= forged
+    fresh = mlp(torch.float32)
+    own = torch.optim.SGD(fresh.parameters(), **sgd, fused=fused)
+    return fresh, AdaScale(own, num_gradients_to_accumulate=3), state
+
+
+@pytest.mark.parametrize(
+    "forged", [torch.ones(2), torch.ones(()), torch.ones(7, 6), torch.ones(7, 5, dtype=torch.int64)]
+)
+def test_a_fused_kernel_has_as_many_numbers_as_its_parameter(forged):
+    """It would go on beyond the end of what is shorter."""
+    _, optimizer, state = received(True, momentum_buffer=forged)
+    with pytest.raises(ValueError, match=r"its optimizer has \[.* of a parameter of \[7, 5\]"):
+        optimizer.load_state_dict(state)
+    assert (optimizer.scale_invariant_steps, len(optimizer.state)) == (0, 0)
+
+
+def test_numbers_for_a_fused_kernel_are_laid_out_as_its_parameter():
+    fresh, optimizer, state = received(True, momentum_buffer=torch.ones(1).expand(7, 5))
+    optimizer.load_state_dict(state)
+    assert optimizer.state[fresh[0].weight]["momentum_buffer"].stride() == (5, 1)
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_the_kernel_is_the_constructed_optimizers_whatever_the_checkpoint_says(fused):
+    fresh, optimizer, state = received(fused)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["fused"] is fused
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    train(fresh, optimizer, batches(1, 3, dtype=torch.float32))
