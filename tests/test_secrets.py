@@ -73,10 +73,10 @@ def test_a_run_keeps_none_and_goes_on_with_a_new_signature(
     wrong = [one.replace(PASSWORD, f"{PASSWORD}2") for one in served]
     with pytest.raises(UserError, match=r"http://\*\*\*@.*403"):
         run_trial(compose_config(*TINY, *wrong, "max_fresh_examples=36"), run, wrong)
-    assert list(run.glob("wandb/offline-run-*/*.wandb"))
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert "403" in (run / "traceback.txt").read_text()
     said = capfd.readouterr()
-    holds_no_secret(run, said.out, said.err)
+    holds_no_secret(run, tmp_path / "wandb", said.out, said.err)
 
 
 def test_a_sweep_keeps_none_and_its_workers_know_them(tmp_path: Path, served: list[str]) -> None:

@@ -61,8 +61,8 @@ class EchoLoader(Gauges):
             the echo, once for each fresh example, the second after it. Elsewhere one follows the other.
         decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
             decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
-        collate: a list of examples to a batch; by default torch's rules, and tuples stay tuples. One that
-            draws from the global generators finds them seeded for each batch, and is called by who takes it.
+        collate: a list of examples to a batch in new memory; by default torch's, and tuples stay tuples. One
+            that draws from the global generators finds them seeded for each batch, called by who takes it.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes

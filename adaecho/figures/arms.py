@@ -107,16 +107,17 @@ def caption_of_dots(arms: list[Arm]) -> str:
     trials = _range([round(arm["trials"] / arm["searches"]) for arm in arms])
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     ends = "95 % interval of the mean" if many else "minimum and maximum"
+    those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)
     if trials == searches == "1":
         dots = "Dots: one run per arm."
     elif trials == "1":
-        dots = f"Dots: mean over {searches} runs per arm; lines: {ends}."
+        dots = f"Dots: mean over {those}{searches} runs per arm; lines: {ends}."
     elif searches == "1":
         dots = f"Dots: best of {trials} non-divergent trials per arm (one search, so no lines)."
     else:
         dots = (
-            f"Dots: mean over {searches} searches per arm of the best of {trials} non-divergent trials; "
-            f"lines: {ends}."
+            f"Dots: mean over {those}{searches} searches per arm of the best of {trials} non-divergent "
+            f"trials; lines: {ends}."
         )
     if all(arm["ratio_to_baseline"] is None for arm in arms):
         return dots

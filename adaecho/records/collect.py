@@ -225,7 +225,7 @@ def _write(
 
 
 def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
-    """Raises FolderError where tables lie that these rows don't hold: of other trials, data, more reads."""
+    """Raises FolderError where tables lie that these rows don't hold: of other trials, results, data, ..."""
     if not (into / "trials.json").exists():
         return
     trials = {(row["arm"], row["repeat"], row["index"]): row for row in rows}
@@ -238,6 +238,10 @@ def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
         read, reads = row.get("fresh_examples") or 0, same.get("fresh_examples") or 0
         if reads < read and same.get("to_target_fresh_examples") is None:
             raise _other_tables(into, row, f"has read {read} fresh examples, here {reads}")
+        has_spent_as_much = row["status"] == same.get("status") == Status.BUDGET_SPENT and reads == read
+        for key in ["to_target_fresh_examples"] + ["best_value"] * has_spent_as_much:
+            if row.get(key) is not None and row[key] != same.get(key):
+                raise _other_tables(into, row, f"has {key} {row[key]}, here {same.get(key)}")
     known = read_json(into / "origin.json").get("data") if (into / "origin.json").exists() else None
     if known and data and not any(one in known for one in data):
         raise _other_tables(into, rows[0], "was of other data")

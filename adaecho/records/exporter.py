@@ -2,7 +2,8 @@
 
 All that it knows of a run is in the run's folder. ``wandb.json`` there keeps the run's id, so that every
 piece of an interrupted run continues the same W&B run, and how far it was sent, so that nothing is sent
-twice. W&B's own files go to the folder's ``wandb/``; ``wandb sync`` uploads those of offline runs.
+twice. W&B's own files lie where its users look for them, in ``wandb/`` of the current folder or
+``WANDB_DIR``: what ``wandb sync`` uploads from there is one's own, while a run's folder may be anyone's.
 """
 
 import json
@@ -76,7 +77,6 @@ class Piece:
         write_json(self._file, {**self.state, "as_of": None}, durable=False)
         in_sweep = _is_sweep(self._root)
         self._run = wandb.init(
-            dir=self._folder,
             id=self.state["id"],
             resume="allow",
             config=_config(self._folder),

@@ -314,7 +314,7 @@ class RunFolder:
         """
         for name in _LEFT:
             check_no_link(self.path / name)
-        for name in ("checkpoint", "model"):  # W&B makes links of its own in its folders
+        for name in ("checkpoint", "model"):
             for path in self.path.glob(f"{name}/*"):
                 check_no_link(path)
 

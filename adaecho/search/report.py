@@ -42,7 +42,7 @@ def write_outcome(state: SweepState, console: Console) -> None:
     console.print(terminal_table(end_of_sweep(rows, arms), console.width))
     notes = [*noise(rows), *unfinished(state), *remarks(state)]
     notes += edge_warnings(state.design, arms)
-    about = missed(rows, state) or [caption(state, rows)]
+    about = missed(rows, state) or [caption(state, rows, arms)]
     for line in [*about, *notes, *drawn]:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -104,7 +104,7 @@ def _row(design: Design, search: Search, index: int) -> Row:
     return {**row, "hyperparameters": point, **({"trials_left": left} if left else {})}
 
 
-def caption(state: SweepState, rows: list[Row]) -> str:
+def caption(state: SweepState, rows: list[Row], arms: list[Row]) -> str:
     """What the columns of the table mean."""
     searched = any(search.trials > 1 for search in state.searches.values())
     if without_target(rows):
@@ -113,9 +113,12 @@ def caption(state: SweepState, rows: list[Row]) -> str:
     if state.design.repeats > 1:
         of = "searches of the best trial of each" if searched else "runs of each arm"
         number = "the" if unfinished(state) else state.design.repeats
+        those = "those that reached it of " if any(arm["reached"] < arm["searches"] for arm in arms) else ""
+        interval = any(arm["ratio_low"] is not None for arm in arms)
+        bounds = "; < and >: bounds, as some missed" if any("ratio_bound" in arm for arm in arms) else ""
         return (
-            f"To the target: mean over {number} {of}; ratio: of geometric means of fresh examples, to the "
-            "baseline's, with its 95 % interval."
+            f"To the target: mean over {those}{number} {of}; ratio: of geometric means of fresh examples, to "
+            f"the baseline's{', with its 95 % interval' * interval}{bounds}."
         )
     return (
         "To the target: the best trial of each arm; range: over the arm's trials that reached it; "

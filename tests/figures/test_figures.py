@@ -113,6 +113,9 @@ def test_fig3_says_which_arms_missed_the_target(fig3):
     assert ">0.98, 2 of 3 reached" in words(axes)
     bounds = "ratio to the baseline (> and <: bounds, as searches missed)."
     assert caption_of_dots(outcome(rows)).endswith(bounds)
+    assert caption_of_dots(outcome(rows)).startswith(
+        "Dots: mean over those that reached it of 3 searches per"
+    )
     alone = fig3(rows_of("baseline", "none", 1, [None]))
     assert (dots(alone), words(alone)) == ([], ["target not reached"])
 

@@ -209,8 +209,8 @@ def test_the_command_says_what_it_needs(arguments, refused):
 @pytest.mark.parametrize("with_digests", [True, False], ids=["of this version", "of an older one"])
 def test_a_collect_that_is_killed_leaves_no_new_rows_beside_old_curves(tmp_path, monkeypatch, with_digests):
     """At each of its touches of the disk: what figures read is the old tables, the new ones, or refused."""
-    make_run(tmp_path / "old", cost=640)
-    make_run(tmp_path / "new")
+    make_run(tmp_path / "old", status="budget_spent")
+    make_run(tmp_path / "new", cost=640)
 
     def read(into):
         path = into / "trials.json"
@@ -325,6 +325,24 @@ def test_the_tables_of_another_sweep_are_not_replaced(tmp_path):
         collect_sweep(tmp_path / "less", tmp_path / "results", "x")
     make_sweep(tmp_path / "sweep", ("a", 0, {}), ("a", 1, {}))  # of more trials
     assert len(tables(collect_sweep(tmp_path / "sweep", tmp_path / "results", "x"))["trials"]) == 2
+
+
+def test_the_tables_of_a_replication_are_not_replaced(tmp_path):
+    """The same sweep on another machine, or what others sent as that: its trials have ended elsewhere."""
+    spent = {"status": "budget_spent", "cost": 480}
+    make_sweep(tmp_path / "sweep", ("a", 0, {"cost": 480}), ("b", 0, spent))
+    into = collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
+    before = tables(into)
+    make_sweep(tmp_path / "other", ("a", 0, {"cost": 320}), ("b", 0, spent))
+    with pytest.raises(FolderError, match="a/0/0 has to_target_fresh_examples 480, here 320; name another"):
+        collect_sweep(tmp_path / "other", tmp_path / "results", "x")
+    best = {"metric": "accuracy", "value": 0.5, "fresh_examples": 480}
+    make_sweep(tmp_path / "third", ("a", 0, {"cost": 480}), ("b", 0, {**spent, "best": best}))
+    with pytest.raises(FolderError, match=r"b/0/0 has best_value 0\.98, here 0\.5; name another"):
+        collect_sweep(tmp_path / "third", tmp_path / "results", "x")
+    assert tables(into) == before
+    make_sweep(tmp_path / "longer", ("a", 0, {"cost": 480}), ("b", 0, {"cost": 640}))
+    assert tables(collect_sweep(tmp_path / "longer", tmp_path / "results", "x")) != before
 
 
 def test_the_tables_of_other_data_are_not_replaced(tmp_path):

@@ -46,6 +46,7 @@ def exports(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_SERVICE", raising=False)
         patch.setattr(tracking, "FINISH_WAIT_S", 240)
+        patch.setenv("WANDB_DIR", str(root))
         with exported(OFFLINE, root / "run"):
             record(root / "run", [160, 320, 480], status="preempted")
         (root / "sweep").mkdir()
@@ -72,18 +73,18 @@ def exports(tmp_path_factory):
 
 
 def test_an_offline_run_is_read_back_whole(exports):
-    piece, _ = wandb_files.pieces(exports / "sweep/none/0/0")
+    piece, _ = wandb_files.pieces(exports, "none/0/0")
     assert (piece["project"], piece["group"]) == ("adaecho", str(exports / "sweep"))
     assert (piece["name"], piece["exit_code"]) == ("none/0/0", 0)
     assert {key: piece["config"][key] for key in CONFIG} == CONFIG
     history = [(row["_step"], row["fresh_examples"], row["accuracy"]) for row in piece["history"]]
     assert history == [(160, 160, 0.16), (320, 320, 0.32)]
     assert (piece["summary"]["status"], piece["summary"]["to_target"]) == ("reached", {"steps": 5})
-    assert not wandb_files.pieces(exports / "sweep/none/0/0.old-1"), "what was set aside is no trial"
+    assert not wandb_files.pieces(exports, "none/0/0.old-1"), "what was set aside is no trial"
 
 
 def test_pieces_of_an_interrupted_run_continue_in_order_and_repeat_nothing(exports):
-    pieces = wandb_files.pieces(exports / "run")
+    pieces = wandb_files.pieces(exports, "run")
     assert [[row["_step"] for row in piece["history"]] for piece in pieces] == [[160, 320, 480], [640]]
     assert len({piece["id"] for piece in pieces}) == 1
     assert [piece["exit_code"] for piece in pieces] == [0, 1]
@@ -91,29 +92,29 @@ def test_pieces_of_an_interrupted_run_continue_in_order_and_repeat_nothing(expor
 
 
 def test_another_project_is_another_run_and_gets_everything(exports):
-    pieces = wandb_files.pieces(exports / "sweep/none/0/1")
+    pieces = wandb_files.pieces(exports, "none/0/1")
     assert {piece["project"] for piece in pieces} == {"adaecho", "other"}
     assert len({piece["id"] for piece in pieces}) == 2
     assert [len(piece["history"]) for piece in pieces] == [2, 2]
 
 
 def test_a_sweep_shows_design_outcome_and_figure(exports):
-    piece, _ = wandb_files.pieces(exports / "sweep")
+    piece, _ = wandb_files.pieces(exports, "outcome")
     assert (piece["name"], piece["group"]) == ("outcome", str(exports / "sweep"))
     assert piece["config"]["trials"] == 2
     assert piece["summary"]["baseline"] == {"arm": "baseline", "reached": 1}
     assert piece["history"][0]["fig3._type"] == "image-file"
-    assert len(list((exports / "sweep").glob("wandb/offline-run-*/files/media/images/fig3*.png"))) == 2
+    assert len(list(exports.glob("wandb/offline-run-*/files/media/images/fig3*.png"))) == 2
 
 
 def test_a_picture_is_a_png_whatever_its_name(exports):
     """Pillow would have Ghostscript run it."""
-    for piece in wandb_files.pieces(exports / "sweep"):
+    for piece in wandb_files.pieces(exports, "outcome"):
         assert piece["exit_code"] == 0
         assert {key.partition(".")[0] for row in piece["history"] for key in row if "._type" in key} == {
             "fig3"
         }
-    assert not list((exports / "sweep").rglob("media/images/page*"))
+    assert not list(exports.rglob("media/images/page*"))
 
 
 def test_nothing_of_a_record_is_an_artifact_to_fetch(tmp_path):
@@ -130,8 +131,13 @@ def test_nothing_of_a_record_is_an_artifact_to_fetch(tmp_path):
 
 
 def test_nothing_is_exported_that_a_link_leads_to(exports):
-    assert not list((exports / "sweep").glob("wandb/offline-run-*/files/media/images/holiday*"))
-    assert not (exports / "mine/wandb").exists()
+    assert not list(exports.glob("wandb/offline-run-*/files/media/images/holiday*"))
+    assert not wandb_files.pieces(exports, "none/0/2")
+
+
+def test_nothing_of_w_and_b_lies_in_the_folder_of_a_run_or_sweep(exports):
+    """`wandb sync` would upload what others put there: their logs name files of one's own to send."""
+    assert {path.parent for path in exports.rglob("offline-run-*")} == {exports / "wandb"}
 
 
 def test_tracking_none_starts_nothing(tmp_path, monkeypatch):
@@ -184,10 +190,10 @@ SLOW = """
 import time
 from types import SimpleNamespace
 Settings = dict
-def init(*, dir, **_):
+def init(**_):
     def finish(exit_code):
         time.sleep(0.5)
-        (dir / "finished").write_text(str(exit_code))
+        open("finished", "w").write(str(exit_code))
     nothing = lambda *_, **__: None
     summary = SimpleNamespace(update=nothing)
     return SimpleNamespace(define_metric=nothing, log=nothing, summary=summary, starting_step=0,

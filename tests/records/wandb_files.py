@@ -38,9 +38,10 @@ def _values(items):
     return {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
 
 
-def pieces(folder):
-    """The offline pieces of the run in a folder, oldest first, as plain values."""
-    return [_piece(read(path)) for path in sorted(Path(folder).glob("wandb/offline-run-*/*.wandb"))]
+def pieces(root, name=None):
+    """The offline pieces of all runs under ``root/wandb``, or of one name, oldest first, as plain values."""
+    found = [_piece(read(path)) for path in sorted(Path(root).glob("wandb/offline-run-*/*.wandb"))]
+    return [piece for piece in found if name in (None, piece["name"])]
 
 
 def _piece(records):

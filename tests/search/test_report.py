@@ -18,7 +18,7 @@ from adaecho.search import report
 from adaecho.search.__main__ import main
 from adaecho.search.design import Design, TrialId, trial_seed
 from adaecho.search.progress import SweepProgress, arm_table
-from adaecho.search.report import edge_warnings, remarks, trial_rows, unfinished, write_outcome
+from adaecho.search.report import caption, edge_warnings, remarks, trial_rows, unfinished, write_outcome
 from adaecho.search.state import SweepState
 from adaecho.search.sweeper import headline, next_steps
 from tests.conftest import Refused
@@ -112,6 +112,27 @@ def test_a_heading_has_two_lines_and_a_number_stays_beside_its_unit() -> None:
     first, second, _ = on_terminal(columns)
     assert first.split() == ["95", "%"]
     assert second.split() == ["arm", "interval"]
+
+
+@pytest.mark.parametrize(
+    ("costs", "over", "more"),
+    [
+        ((4_000, 4_500, 4_200), "3 runs", ", with its 95 % interval"),
+        ((4_000, None, 4_200), "those that reached it of 3 runs", "; < and >: bounds, as some missed"),
+    ],
+)
+def test_the_caption_says_of_which_searches_the_means_are(
+    design: Design, tmp_path: Path, costs: tuple[int | None, ...], over: str, more: str
+) -> None:
+    state = SweepState(replace(design, repeats=3, trials=1), tmp_path)
+    for arm, of_arm in zip(design.arms, [(9_000, 8_000, 8_500), costs], strict=True):
+        for repeat, cost in enumerate(of_arm):
+            summary = _summary("reached" if cost else "budget_spent", cost)
+            state.searches[arm.name, repeat].summaries = {0: summary}
+    rows = trial_rows(state)
+    ratio = "ratio: of geometric means of fresh examples, to the baseline's"
+    says = f"To the target: mean over {over} of each arm; {ratio}{more}."
+    assert caption(state, rows, summarize(rows)) == says
 
 
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
