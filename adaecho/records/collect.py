@@ -218,6 +218,7 @@ def _write(
         check_no_link(folder)
     data = _data(folders)
     _check_same_sweep(into, rows, data.get("data", []))
+    _check_same_curves(into, curves)
     texts = {"trials.json": table_text(rows), "outcome.json": one_line_each(summarize(rows))}
     texts |= {"curves.json": one_line_each(curves)} if curves else {}
     write_tables(into, texts, {"commands": commands, "environments": _environments(folders), **data})
@@ -227,16 +228,19 @@ def _write(
 def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
     """Raises FolderError where tables lie that these rows don't hold: of other trials, results, data, ..."""
     if not (into / "trials.json").exists():
+        if others := [name for name in TABLES if (into / name).exists()]:
+            raise FolderError(
+                f"{into}: holds {others[0]} of something else; name another folder by --results"
+            )
         return
-    trials = {(row["arm"], row["repeat"], row["index"]): row for row in rows}
+    trials = {_point(row): row for row in rows}
     for row in read_rows(into / "trials.json"):
-        point = row["arm"], row["repeat"], row["index"]
-        same = trials.get(point, {})
+        same = trials.get(_point(row), {})
         keys = ("run_id",) if row.get("run_id") else _SETTINGS
         if not same or any(key in row and row[key] != same.get(key) for key in keys):
             raise _other_tables(into, row, f"of seed {row.get('seed')} is none of these")
         read, reads = row.get("fresh_examples") or 0, same.get("fresh_examples") or 0
-        if reads < read and same.get("to_target_fresh_examples") is None:
+        if reads < read and (row["status"] in FINISHED or same.get("to_target_fresh_examples") is None):
             raise _other_tables(into, row, f"has read {read} fresh examples, here {reads}")
         has_spent_as_much = row["status"] == same.get("status") == Status.BUDGET_SPENT and reads == read
         for key in ["to_target_fresh_examples"] + ["best_value"] * has_spent_as_much:
@@ -245,6 +249,30 @@ def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
     known = read_json(into / "origin.json").get("data") if (into / "origin.json").exists() else None
     if known and data and not any(one in known for one in data):
         raise _other_tables(into, rows[0], "was of other data")
+
+
+def _check_same_curves(into: Path, curves: list[dict[str, Any]]) -> None:
+    """Raises FolderError where these aren't what lies there, gone on with: of another machine's runs."""
+    names = ("trials.json", "curves.json")
+    if not all((into / name).exists() for name in names):
+        return
+    rows, lying = (read_rows(into / name) for name in names)
+    known = {
+        _point(curve): dict(zip(curve["fresh_examples"], curve["values"], strict=True)) for curve in lying
+    }
+    over = {_point(row): known.get(_point(row), {}) for row in rows if row["status"] in FINISHED}
+    for curve in curves:
+        before = over.get(_point(curve), {})
+        for fresh_examples, value in zip(curve["fresh_examples"], curve["values"], strict=True):
+            if (lies := before.get(fresh_examples, value)) != value:
+                difference = (
+                    f"had {curve['metric']} {lies} after {fresh_examples} fresh examples, here {value}"
+                )
+                raise _other_tables(into, curve, difference)
+
+
+def _point(row: Row) -> tuple[Any, ...]:
+    return row["arm"], row["repeat"], row["index"]
 
 
 def _other_tables(into: Path, row: Row, difference: str) -> FolderError:

@@ -192,7 +192,7 @@ def read_yaml(path: Path) -> Any:
     Raises:
         OSError: it can't be read.
         ValueError: it is no YAML, or refers to parts of itself (a few lines can stand for more than memory
-            holds), is nested too deeply, or too large.
+            holds), names types (of what no record holds), is nested too deeply, or too large.
     """
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has {path.stat().st_size:,} bytes")
@@ -202,6 +202,8 @@ def read_yaml(path: Path) -> Any:
         for event in yaml.parse(text, _Loader):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"it holds an alias, *{event.anchor}")
+            if getattr(event, "tag", None) is not None:
+                raise ValueError(f"it holds a tag, {event.tag}")
             starts, ends = yaml.CollectionStartEvent, yaml.CollectionEndEvent
             level += isinstance(event, starts) - isinstance(event, ends)
             if level > _MOST_LEVELS:

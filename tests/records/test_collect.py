@@ -37,7 +37,7 @@ def make_run(
     with run.lock():
         run.start(config, list(typed), {"host": variant, "slurm": {"job_id": str(path)}})
         for fresh_examples in range(160, cost + 1, 160):
-            run.append_metrics({"fresh_examples": fresh_examples, "accuracy": fresh_examples / cost})
+            run.append_metrics({"fresh_examples": fresh_examples, "accuracy": fresh_examples / 320})
         run.write_summary(summary)
     return config, summary
 
@@ -333,16 +333,44 @@ def test_the_tables_of_a_replication_are_not_replaced(tmp_path):
     make_sweep(tmp_path / "sweep", ("a", 0, {"cost": 480}), ("b", 0, spent))
     into = collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
     before = tables(into)
-    make_sweep(tmp_path / "other", ("a", 0, {"cost": 320}), ("b", 0, spent))
-    with pytest.raises(FolderError, match="a/0/0 has to_target_fresh_examples 480, here 320; name another"):
+    make_sweep(tmp_path / "other", ("a", 0, {"cost": 640}), ("b", 0, spent))
+    with pytest.raises(FolderError, match="a/0/0 has to_target_fresh_examples 480, here 640; name another"):
         collect_sweep(tmp_path / "other", tmp_path / "results", "x")
+    make_sweep(tmp_path / "fewer", ("a", 0, {"cost": 320}), ("b", 0, spent))
+    with pytest.raises(FolderError, match="a/0/0 has read 480 fresh examples, here 320; name another"):
+        collect_sweep(tmp_path / "fewer", tmp_path / "results", "x")
     best = {"metric": "accuracy", "value": 0.5, "fresh_examples": 480}
     make_sweep(tmp_path / "third", ("a", 0, {"cost": 480}), ("b", 0, {**spent, "best": best}))
     with pytest.raises(FolderError, match=r"b/0/0 has best_value 0\.98, here 0\.5; name another"):
         collect_sweep(tmp_path / "third", tmp_path / "results", "x")
     assert tables(into) == before
-    make_sweep(tmp_path / "longer", ("a", 0, {"cost": 480}), ("b", 0, {"cost": 640}))
+    longer = make_sweep(tmp_path / "longer", ("a", 0, {"cost": 480}), ("b", 0, {"cost": 640}))
+    lines = tmp_path / "longer/b/0/0/metrics.jsonl"
+    right = lines.read_text()
+    early = longer[1] | {"fresh_examples": 320, "to_target_fresh_examples": 320}
+    (tmp_path / "longer/trials.json").write_text(json.dumps([longer[0], early]))
+    lines.write_text("".join(right.splitlines(keepends=True)[:2]))
+    with pytest.raises(FolderError, match="b/0/0 has read 480 fresh examples, here 320; name another"):
+        collect_sweep(tmp_path / "longer", tmp_path / "results", "x")
+    (tmp_path / "longer/trials.json").write_text(json.dumps(longer))
+    lines.write_text(right.replace("0.5", "0.25"))
+    with pytest.raises(
+        FolderError, match=r"b/0/0 had accuracy 0\.5 after 160 fresh examples, here 0\.25; name"
+    ):
+        collect_sweep(tmp_path / "longer", tmp_path / "results", "x")
+    assert tables(into) == before
+    lines.write_text(right)
     assert tables(collect_sweep(tmp_path / "longer", tmp_path / "results", "x")) != before
+
+
+def test_tables_of_another_kind_are_not_removed(tmp_path):
+    make_sweep(tmp_path / "sweep", ("a", 0, {}))
+    into = tmp_path / "results/x/digits"
+    into.mkdir(parents=True)
+    (into / "branches.json").write_text("[]")
+    with pytest.raises(FolderError, match=r"holds branches\.json of something else; name another"):
+        collect_sweep(tmp_path / "sweep", tmp_path / "results", "x")
+    assert [path.name for path in into.iterdir()] == ["branches.json"]
 
 
 def test_the_tables_of_other_data_are_not_replaced(tmp_path):

@@ -130,6 +130,14 @@ def test_nothing_of_a_record_is_an_artifact_to_fetch(tmp_path):
         assert "wandb-artifact" not in str(found)
 
 
+@pytest.mark.parametrize("text", ["!!pairs\n- note: {}\n", "!!omap\n- note: {}\n", "note: !!set {{{}}}\n"])
+def test_a_config_of_other_types_is_not_exported(tmp_path, text):
+    """PyYAML makes tuples of them, which may hold what W&B fetches."""
+    (tmp_path / "config.yaml").write_text(text.format("wandb-artifact://http://127.0.0.1:9/e/p/n:v0"))
+    with pytest.raises(ValueError, match="holds a tag"):
+        exporter._config(tmp_path)
+
+
 def test_nothing_is_exported_that_a_link_leads_to(exports):
     assert not list(exports.glob("wandb/offline-run-*/files/media/images/holiday*"))
     assert not wandb_files.pieces(exports, "none/0/2")
