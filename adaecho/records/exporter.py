@@ -227,6 +227,9 @@ def main(folder: str, mode: str, project: str, entity: str | None = None) -> Non
     """Follow; at the first trouble say so once and leave the rest of the runs alone."""
     os.nice(10)
     os.environ["WANDB_SILENT"] = "true"  # it would show where it logs in, with user and password
+    if mode == "offline":  # what needs no key can send none, wherever a record would have it sent
+        os.environ.pop("WANDB_API_KEY", None)
+        os.environ["NETRC"] = os.devnull
     try:
         if "?" in os.environ.get("WANDB_BASE_URL", ""):
             raise ValueError("WANDB_BASE_URL has a query, which W&B writes into its logs; leave that out")

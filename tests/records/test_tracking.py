@@ -138,6 +138,24 @@ def test_a_config_of_other_types_is_not_exported(tmp_path, text):
         exporter._config(tmp_path)
 
 
+@pytest.mark.parametrize(("mode", "keys"), [("offline", (None, os.devnull)), ("online", ("k", "mine"))])
+def test_an_export_that_sends_nothing_has_no_key(tmp_path, monkeypatch, mode, keys):
+    seen = []
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(
+        exporter, "_follow", lambda *_: seen.append(tuple(map(os.environ.get, ("WANDB_API_KEY", "NETRC"))))
+    )
+    for name, value in {
+        "WANDB_API_KEY": "k",
+        "NETRC": "mine",
+        "WANDB_SILENT": "",
+        "WANDB_BASE_URL": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    exporter.main(str(tmp_path), mode, "adaecho")
+    assert seen == [keys]
+
+
 def test_nothing_is_exported_that_a_link_leads_to(exports):
     assert not list(exports.glob("wandb/offline-run-*/files/media/images/holiday*"))
     assert not wandb_files.pieces(exports, "none/0/2")
