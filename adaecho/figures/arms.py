@@ -221,6 +221,8 @@ def _alike(arms: list[Arm], key: str) -> str:
 
 def _caption(arms: list[Arm]) -> str:
     runs = sorted({arm["runs"] for arm in arms if arm["runs"]})  # an arm without any says so in its name
+    if not runs:
+        return "No run came to the end of its budgets."
     searched = any(arm.get("searched") for arm in arms)
     of = "searches per arm, of each its best trial" if searched else "runs per arm"
     if runs == [1]:
@@ -251,7 +253,8 @@ def _colours(arms: list[Arm]) -> dict[str, str]:
 
 def _draw_panel(axes: Axes, arms: list[Arm], key: str, shares: bool) -> None:
     shown = [arm[key] for arm in arms if arm.get(key)]
-    low, high = min(values["min"] for values in shown), max(values["max"] for values in shown)
+    low = min((values["min"] for values in shown), default=0)  # where no run has ended there are none
+    high = max((values["max"] for values in shown), default=0)
     linear = shares or low <= 0  # which a log scale has no place for
     if linear:
         axes.margins(x=0.12)

@@ -13,6 +13,7 @@
 """
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def collect_runs(runs: Sequence[Path], results: Path, experiment: str) -> Path:
         counted = summary["status"] in FINISHED - {Status.DIVERGED}
         rows.append(trial_row(config, summary, experiment=experiment, arm=arm, counted=counted))
         alike[path] = _same_in_all(config, summary)
-        commands.append(" ".join(["python -m adaecho.run", *run.read_overrides()]))
+        commands.append(shlex.join(["python", "-m", "adaecho.run", *run.read_overrides()]))
     _check_alike(alike)
     curves = [_curve(row, path) for row, path in zip(rows, runs, strict=True)]
     return _write(rows, curves, runs, results, commands)

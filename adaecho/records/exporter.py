@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,14 @@ class Piece:
 
 
 def _state(path: Path, where: dict[str, Any]) -> dict[str, Any]:
-    """What the folder knows of its run in the tracker; another project has none of it."""
-    project = {key: where[key] for key in ("project", "entity")}
+    """What the folder knows of its run in the tracker; another project has none of it, nor has a copy."""
+    own = {key: where[key] for key in ("project", "entity")}
+    own["place"] = sha256(str(path.parent.resolve()).encode()).hexdigest()[:16]
     if path.exists():
         state = dict(read_json(path))
-        if {key: state[key] for key in project} == project:
+        if {key: state.get(key) for key in own} == own:
             return state
-    return {"id": uuid.uuid4().hex[:12], **project, "fresh_examples": -1, "as_of": None}
+    return {"id": uuid.uuid4().hex[:12], **own, "fresh_examples": -1, "as_of": None}
 
 
 def _as_of(folder: Path) -> int | None:

@@ -53,7 +53,8 @@ def draw(folder: Path, rows: list[Row], arms: list[Row]) -> list[str]:
     drawn = {
         name: group
         for name, group in alike.items()
-        if without_target(group) or any(row["to_target_fresh_examples"] is not None for row in group)
+        if any(row["to_target_fresh_examples"] is not None for row in group)
+        or (without_target(group) and any(row["status"] == Status.BUDGET_SPENT for row in group))
     }
     if not drawn:
         return []

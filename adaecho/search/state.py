@@ -220,6 +220,11 @@ class DataSeen:
         """
         path = self._sweep / "data.json"
         with alone(self._sweep), record_errors(path):
+            if not path.exists() and not self._may_change and has_finished(self._sweep):
+                raise ChangedDataError(
+                    f"{path}: is gone, and with it what data the trials before had; put it back, or start "
+                    "anew with fresh=true, or go on with what is here by data.allow_changed=true"
+                )
             seen = read_json(path) if path.exists() else {}
             then = {name: digest for choice in seen.values() for name, digest in choice.items()}
             same = seen.get(self._choice, digests)

@@ -24,6 +24,9 @@ from adaecho.shards.waits import log, watch
 
 _PIECE = 1 << 16  # bytes of one read: what a connection that breaks can lose
 _SKIP_BY_READING = 1 << 20  # bytes: a longer gap is worth a new request; in a local file, _PIECE
+# Of fsspec's: dask's client unpickles what its scheduler sends, and before 2026.6 an index of references
+# rendered templates without a sandbox.
+_RUNS_CODE = {"dask", "reference"}
 _SLOW_BYTES, _SLOW_S = 1 << 20, 1.0  # a transfer slower than this can be stopped within an example
 _NEVER_BETTER = (
     FileNotFoundError, PermissionError, IsADirectoryError, ssl.SSLCertVerificationError,
@@ -375,11 +378,8 @@ def open_stream(url: str, start: int, end: int | None, timeout_s: float) -> tupl
 
 def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, int]:
     protocol = url.partition("://")[0]
-    if any(link.partition("://")[0].lower() == "reference" for link in url.split("::")):
-        # Before 2026.6 it rendered the templates of its index, which may be anyone's, without a sandbox.
-        raise ValueError(
-            "reference:// runs what its index says, and the url may be out of a record: not read"
-        )
+    if refused := _RUNS_CODE & {link.partition("://")[0].lower() for link in url.split("::")}:
+        raise ValueError(f"{refused.pop()}:// runs what others say, and the url may be out of a record")
     try:
         import fsspec
 

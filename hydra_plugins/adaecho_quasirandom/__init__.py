@@ -7,6 +7,7 @@ annotations then fail.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -37,7 +38,7 @@ class SlurmConf(SlurmSettings):
 for _group, _name, _node in (
     ("hydra/sweeper", "quasirandom", QuasirandomConf),
     ("hydra/launcher", "slurm", SlurmConf),
-    ("hydra/callbacks", "secrets", {"secrets": {"_target_": f"{__name__}.SecretsStay"}}),
+    ("hydra/callbacks", "check_sweep", {"check_sweep": {"_target_": f"{__name__}.CheckSweep"}}),
 ):
     ConfigStore.instance().store(group=_group, name=_name, node=_node, provider="adaecho")
 
@@ -82,8 +83,8 @@ class SlurmLauncher(Launcher):
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")
 
 
-class SecretsStay(Callback):
-    """Refuses a sweep by a sweeper of Hydra's, which write and print the words of a command, secrets too."""
+class CheckSweep(Callback):
+    """Refuses what sweepers of Hydra's do unasked: to write secrets of a command, and through links."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002 (more of Hydra's)
         """Ends the command before anything is written; an exception would be no more than a warning."""
@@ -91,8 +92,13 @@ class SecretsStay(Callback):
         from adaecho.masking import VARIABLE, masked, secret_urls
 
         sweeper = config.hydra.runtime.choices["hydra/sweeper"]
+        if sweeper == "quasirandom":  # which does neither
+            return
+        for path in Path(config.hydra.sweep.dir).glob("*"):
+            if path.is_symlink():
+                fail(f"{path}: is a link, through which hydra/sweeper={sweeper} would write; remove it")
         found = secret_urls(OmegaConf.to_container(config))
-        if found and sweeper != "quasirandom":
+        if found:
             fail(
                 f"hydra/sweeper={sweeper} would write the secrets of {masked(found[0])} into multirun.yaml; "
                 f"put the whole url into the environment as {VARIABLE}, and type what is shown here"

@@ -52,11 +52,17 @@ def test_the_caption_counts_runs(table):
     assert caption(ends(table[:4])).startswith("Mean, minimum and maximum over 2 runs per arm.")
     assert caption(ends(table[:1])) == "One run per arm. Dashed: s1."
     lost = [{**table[0], "arm": "s2", "counted": False, "status": "diverged"}]
+    assert caption(ends(lost)) == "No run came to the end of its budgets."
     assert caption(ends([*table[:1], *lost])) == "One run per arm. Dashed: s1."
     assert caption(ends([*table[:1], *lost]), ["steps"]).endswith(
         "\nAlike in arms that ended a run: steps (1,000)."
     )
     assert caption(ends(table[:2]), ["steps"]).endswith("s1.\nAlike in all arms: steps (1,000).")
+
+
+def test_a_table_none_of_whose_runs_ended_well_has_an_empty_figure(table, tmp_path, drawn):
+    draw_ends(ends(table[4:]), tmp_path / "x.png", "title", "cross_entropy")
+    assert [len(axes.lines) for axes in drawn[0].axes] == [0]
 
 
 def test_no_share_is_above_all(table, tmp_path, drawn):

@@ -98,6 +98,16 @@ def test_another_project_is_another_run_and_gets_everything(exports):
     assert [len(piece["history"]) for piece in pieces] == [2, 2]
 
 
+def test_a_copy_of_a_folder_is_another_run(exports, tmp_path):
+    """What others sent would name, and change, any run of one's account."""
+    where = {"project": "adaecho", "entity": None}
+    copy = shutil.copytree(exports / "run", tmp_path / "copy")
+    own, other = (exporter._state(folder / "wandb.json", where) for folder in (exports / "run", copy))
+    assert own["fresh_examples"] == 640
+    assert (other["fresh_examples"], other["as_of"]) == (-1, None)
+    assert other["id"] != own["id"]
+
+
 def test_a_sweep_shows_design_outcome_and_figure(exports):
     piece, _ = wandb_files.pieces(exports, "outcome")
     assert (piece["name"], piece["group"]) == ("outcome", str(exports / "sweep"))

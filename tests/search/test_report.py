@@ -78,6 +78,12 @@ def test_the_outcome_is_of_what_the_folders_say_when_it_is_written(
     assert unfinished(state) == []
 
 
+def test_a_sweep_without_a_target_that_diverged_ends_without_a_figure(tmp_path: Path) -> None:
+    ended = _own("none", 0.5)
+    diverged = {**ended, "status": "diverged", "experiment": "sweep", "task": "digits"}
+    assert report.draw(tmp_path, [diverged], summarize([diverged])) == []
+
+
 def test_rows_count_the_first_non_divergent_trials(state: SweepState) -> None:
     rows, design = trial_rows(state), state.design
     assert [row["index"] for row in rows if row["arm"] == "echo-none"] == [0, 1, 2, 3, 4]

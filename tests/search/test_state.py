@@ -174,5 +174,8 @@ def test_the_data_of_a_sweep_is_that_of_its_first_trials(tmp_path: Path) -> None
     with pytest.raises(ChangedDataError, match=r"had cat/1\.jpg"):
         seen("three", {"cat/1.jpg": "new"}, task="text of the same files")
     seen("two", first)
+    (tmp_path / "data.json").rename(tmp_path / "elsewhere")
+    with pytest.raises(ChangedDataError, match=r"data\.json: is gone"):
+        seen("two", first)
     seen("two", {}, allow_changed=True)
     seen("three", {})

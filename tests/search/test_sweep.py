@@ -396,6 +396,17 @@ def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     assert sorted(json.loads(path.read_text())["seed"] for path in summaries) == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["multirun.yaml", "0"])
+def test_a_plain_sweep_writes_through_no_link(name: str) -> None:
+    """Hydra would, in a folder that was received from others."""
+    Path("sweep").mkdir()
+    Path("sweep", name).symlink_to(Path("mine").absolute())
+    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "hydra.sweep.dir=sweep", "max_fresh_examples=320")
+    told = typed("adaecho.run", *plain)
+    assert (told.code, Path("mine").exists()) == (2, False)
+    assert f"{name}: is a link, through which hydra/sweeper=basic would write" in told.err
+
+
 def test_a_plain_sweep_gives_no_secret_to_hydras_own_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which writes the words of the command, and prints them."""
     plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu", "seed=1,2", "max_fresh_examples=320")
