@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -272,9 +272,19 @@ def _name_or(name: str | None, other: str) -> str:
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """What stands at a dotted key of a config or of plain dicts; None where a dict has no such key."""
+    """What stands at a dotted key of a config or of plain dicts; None where a dict has no such key.
+
+    Raises:
+        ConfigError: the config has no such key. Keys of a search may be out of a record, and by the names of
+            attributes any object of the process could be reached, and code run.
+    """
     for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else getattr(tree, name)
+        if isinstance(tree, dict):
+            tree = tree.get(name)
+        elif is_dataclass(tree) and name in {field.name for field in fields(tree)}:
+            tree = getattr(tree, name)
+        else:
+            raise ConfigError(f"{key}: there is no such key")
     return tree
 
 
@@ -311,6 +321,8 @@ def validate(config: Config) -> None:
         at_least(key, value_at(config, key), least)
     for key in BUDGETS:
         positive(key, value_at(config, key), "means no limit")
+    for key in config.search.axes:
+        value_at(config, key)
     if config.threads > MAX_THREADS:
         raise ConfigError(f"threads={config.threads}: more than {MAX_THREADS}, which no processor has")
     if not config.max_loss > 0:

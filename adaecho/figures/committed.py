@@ -195,9 +195,8 @@ def read_commands(table: Path) -> list[str]:
     """The commands that made a table; none where it doesn't say."""
     origin = read_whole(table.with_name("origin.json"), {})
     commands = origin.get("commands", []) if isinstance(origin, dict) else []
-    return [
-        presentable(command).replace("`", "'") for command in commands
-    ]  # a report shows them between such marks
+    # A report shows them between such marks; with the other kind a command would be quoted otherwise.
+    return [presentable(command).replace("`", "\N{ACUTE ACCENT}") for command in commands]
 
 
 def read_whole(path: Path, default: Any = None) -> Any:

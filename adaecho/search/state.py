@@ -11,7 +11,7 @@ from typing import Any
 
 from adaecho.config.identity import changes
 from adaecho.config.schema import value_at
-from adaecho.errors import ChangedDataError, FolderError
+from adaecho.errors import ChangedDataError, ConfigError, FolderError
 from adaecho.records.environment import environment
 from adaecho.records.files import check_no_link, read_json, record_errors, write_json
 from adaecho.records.folder import RunFolder
@@ -258,7 +258,10 @@ def _check_own(folder: Path, summary: dict[str, Any], config: dict[str, Any]) ->
     recorded: dict[str, Any] = {"seed": summary.get("seed"), "task.name": summary.get("task")}
     recorded |= {f"echo.{key}": value for key, value in summary.get("echo", {}).items()}
     recorded |= {"adascale.enabled": summary.get("adascale"), **summary.get("hyperparameters", {})}
-    pairs = {key: (theirs, value_at(config, key)) for key, theirs in recorded.items()}
+    try:
+        pairs = {key: (theirs, value_at(config, key)) for key, theirs in recorded.items()}
+    except ConfigError as error:
+        raise FolderError(f"{folder}: a trial of another sweep: {error}") from error
     pairs |= {key: (theirs, config.get(key)) for key, theirs in summary.get("budgets", {}).items()}
     differing = [f"its {key} is {a}, here it is {b}" for key, (a, b) in pairs.items() if a not in (None, b)]
     with suppress(FolderError):

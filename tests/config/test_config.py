@@ -1,5 +1,6 @@
 """Every composed config is valid, and a run's name depends on what it should."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ def test_echo_variants_in_the_schema_are_the_groups_options() -> None:
 
 def test_no_config_names_a_class_to_build() -> None:
     assert not [path for path in Path(CONF).rglob("*.yaml") if "_target_" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["optimizer.rate", "seed.real", "__class__.__name__", "__init__.__globals__.inspect.sys.modules.ctypes"],
+)
+def test_a_searched_key_is_no_attributes_name(compose_config: Compose, key: str) -> None:
+    """Of a design from others: attributes lead to any object, and some run code when asked for."""
+    plain = schema.to_plain(compose_config("task=digits"))
+    plain["search"]["axes"] = {key: "interval(0, 1)"}
+    with pytest.raises(ConfigError, match=f"{re.escape(key)}: there is no such key"):
+        schema.from_plain(plain)
 
 
 KEEPS = (

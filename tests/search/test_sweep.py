@@ -334,6 +334,7 @@ def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, 
         ("seed", 12345, "its seed is 12345"),
         ("echo", {"variant": "batch", "factor": 2}, "a trial of another sweep or arm"),
         ("hyperparameters", {"optimizer.momentum": 0.5}, "a trial of another sweep or arm"),
+        ("hyperparameters", {"seed.real": 1}, "a trial of another sweep: seed.real: there is no such key"),
     ],
 )
 def test_a_trial_of_another_sweep_or_arm_is_refused(
