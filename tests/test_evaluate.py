@@ -60,6 +60,11 @@ def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
     (found,) = evaluate.evaluate(run, [f"data.path={tmp_path / 'moved'}"])
     last = metrics(run)[-1]
     assert found.metrics == found.recorded == {name: last[name] for name in ("accuracy", "cross_entropy")}
+    for split in (tmp_path / "moved").iterdir():
+        (split / "class2").rename(split / "a class")  # which is label 0 then
+    assert "classes of this data have other names" in refused(
+        evaluate.main, run, f"data.path={tmp_path / 'moved'}"
+    )
 
 
 @pytest.mark.parametrize(

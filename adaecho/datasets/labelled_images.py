@@ -16,7 +16,7 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import files_in, read_image, shard_errors
+from adaecho.datasets.storage import files_in, is_there, read_image, shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
@@ -203,7 +203,8 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         return _from_hub(path, part)
     if not top.is_dir():
         raise DataError(f"{key}={path}: is a file; name the folder that holds it")
-    inside = {folder.name.lower(): folder for folder in sorted(top.iterdir()) if folder.is_dir()}
+    folders = (path for path in sorted(top.iterdir()) if is_there(path) and path.is_dir())
+    inside = {folder.name.lower(): folder for folder in folders}
     for name in _NAMES[part]:
         tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
         if tables:
@@ -276,7 +277,8 @@ def files_of(source: Any) -> list[Path] | list[str]:
 
 
 def _folders(top: Path) -> LabelledImages:
-    classes = sorted(folder.name for folder in top.iterdir() if folder.is_dir() and folder.name[0] != ".")
+    folders = (path for path in top.iterdir() if is_there(path) and path.is_dir())
+    classes = sorted(folder.name for folder in folders if folder.name[0] != ".")
     files: list[Path] = []
     labels: list[int] = []
     others: Counter[str] = Counter()  # by their endings

@@ -43,11 +43,26 @@ def storage_errors() -> Iterator[None]:
 _RECORDS = {"config.yaml", "environment.json"}, {"design.json", "data.json"}  # of a run, of a sweep
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file or folder is one of a data set's.
+
+    Raises:
+        DataError: it is a link to what isn't there, as where a part of a data set was not fetched. Without
+            a word there would be fewer examples.
+    """
+    if path.is_symlink() and not path.exists() and not path.name.startswith("."):
+        raise DataError(f"{path}: a link to what isn't there; fetch it, or remove the link")
+    return path.exists()
+
+
 def files_in(top: Path) -> list[Path]:
     """The regular files in a folder and all below it, in order; or the file itself.
 
     Links to folders are followed, into each folder once, and to none that the first lies in. Folders of runs
     and sweeps are left out, whose records and figures are no data.
+
+    Raises:
+        DataError: see ``is_there``.
     """
     if not top.is_dir():
         return [top] if top.is_file() else []
@@ -59,7 +74,7 @@ def files_in(top: Path) -> list[Path]:
             inside.clear()
         else:
             seen.add(here)
-            found += [file for name in names if (file := Path(folder, name)).is_file()]
+            found += [file for name in names if is_there(file := Path(folder, name)) and file.is_file()]
     return sorted(found)
 
 

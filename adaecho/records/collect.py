@@ -39,6 +39,7 @@ from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_
 
 # What tells sweeps apart where a row of an earlier version has no run_id.
 _SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
+_ENDED = (*(f"to_target_{cost}" for cost in COSTS), "best_value", *COSTS)
 _SPLIT = ("validation_examples", "split_seed")
 _EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
 _TOLD = ("target_direction", "R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
@@ -243,8 +244,9 @@ def _check_same_sweep(into: Path, rows: list[Row], data: list[Any]) -> None:
         read, reads = row.get("fresh_examples") or 0, same.get("fresh_examples") or 0
         if reads < read and (row["status"] in FINISHED or same.get("to_target_fresh_examples") is None):
             raise _other_tables(into, row, f"has read {read} fresh examples, here {reads}")
-        has_spent_as_much = row["status"] == same.get("status") == Status.BUDGET_SPENT and reads == read
-        for key in ["to_target_fresh_examples"] + ["best_value"] * has_spent_as_much:
+        # What has ended is never run again, so that it has even its seconds in common.
+        is_over = row["status"] in FINISHED and row["status"] == same["status"] and reads == read
+        for key in _ENDED if is_over else ("to_target_fresh_examples",):
             if row.get(key) is not None and row[key] != same.get(key):
                 raise _other_tables(into, row, f"has {key} {row[key]}, here {same.get(key)}")
     known = read_json(into / "origin.json").get("data") if (into / "origin.json").exists() else None

@@ -131,7 +131,7 @@ def _state(path: Path, where: dict[str, Any]) -> dict[str, Any]:
     own["place"] = sha256(str(path.parent.resolve()).encode()).hexdigest()[:16]
     if path.exists():
         state = dict(read_json(path))
-        if {key: state.get(key) for key in own} == own:
+        if {key: state.get(key) for key in own} == own and str(state.get("id")).isalnum():
             return state
     return {"id": uuid.uuid4().hex[:12], **own, "fresh_examples": -1, "as_of": None}
 

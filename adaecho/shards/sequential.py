@@ -25,13 +25,17 @@ def shard_urls(shards: Names) -> list[str]:
     """The urls or paths that are meant.
 
     Args:
-        shards: one or more; ``{000..127}`` stands for each number, and a local ``*`` for what it matches.
+        shards: one or more; ``{000..127}`` stands for each number, and a local ``*`` for what it matches,
+            but in the name of a file that there is, and in a ``Path``.
 
     Raises:
-        ValueError: there are none, or a pattern stands for more than 1,000,000.
+        ValueError: there are none, a pattern matches none, or stands for more than 1,000,000.
     """
     urls = []
     for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
+        if isinstance(one, os.PathLike) or (not is_remote(one) and os.path.lexists(one)):
+            urls.append(str(one))
+            continue
         count = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(str(one)))
         if count > _MOST_NAMES:
             raise ValueError(
@@ -40,9 +44,12 @@ def shard_urls(shards: Names) -> list[str]:
             )
         for url in _numbered(str(one)):
             matched = not is_remote(url) and glob.has_magic(url)
-            urls += sorted(glob.glob(url)) if matched else [url]
+            found = sorted(glob.glob(url)) if matched else [url]
+            if not found:
+                raise ValueError(f"shards={shown_url(url)!r}: no file matches")
+            urls += found
     if not urls:
-        raise ValueError(f"shards={shown(repr(shards))}: no file matches")
+        raise ValueError(f"shards={shown(repr(shards))}: names no file")
     return urls
 
 

@@ -1,5 +1,6 @@
 """What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,15 @@ the first axis of each is that of the examples; a list holds one item for each e
 
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 """The sum of a batch's losses, a scalar with gradient, and of their weights (examples, tokens, boxes)."""
+
+CLASS_NAMES = "class_names"
+
+
+def named(classes: Sequence[str]) -> dict[str, str]:
+    """Of ``Task.facts``: a digest of the classes' names, in the order of their labels; none without names."""
+    digest = hashlib.sha256("\n".join(classes).encode(errors="surrogateescape")).hexdigest()[:16]
+    return {CLASS_NAMES: digest} if classes else {}
+
 
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]

@@ -14,7 +14,7 @@ from adaecho.datasets.split import hold_out_rows, refuse_number
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.models.ssd import ssd_resnet34
-from adaecho.tasks.base import Task
+from adaecho.tasks.base import Task, named
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
@@ -77,7 +77,11 @@ def build(config: Config, options: Options) -> Task:
         pictures=validation.pictures,
         skipped_examples=bad.count,
         files=[*annotations, *train.files, *held_out.files],
-        facts={"training_images": len(train), "validation_images": len(validation)},
+        facts={
+            "training_images": len(train),
+            "validation_images": len(validation),
+            **named(train.categories),
+        },
     )
 
 

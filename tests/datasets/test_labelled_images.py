@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -267,3 +268,16 @@ def test_records_of_runs_and_sweeps_beside_the_data_are_none(tmp_path: Path) -> 
         for name in [*names, "fig3.png", "arm/metrics.jsonl"]:
             (tmp_path / "runs" / folder / name).touch()
     assert files_in(tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["train/class1", "train/class1/more.jpg", "validation"])
+def test_a_link_to_what_is_not_there_is_told(tmp_path: Path, name: str) -> None:
+    """As of a data set that was fetched in part: there would be fewer classes, or fewer examples."""
+    folders(tmp_path, {"train": range(9), "validation": range(3)})
+    link = tmp_path / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "train/class0/.#000.jpg").symlink_to("of an editor")
+    with pytest.raises(DataError, match=f"{link}: a link to what isn't there"):
+        find_both(str(tmp_path), None)

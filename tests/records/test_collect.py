@@ -344,6 +344,9 @@ def test_the_tables_of_a_replication_are_not_replaced(tmp_path):
     with pytest.raises(FolderError, match=r"b/0/0 has best_value 0\.98, here 0\.5; name another"):
         collect_sweep(tmp_path / "third", tmp_path / "results", "x")
     assert tables(into) == before
+    make_sweep(tmp_path / "twin", ("a", 0, {"cost": 480}), ("b", 0, {**spent, "train_time_s": 0.7}))
+    with pytest.raises(FolderError, match=r"b/0/0 has train_time_s 0\.6, here 0\.7; name another"):
+        collect_sweep(tmp_path / "twin", tmp_path / "results", "x")
     longer = make_sweep(tmp_path / "longer", ("a", 0, {"cost": 480}), ("b", 0, {"cost": 640}))
     lines = tmp_path / "longer/b/0/0/metrics.jsonl"
     right = lines.read_text()

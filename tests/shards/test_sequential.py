@@ -228,6 +228,18 @@ def test_names_of_shards(folder: Path) -> None:
     assert shard_urls(f"{folder}/*2.tar") == [f"{folder}/shard-002.tar"]
 
 
+def test_a_file_that_there_is_is_no_pattern(tmp_path: Path) -> None:
+    """``a[1].tar`` as a pattern is a1.tar: another's examples, or none."""
+    names = ["a1.tar", "a[1].tar", "a[2].tar", "{0..1}.tar"]
+    files = [tmp_path / name for name in names]
+    for file in files:
+        file.touch()
+    assert shard_urls(files) == shard_urls(list(map(str, files))) == list(map(str, files))
+    assert shard_urls(f"{tmp_path}/a[12].tar") == [f"{tmp_path}/a1.tar"]
+    with pytest.raises(ValueError, match=r"b-\*\.tar'?: no file matches"):
+        shard_urls([f"{tmp_path}/a*.tar", f"{tmp_path}/b-*.tar"])
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no file": (lambda: TarShards("none-*.tar"), "no file matches"),
     "order": (lambda: TarShards("a.tar", order="random"), "order='random'"),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
+from adaecho.tasks.base import named
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -44,7 +45,10 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
     with pytest.raises(DataError, match=r"data\.validation_examples=null.*task\.validation_path=.* 9 "):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
-    assert task.facts == {"training_images": 6, "validation_images": 3, "classes": 3}
+    assert task.facts == {
+        **{"training_images": 6, "validation_images": 3, "classes": 3},
+        **named(["class0", "class1", "class2"]),
+    }
 
 
 def test_what_is_left_to_train_on_is_read_shard_by_shard(compose_config: Compose, tmp_path: Path) -> None:
