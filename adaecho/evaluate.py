@@ -28,7 +28,7 @@ from adaecho.errors import ConfigError, DataError, FolderError, say, told
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import CLASS_NAMES, Split, Task
+from adaecho.tasks.base import CLASS_NAMES, TOKENIZER, Split, Task
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -72,7 +72,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
             f"and this one's status is {summary['status']}"
         )
     task = build_task(config)
-    _check_names(summary, task)
+    check_same_meaning(summary, task)
     _check_size(file, task)
     device = choose_device(config)
     torch.set_num_threads(config.threads)
@@ -119,13 +119,16 @@ def _opened(file: Path) -> Iterator[Any]:
         ) from error
 
 
-def _check_names(summary: dict[str, Any], task: Task) -> None:
-    then, now = ((facts or {}).get(CLASS_NAMES) for facts in (summary.get("data"), task.facts))
-    if then and now and then != now:
-        raise DataError(
-            "the classes of this data have other names than those that the run was trained on, so the same "
-            "number means another class; name data of the same classes"
-        )
+def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
+    """Raises DataError where a number means another class, or another token, than in a run's training."""
+    of_run = summary.get("data") or {}
+    for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
+        then, now = of_run.get(key), task.facts.get(key)
+        if then and now and then != now:
+            raise DataError(
+                f"data.path: its {what} than the data that the run was trained on, so the same number means "
+                "something else; name that data"
+            )
 
 
 def _check_size(file: Path, task: Task) -> None:

@@ -62,9 +62,7 @@ def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
     assert found.metrics == found.recorded == {name: last[name] for name in ("accuracy", "cross_entropy")}
     for split in (tmp_path / "moved").iterdir():
         (split / "class2").rename(split / "a class")  # which is label 0 then
-    assert "classes of this data have other names" in refused(
-        evaluate.main, run, f"data.path={tmp_path / 'moved'}"
-    )
+    assert "its classes have other names" in refused(evaluate.main, run, f"data.path={tmp_path / 'moved'}")
 
 
 @pytest.mark.parametrize(
@@ -111,3 +109,12 @@ def test_a_model_beyond_its_weights_takes_no_memory(tmp_path: Path) -> None:
     task: Any = SimpleNamespace(build_model=lambda: torch.nn.Linear(10**6, 10**6))
     with pytest.raises(DataError, match=r"for this data \(3 numbers for 1,000,001,000,000\)"):
         evaluate._check_size(tmp_path / "final.safetensors", task)
+
+
+@pytest.mark.parametrize("key", ["class_names", "tokenizer_sha256"])
+def test_numbers_that_mean_something_else_are_refused(key: str) -> None:
+    task: Any = SimpleNamespace(facts={key: "here"})
+    for known in ({"data": {key: "here"}}, {"data": {}}, {}):
+        evaluate.check_same_meaning(known, task)
+    with pytest.raises(DataError, match="the same number means something else"):
+        evaluate.check_same_meaning({"data": {key: "there"}}, task)

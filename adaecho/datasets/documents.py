@@ -16,7 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import opened, values
-from adaecho.datasets.storage import files_in
+from adaecho.datasets.storage import check_links, files_in
 from adaecho.errors import DataError, warn
 
 Text = str | Exception
@@ -76,8 +76,9 @@ class Files:
         files = self.all()
         digests = fingerprint_of(files)
         times = [(str(path), path.stat().st_mtime_ns) for path in files]
-        parts = [times, digests, self.column, self.lines]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        split = {part: [str(path) for path in of_part] for part, of_part in self.parts.items()}
+        told = [times, digests, self.column, self.lines, str(self.root), split]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def sha256(self) -> str:
         """The digest of all names and contents, the same wherever they lie."""
@@ -131,6 +132,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"as there are tables ({rows[0].name}); to read them instead, move those away"
         )
     files = rows or texts
+    check_links(files)
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "

@@ -4,6 +4,7 @@ Those with a class are map-style sources of the bytes of an image and its label;
 ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import files_in, is_there, read_image, shard_errors
+from adaecho.datasets.storage import check_links, files_in, holds_records, read_image, shard_errors
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
@@ -72,6 +73,7 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     found = files_in(top)
     images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
+        check_links(images)
         return ImageFiles(images)
     tables = [file for file in found if file.suffix == ".parquet"]
     if not tables:
@@ -203,8 +205,7 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         return _from_hub(path, part)
     if not top.is_dir():
         raise DataError(f"{key}={path}: is a file; name the folder that holds it")
-    folders = (path for path in sorted(top.iterdir()) if is_there(path) and path.is_dir())
-    inside = {folder.name.lower(): folder for folder in folders}
+    inside = {folder.name.lower(): folder for folder in _folders_in(top)}
     for name in _NAMES[part]:
         tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
         if tables:
@@ -276,9 +277,15 @@ def files_of(source: Any) -> list[Path] | list[str]:
     return source.files if isinstance(source, ClassFolders | LabelledTables) else hub.files_of(source)
 
 
+def _folders_in(top: Path) -> list[Path]:
+    """The folders in one that are no records, in order."""
+    inside = sorted(path for path in top.iterdir() if path.name[0] != ".")
+    check_links(path for path in inside if not path.suffix)  # a file's name ends in one
+    return [path for path in inside if path.is_dir() and not holds_records(os.listdir(path))]
+
+
 def _folders(top: Path) -> LabelledImages:
-    folders = (path for path in top.iterdir() if is_there(path) and path.is_dir())
-    classes = sorted(folder.name for folder in folders if folder.name[0] != ".")
+    classes = [folder.name for folder in _folders_in(top)]
     files: list[Path] = []
     labels: list[int] = []
     others: Counter[str] = Counter()  # by their endings
@@ -292,6 +299,7 @@ def _folders(top: Path) -> LabelledImages:
                 f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
                 "fill it, or move it elsewhere"
             )
+        check_links(found)
         deeper += [file for file in found if file.parent != top / name]
         files += found
         labels += [label] * len(found)

@@ -1,7 +1,7 @@
 """What data may do to a command: storage that fails, which is the user's to mend, and examples to skip."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,41 +40,55 @@ def storage_errors() -> Iterator[None]:
         raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
-_RECORDS = {"config.yaml", "environment.json"}, {"design.json", "data.json"}  # of a run, of a sweep
+# Of a run, of a sweep, of W&B.
+_RECORDS = (
+    {"config.yaml", "environment.json"}, {"design.json", "data.json"}, {"debug.log", "debug-internal.log"},
+)  # fmt: skip
 
 
-def is_there(path: Path) -> bool:
-    """Whether a file or folder is one of a data set's.
+def holds_records(names: Iterable[str]) -> bool:
+    """Whether a folder with these names in it is that of a run or a sweep, or W&B's, and so no data."""
+    found = {*names}
+    return any(record <= found for record in _RECORDS)
+
+
+def check_links(paths: Iterable[Path]) -> None:
+    """Refuse links to what isn't there, as where a part of a data set was not fetched.
 
     Raises:
-        DataError: it is a link to what isn't there, as where a part of a data set was not fetched. Without
-            a word there would be fewer examples.
+        DataError: one is; without a word there would be fewer examples.
     """
-    if path.is_symlink() and not path.exists() and not path.name.startswith("."):
-        raise DataError(f"{path}: a link to what isn't there; fetch it, or remove the link")
-    return path.exists()
+    for path in paths:
+        if _leads_nowhere(path):
+            raise DataError(f"{path}: a link to what isn't there; fetch it, or remove the link")
+
+
+def _tell(error: OSError) -> None:
+    raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def files_in(top: Path) -> list[Path]:
-    """The regular files in a folder and all below it, in order; or the file itself.
+    """The regular files in a folder and all below it, in order; or the file itself. Links to nothing, too.
 
     Links to folders are followed, into each folder once, and to none that the first lies in. Folders of runs
-    and sweeps are left out, whose records and figures are no data.
-
-    Raises:
-        DataError: see ``is_there``.
+    and sweeps, and W&B's, are left out, whose records and figures are no data.
     """
     if not top.is_dir():
         return [top] if top.is_file() else []
     found, seen = list[Path](), set(map(str, top.resolve().parents))
-    for folder, inside, names in os.walk(top, followlinks=True):
+    for folder, inside, names in os.walk(top, followlinks=True, onerror=_tell):
         inside.sort()  # of two ways to a folder always the same is taken
         here = os.path.realpath(folder)
-        if here in seen or any(record <= {*names} for record in _RECORDS):
+        if here in seen or holds_records(names):
             inside.clear()
         else:
             seen.add(here)
-            found += [file for name in names if is_there(file := Path(folder, name)) and file.is_file()]
+            files = (Path(folder, name) for name in names)
+            found += [file for file in files if file.is_file() or _leads_nowhere(file)]
     return sorted(found)
 
 

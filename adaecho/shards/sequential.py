@@ -43,7 +43,7 @@ def shard_urls(shards: Names) -> list[str]:
                 "give the numbers that there are"
             )
         for url in _numbered(str(one)):
-            matched = not is_remote(url) and glob.has_magic(url)
+            matched = not is_remote(url) and glob.has_magic(url) and not os.path.lexists(url)
             found = sorted(glob.glob(url)) if matched else [url]
             if not found:
                 raise ValueError(f"shards={shown_url(url)!r}: no file matches")

@@ -22,7 +22,7 @@ the first axis of each is that of the examples; a list holds one item for each e
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 """The sum of a batch's losses, a scalar with gradient, and of their weights (examples, tokens, boxes)."""
 
-CLASS_NAMES = "class_names"
+CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"  # digests, among a task's facts
 
 
 def named(classes: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """LabelledImages images in each layout, and what is wrong with them."""
 
+import errno
 import io
+import os
 import pickle
 import shutil
 import tarfile
@@ -278,6 +280,36 @@ def test_a_link_to_what_is_not_there_is_told(tmp_path: Path, name: str) -> None:
     if link.is_dir():
         shutil.rmtree(link)
     link.symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "train/class0/.#000.jpg").symlink_to("of an editor")
+    for other in ("train/class0/.#000.jpg", "train/class0/notes.txt", "latest.log", ".venv"):
+        (tmp_path / other).symlink_to("of an editor")  # which is no data
     with pytest.raises(DataError, match=f"{link}: a link to what isn't there"):
         find_both(str(tmp_path), None)
+
+
+def test_the_files_of_w_and_b_beside_classes_are_no_class(tmp_path: Path) -> None:
+    """They lie in the current folder, which may be that of the data."""
+    folders(tmp_path, {".": range(9)})
+    pictures = tmp_path / "wandb/offline-run-1/files/media"
+    pictures.mkdir(parents=True)
+    (pictures / "fig3.png").write_bytes(encoded(0))
+    (tmp_path / "wandb/latest-run").symlink_to("offline-run-1")
+    for name in ("debug.log", "debug-internal.log"):
+        (tmp_path / "wandb" / name).touch()
+    train, _ = find_both(str(tmp_path), None)
+    assert train.classes == ("class0", "class1", "class2")
+    assert not [file for file in files_in(tmp_path) if "wandb" in str(file)]
+
+
+def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be left out without a word."""
+    folders(tmp_path, {".": range(9)})
+    scandir = os.scandir
+
+    def failing(path: Any) -> Any:
+        if str(path).endswith("class1"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(DataError, match=r"class1: can't be read \(Permission denied\)"):
+        files_in(tmp_path)
