@@ -354,9 +354,9 @@ class _Trial:
         self.run_folder.truncate_metrics(trainer.progress.evaluations)
 
     def _has_lost_its_checkpoint(self) -> bool:
-        """Whether the summary or the last weights tell of steps: they are written after their checkpoint."""
-        summary = self.run_folder.read_summary() or {}
-        return summary.get("steps", 0) > 0 or (self.run_folder.path / "model/final.safetensors").exists()
+        """Whether the summary tells of steps: it is written after the checkpoint that holds them."""
+        summary = self.run_folder.read_summary()
+        return summary is not None and summary.get("steps", 0) > 0
 
     def _check_fingerprint(self, then: dict[str, str], now: dict[str, str]) -> None:
         path = self.config.data.path  # of text the digest is of all documents together

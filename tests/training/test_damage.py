@@ -96,7 +96,6 @@ MENDED: Faults = {
 REFUSED: Faults = {
     "both checkpoints": (_damage_both, r"(?s)last\.pt: damaged.*previous\.pt: damaged.*fresh=true"),
     "checkpoints, gone": (_unlink_both, "it is gone"),
-    "checkpoints and summary, gone": (lambda: (_unlink_both(), SUMMARY.unlink()), "it is gone"),
     "metrics, cut": (lambda: _first_lines(1), "(?s)1 lines, but.*fresh=true"),
     "metrics, gone": (METRICS.unlink, "(?s)0 lines, but.*fresh=true"),
     "summary, a list": (lambda: SUMMARY.write_bytes(b"[]"), r"summary\.json"),
