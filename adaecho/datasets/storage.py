@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from adaecho.errors import DataError, warn, with_notes
 from adaecho.masking import presentable
@@ -37,7 +38,11 @@ def storage_errors() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:  # no file's
             raise
-        raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
+        _tell(error)
+
+
+def _tell(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
 # Of a run, of a sweep, of W&B.
@@ -61,10 +66,6 @@ def check_links(paths: Iterable[Path]) -> None:
     for path in paths:
         if _leads_nowhere(path):
             raise DataError(f"{path}: a link to what isn't there; fetch it, or remove the link")
-
-
-def _tell(error: OSError) -> None:
-    raise DataError(f"{error.filename}: can't be read ({error.strerror}); {_REMEDY}") from error
 
 
 def _leads_nowhere(path: Path) -> bool:

@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from adaecho.records.files import check_no_link, read_json, read_yaml, whole_lin
 from adaecho.records.folder import RunFolder
 from adaecho.records.lock import is_held
 from adaecho.records.status import Status
+from adaecho.records.trials import digest
 
 # How long W&B may take to upload the end of a run.
 UPLOAD_WAIT_S = 45
@@ -128,10 +128,10 @@ class Piece:
 def _state(path: Path, where: dict[str, Any]) -> dict[str, Any]:
     """What the folder knows of its run in the tracker; another project has none of it, nor has a copy."""
     own = {key: where[key] for key in ("project", "entity")}
-    own["place"] = sha256(str(path.parent.resolve()).encode()).hexdigest()[:16]
+    own["place"] = digest(bytes(path.parent.resolve()))[:16]
     if path.exists():
         state = dict(read_json(path))
-        if {key: state.get(key) for key in own} == own and str(state.get("id")).isalnum():
+        if {key: state.get(key) for key in own} == own and str(state.get("id", "")).isalnum():
             return state
     return {"id": uuid.uuid4().hex[:12], **own, "fresh_examples": -1, "as_of": None}
 

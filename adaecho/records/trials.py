@@ -26,7 +26,7 @@ _INSIDE = ":"  # between the name of a dict-valued column and a key of it
 
 
 def digest(table: bytes) -> str:
-    """What ``origin.json`` holds of a table beside it."""
+    """What ``origin.json`` holds of a table beside it, and a name for other bytes."""
     return hashlib.sha256(table).hexdigest()
 
 

@@ -26,14 +26,14 @@ def shard_urls(shards: Names) -> list[str]:
 
     Args:
         shards: one or more; ``{000..127}`` stands for each number, and a local ``*`` for what it matches,
-            but in the name of a file that there is, and in a ``Path``.
+            but in the name of a file that there is.
 
     Raises:
         ValueError: there are none, a pattern matches none, or stands for more than 1,000,000.
     """
     urls = []
     for one in [shards] if isinstance(shards, str | os.PathLike) else shards:
-        if isinstance(one, os.PathLike) or (not is_remote(one) and os.path.lexists(one)):
+        if not is_remote(str(one)) and os.path.lexists(one):
             urls.append(str(one))
             continue
         count = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(str(one)))

@@ -1,6 +1,5 @@
 """What a workload is: data, augmentation, model, loss, metrics. A new one is one file and one YAML."""
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from adaecho.errors import ConfigError
-from adaecho.records.trials import check_metric
+from adaecho.records.trials import check_metric, digest
 
 Batch = Any
 """A nesting of dicts and tuples of tensors, as ``collate`` makes it. Where AdaScale deals it to micro-batches
@@ -22,17 +21,15 @@ the first axis of each is that of the examples; a list holds one item for each e
 LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 """The sum of a batch's losses, a scalar with gradient, and of their weights (examples, tokens, boxes)."""
 
+Direction = Literal["max", "min"]
+Split = Literal["validation", "test"]
+
 CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"  # digests, among a task's facts
 
 
-def named(classes: Sequence[str]) -> dict[str, str]:
-    """Of ``Task.facts``: a digest of the classes' names, in the order of their labels; none without names."""
-    digest = hashlib.sha256("\n".join(classes).encode(errors="surrogateescape")).hexdigest()[:16]
-    return {CLASS_NAMES: digest} if classes else {}
-
-
-Direction = Literal["max", "min"]
-Split = Literal["validation", "test"]
+def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
+    """Of ``Task.facts``: what tells the classes' names, in the order of their labels; none without names."""
+    return {CLASS_NAMES: digest("\n".join(names).encode(errors="surrogatepass"))[:16]} if names else {}
 
 
 Box = tuple[tuple[float, float, float, float], str]

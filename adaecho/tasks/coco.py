@@ -14,7 +14,7 @@ from adaecho.datasets.split import hold_out_rows, refuse_number
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.models.ssd import ssd_resnet34
-from adaecho.tasks.base import Task, named
+from adaecho.tasks.base import Task, digest_of_classes
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
@@ -80,7 +80,7 @@ def build(config: Config, options: Options) -> Task:
         facts={
             "training_images": len(train),
             "validation_images": len(validation),
-            **named(train.categories),
+            **digest_of_classes(train.categories),
         },
     )
 

@@ -20,7 +20,7 @@ from adaecho.errors import DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
-from adaecho.tasks.base import Split, Task, named
+from adaecho.tasks.base import Split, Task, digest_of_classes
 from adaecho.tasks.images import DecodeLabelled, Prediction, ReadAnew, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
@@ -88,7 +88,7 @@ def build(config: Config, options: Options) -> Task:
             "training_images": len(train),
             "validation_images": len(held_out),
             "classes": num_classes,
-            **named(names),
+            **digest_of_classes(names),
             **begun_with,
         },
     )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adaecho.errors import ConfigError, DataError, FolderError, with_notes
 from adaecho.models.ghost_batch_norm import GhostBatchNorm2d
 from adaecho.tasks import build_task
-from adaecho.tasks.base import named
+from adaecho.tasks.base import digest_of_classes
 from adaecho.training.loader import make_loader
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
@@ -47,7 +47,7 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
     assert task.facts == {
         **{"training_images": 6, "validation_images": 3, "classes": 3},
-        **named(["class0", "class1", "class2"]),
+        **digest_of_classes(["class0", "class1", "class2"]),
     }
 
 
@@ -137,7 +137,7 @@ def test_what_can_not_be_is_refused_before_training(
 
 
 @pytest.mark.parametrize("place", ["encoded", "decoded"])
-def test_bad_images_are_skipped_within_the_budget_and_named(
+def test_bad_images_are_skipped_within_the_budget_and_digest_of_classes(
     compose_config: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     folders(tmp_path / "data", {"train": range(9), "val": range(9, 12)})
