@@ -110,7 +110,7 @@ def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> li
     collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
     lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
     if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
-        lines.append("to upload to W&B: wandb sync")
+        lines.append(f"to upload {os.environ.get('WANDB_DIR', '.')}/wandb to W&B: wandb sync")
     return lines
 
 
