@@ -28,7 +28,7 @@ from adaecho.errors import ConfigError, DataError, FolderError, say, told
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import CLASS_NAMES, TOKENIZER, Split, Task
+from adaecho.tasks.base import CLASS_NAMES, FILES, HELD_OUT, TOKENIZER, Split, Task
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -73,6 +73,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
         )
     task = build_task(config)
     check_same_meaning(summary, task)
+    check_held_out(plain, summary, config, task)
     _check_size(file, task)
     device = choose_device(config)
     torch.set_num_threads(config.threads)
@@ -129,6 +130,26 @@ def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
                 f"data.path: its {what} than the data that the run was trained on, so the same number means "
                 "something else; name that data"
             )
+
+
+def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Config, task: Task) -> None:
+    """Raises UserError where held-out examples may be among those that the run was trained on."""
+    then, now = plain.get("data") or {}, vars(config.data)
+    if then.get("validation_examples") is None or now["validation_examples"] is None:  # a split of its own
+        return
+    for key in ("split_seed", "validation_examples"):
+        if then.get(key, now[key]) != now[key]:
+            raise ConfigError(
+                f"data.{key}={now[key]}: the run held out others (data.{key}={then[key]}) and may have been "
+                "trained on these; leave it out"
+            )
+    of_run = summary.get("data") or {}
+    if any(of_run.get(key, task.facts.get(key)) != task.facts.get(key) for key in (FILES, HELD_OUT)):
+        raise DataError(
+            "data.path: holds other files than in the run (added, removed, renamed or changed), so what is "
+            "held out of it may be what the run was trained on; name that data, or, with "
+            "data.validation_examples=null, data that has a validation split"
+        )
 
 
 def _check_size(file: Path, task: Task) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from adaecho.config.schema import from_plain
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import FolderError, UserError, say, told, warn
-from adaecho.evaluate import check_same_meaning, load_weights
+from adaecho.evaluate import check_held_out, check_same_meaning, load_weights
 from adaecho.records.folder import RunFolder
 from adaecho.records.status import Status
 from adaecho.records.trials import check_name
@@ -48,7 +48,9 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
         raise FolderError(f"{path}: holds no config.yaml, so it is no run; name the folder of one")
     config = from_plain({**plain, "callbacks": []}, [] if task is None else [task])
     built = build_task(config)
-    check_same_meaning(run.read_summary() or {}, built)
+    summary = run.read_summary() or {}
+    check_same_meaning(summary, built)
+    check_held_out(plain, summary, config, built)
     if built.pictures is None:
         raise UserError(f"{path}: task {built.name} has no pictures to show")
     device = choose_device(config)

@@ -16,7 +16,7 @@ from adaecho import evaluate
 from adaecho.errors import DataError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
-from tests.datasets.test_labelled_images import make
+from tests.datasets.test_labelled_images import folders, make
 from tests.helpers import metrics, summary
 from tests.tasks.test_imagenet import TINY
 
@@ -44,7 +44,7 @@ def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
     evaluate.main([str(trained)])
     value = told["final"]["accuracy"]
     assert capsys.readouterr().out.splitlines()[0] == f"validation accuracy {value!r} (as recorded)"
-    evaluate.main([str(trained), "data.split_seed=1"])  # other images have the recorded ones beside them
+    evaluate.main([str(trained), "evaluate.max_examples=99"])  # fewer images have the recorded beside them
     assert f"(recorded {told['final']['cross_entropy']!r})" in capsys.readouterr().out
 
 
@@ -74,6 +74,8 @@ def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
         ("", "data.path", "data.path: is no key=value"),
         ("", "data.path=[", "data.path=[: "),
         ("", "task.model=mlp", "doesn't fit the model for this data"),
+        ("", "data.split_seed=1", "the run held out others (data.split_seed=0) and may have been trained on"),
+        ("", "data.validation_examples=361", "the run held out others (data.validation_examples=360)"),
     ],
 )
 def test_what_can_not_be_measured_is_refused_in_one_message(
@@ -109,6 +111,29 @@ def test_a_model_beyond_its_weights_takes_no_memory(tmp_path: Path) -> None:
     task: Any = SimpleNamespace(build_model=lambda: torch.nn.Linear(10**6, 10**6))
     with pytest.raises(DataError, match=r"for this data \(3 numbers for 1,000,001,000,000\)"):
         evaluate._check_size(tmp_path / "final.safetensors", task)
+
+
+def test_what_is_held_out_of_changed_images_may_have_been_trained_on(
+    compose_config: Compose, tmp_path: Path, refused: Refused
+) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    folders(data, {".": range(9)})
+    config = compose_config(*TINY, f"data.path={data}", "data.validation_examples=3", "target.value=0")
+    run_trial(config, run)
+    data = data.rename(tmp_path / "moved")
+    moved = f"data.path={data}"
+    (found,) = evaluate.evaluate(run, [moved])
+    assert found.metrics == found.recorded
+    (fewer,) = evaluate.evaluate(run, [moved, "evaluate.max_examples=2"])
+    assert fewer.metrics != found.metrics
+    first = next(data.glob("*/*.jpg"))
+    last = first.rename(first.with_name("z.jpg"))
+    assert "data.path: holds other files than in the run" in refused(evaluate.main, run, moved)
+    last.rename(first)
+    shutil.copy(first, first.with_name("one more.jpg"))
+    assert "data.path: holds other files than in the run" in refused(evaluate.main, run, moved)
+    folders(data, {"train": range(9), "val": range(9, 12)})
+    assert evaluate.evaluate(run, [moved, "data.validation_examples=null"])[0].metrics
 
 
 @pytest.mark.parametrize("key", ["class_names", "tokenizer_sha256"])

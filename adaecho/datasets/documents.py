@@ -133,6 +133,11 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
         )
     files = rows or texts
     check_links(files)
+    if twice := [one.name for one in rows if one.suffix == ".gz" and one.with_suffix("") in rows]:
+        raise DataError(
+            f"data.path={path}: {twice[0]} lies beside itself unpacked: its documents would be read twice, "
+            "and some be held out that are trained on; move one away"
+        )
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "

@@ -24,7 +24,8 @@ LossAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
-CLASS_NAMES, TOKENIZER = "class_names", "tokenizer_sha256"  # digests, among a task's facts
+# Digests, among a task's facts.
+CLASS_NAMES, TOKENIZER, FILES, HELD_OUT = "class_names", "tokenizer_sha256", "files_sha256", "held_out_sha256"
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from adaecho.datasets.text_stream import TokenStream
 from adaecho.datasets.tokens import END, PAD, Packing, cached_tokenizer, dtype_of, tokenized
 from adaecho.errors import ConfigError, DataError
 from adaecho.ranks import ALONE, Ranks
-from adaecho.tasks.base import Batch, LossAndWeight, Split, Task
+from adaecho.tasks.base import HELD_OUT, Batch, LossAndWeight, Split, Task
 from adaecho.tasks.options import CommonCrawlOptions, TextOptions
 
 _SAMPLE_TOKENS = 48
@@ -62,6 +62,7 @@ def _cached(config: Config, options: TextOptions) -> Task:
             "tokenizer_sha256": found.meta["tokenizer sha256"],
             "documents": found.meta["documents"],
             "held_out_of": found.meta["held_out_of"],
+            HELD_OUT: found.meta["sha256 of files"]["validation.bin"],
             "skipped": skipped,
             "train_examples": len(found.train),
             "validation_tokens": len(targets),

@@ -1,6 +1,7 @@
 """Tokens and their cache: exact contents, made once, whole or absent, and bad text named or counted."""
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -521,3 +522,10 @@ def test_a_hub_id_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch, error:
     message = rf"data\.path=owner/name: .*{error}.*local copy; a data set that is a script can't be loaded"
     with pytest.raises(DataError, match=message):
         find_documents("owner/name")
+
+
+def test_a_table_beside_itself_packed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz lies beside itself unpacked"):
+        find_documents(str(tmp_path))
