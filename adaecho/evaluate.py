@@ -24,11 +24,11 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from adaecho.config.schema import Config, from_plain
 from adaecho.datasets.storage import storage_errors
-from adaecho.errors import ConfigError, DataError, FolderError, say, told
+from adaecho.errors import ConfigError, DataError, FolderError, say, told, warn
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import CLASS_NAMES, FILES, HELD_OUT, TOKENIZER, Split, Task
+from adaecho.tasks.base import CLASS_NAMES, HELD_OUT, TOKENIZER, Split, Task
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -79,6 +79,8 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
     torch.set_num_threads(config.threads)
     model = place(task.build_model(), config, device)
     steps = load_weights(file, model)
+    if weights == "final" and steps != summary["steps"]:
+        warn(f"{file}: is of an earlier end, at step {steps}; the run has gone on to {summary['steps']}")
     precision = choose_precision(config, device)
     # The test split is read once, with the weights of the end: for no choice, and so not for the best.
     splits: list[Split] = ["validation"]
@@ -135,19 +137,19 @@ def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
 def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Config, task: Task) -> None:
     """Raises UserError where held-out examples may be among those that the run was trained on."""
     then, now = plain.get("data") or {}, vars(config.data)
-    if then.get("validation_examples") is None or now["validation_examples"] is None:  # a split of its own
+    if now["validation_examples"] is None:  # a split of its own
         return
     for key in ("split_seed", "validation_examples"):
         if then.get(key, now[key]) != now[key]:
             raise ConfigError(
-                f"data.{key}={now[key]}: the run held out others (data.{key}={then[key]}) and may have been "
-                "trained on these; leave it out"
+                f"data.{key}={now[key]}: the run may have been trained on these, as it held out others "
+                f"(data.{key}={'null' if then[key] is None else then[key]}); leave it out"
             )
-    of_run = summary.get("data") or {}
-    if any(of_run.get(key, task.facts.get(key)) != task.facts.get(key) for key in (FILES, HELD_OUT)):
+    recorded = (summary.get("data") or {}).get(HELD_OUT)
+    if recorded and recorded != task.facts.get(HELD_OUT):
         raise DataError(
-            "data.path: holds other files than in the run (added, removed, renamed or changed), so what is "
-            "held out of it may be what the run was trained on; name that data, or, with "
+            "data.path: other examples are held out of it than in the run (some were added, removed, renamed "
+            "or changed), and the run may have been trained on them; name that data, or, with "
             "data.validation_examples=null, data that has a validation split"
         )
 

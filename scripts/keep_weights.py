@@ -13,7 +13,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from safetensors import safe_open  # noqa: E402
+
 from adaecho.config.identity import run_id  # noqa: E402
+from adaecho.errors import FolderError  # noqa: E402
 from adaecho.records.files import read_json, read_yaml, yaml_text  # noqa: E402
 from adaecho.records.folder import RunFolder  # noqa: E402
 
@@ -46,7 +49,10 @@ The figures again; another kind of processor or other versions round otherwise:
 def card(folder: Path) -> str:
     """The card of kept weights, from the records beside them."""
     config, summary = read_yaml(folder / "config.yaml"), read_json(folder / "summary.json")
-    last = summary.get("final") or {summary["best"]["metric"]: summary["best"]["value"]}
+    metric, lines = summary["best"]["metric"], RunFolder(folder).read_metrics()
+    last = summary.get("final") or {
+        metric: next(line[metric] for line in reversed(lines) if line["steps"] == summary["steps"])
+    }
     measured = {"validation": last, "test": summary.get("test", {})}
     metrics = [
         f"| {split} {metric} | {value} |" for split, of in measured.items() for metric, value in of.items()
@@ -68,6 +74,14 @@ def card(folder: Path) -> str:
 def keep(run: Path, name: str) -> None:
     """Copy what is kept and write the card."""
     RunFolder(run).check_links()
+    summary = read_json(run / "summary.json")
+    with safe_open(run / "model" / "final.safetensors", "pt") as weights:
+        steps = int(weights.metadata()["steps"])
+    if summary["status"] not in ("reached", "budget_spent") or summary["steps"] != steps:
+        raise FolderError(
+            f"{run}: its weights are those of step {steps}, and it is {summary['status']} at step "
+            f"{summary['steps']}; let it end"
+        )
     folder = WEIGHTS / name
     (folder / "model").mkdir(parents=True, exist_ok=True)
     for file in ("summary.json", "environment.json", "metrics.jsonl", "model/final.safetensors"):

@@ -74,8 +74,12 @@ def test_a_run_that_reached_its_target_and_one_on_images_that_moved(
         ("", "data.path", "data.path: is no key=value"),
         ("", "data.path=[", "data.path=[: "),
         ("", "task.model=mlp", "doesn't fit the model for this data"),
-        ("", "data.split_seed=1", "the run held out others (data.split_seed=0) and may have been trained on"),
-        ("", "data.validation_examples=361", "the run held out others (data.validation_examples=360)"),
+        ("", "data.split_seed=1", "trained on these, as it held out others (data.split_seed=0)"),
+        (
+            "",
+            "data.validation_examples=361",
+            "trained on these, as it held out others (data.validation_examples=360)",
+        ),
     ],
 )
 def test_what_can_not_be_measured_is_refused_in_one_message(
@@ -126,14 +130,26 @@ def test_what_is_held_out_of_changed_images_may_have_been_trained_on(
     assert found.metrics == found.recorded
     (fewer,) = evaluate.evaluate(run, [moved, "evaluate.max_examples=2"])
     assert fewer.metrics != found.metrics
-    first = next(data.glob("*/*.jpg"))
-    last = first.rename(first.with_name("z.jpg"))
-    assert "data.path: holds other files than in the run" in refused(evaluate.main, run, moved)
-    last.rename(first)
-    shutil.copy(first, first.with_name("one more.jpg"))
-    assert "data.path: holds other files than in the run" in refused(evaluate.main, run, moved)
+    firsts = [min(folder.iterdir()) for folder in data.iterdir()]
+    lasts = [first.rename(first.with_name("z.jpg")) for first in firsts]
+    assert (others := "data.path: other examples are held out of it") in refused(evaluate.main, run, moved)
+    for first, last in zip(firsts, lasts, strict=True):
+        last.rename(first)
+    for first in firsts:
+        shutil.copy(first, first.with_name("one more.jpg"))
+    assert others in refused(evaluate.main, run, moved)
     folders(data, {"train": range(9), "val": range(9, 12)})
     assert evaluate.evaluate(run, [moved, "data.validation_examples=null"])[0].metrics
+
+
+def test_nothing_is_held_out_of_the_training_images_of_a_run_with_a_split_of_its_own(
+    compose_config: Compose, tmp_path: Path, refused: Refused
+) -> None:
+    make("folders", tmp_path / "data")
+    run_trial(compose_config(*TINY, f"data.path={tmp_path / 'data'}", "target.value=0"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "data" / "val")  # a copy that broke off, say
+    message = refused(evaluate.main, tmp_path / "run", "data.validation_examples=3")
+    assert "data.validation_examples=3: the run may have been trained on these" in message
 
 
 @pytest.mark.parametrize("key", ["class_names", "tokenizer_sha256"])

@@ -194,6 +194,32 @@ def test_nothing_is_kept_through_a_link(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.parametrize("changed", [{"status": "preempted"}, {"steps": 153}])
+def test_weights_of_an_earlier_end_are_not_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(keep_weights, "WEIGHTS", tmp_path / "kept")
+    run = shutil.copytree(WEIGHTS / "digits", tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, **changed}))
+    with pytest.raises(FolderError, match=r"its weights are those of step 152, and it is \w+ at step 15"):
+        keep_weights.keep(run, "digits")
+    assert not (tmp_path / "kept").exists()
+    evaluate(run)
+    assert ("is of an earlier end, at step 152" in capsys.readouterr().err) == ("steps" in changed)
+
+
+def test_the_card_has_the_figure_of_the_weights_and_not_the_best(tmp_path: Path) -> None:
+    run = shutil.copytree(WEIGHTS / "digits", tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["best"] |= {"value": 0.99, "steps": 114}  # reached after a second evaluation in a row
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "| validation accuracy | 0.9777777777777777 |" in card(run)
+
+
 def test_the_weights_of_digits_are_a_run_of_the_quickstart_and_give_its_accuracy() -> None:
     folder = WEIGHTS / "digits"
     (found,) = evaluate(folder)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.storage import SkippedExamples, read_image
+from adaecho.datasets.storage import SkippedExamples, identity_of, read_image
 from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
@@ -82,6 +82,10 @@ class DetectionImages:
             "labels": truth.labels[~truth.crowd],
             "size": self.sizes[row],
         }
+
+    def identity(self, row: int) -> str:
+        """What tells an image from others, wherever the folder lies."""
+        return identity_of(self.files[row])
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""

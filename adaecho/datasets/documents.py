@@ -133,17 +133,25 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
         )
     files = rows or texts
     check_links(files)
-    if twice := [one.name for one in rows if one.suffix == ".gz" and one.with_suffix("") in rows]:
-        raise DataError(
-            f"data.path={path}: {twice[0]} lies beside itself unpacked: its documents would be read twice, "
-            "and some be held out that are trained on; move one away"
-        )
+    _check_once(path, rows)
     if not files:
         raise DataError(
             f"data.path={path}: holds no text: neither {', '.join(_ROW_ENDINGS)} nor "
             f"{', '.join(_TEXT_ENDINGS)}"
         )
     return Files(root, _by_part(root if root.is_dir() else root.parent, files), column, lines)
+
+
+def _check_once(path: str, tables: list[Path]) -> None:
+    """Raises DataError where two tables have one name but for their format."""
+    by_name: dict[str, Path] = {}
+    for table in tables:
+        name = re.sub(r"(\.\w+?)(\.gz)?$", "", str(table), flags=re.IGNORECASE)
+        if (other := by_name.setdefault(name, table)) != table:
+            raise DataError(
+                f"data.path={path}: {other.name} and {table.name} seem to hold the same documents, of which "
+                "some would be held out and trained on; move one away, or rename it"
+            )
 
 
 def _is_hidden(file: Path) -> bool:

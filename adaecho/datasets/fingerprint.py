@@ -53,19 +53,6 @@ def fingerprint_of(files: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     return found
 
 
-def listing_of(files: Iterable[str | os.PathLike[str]], number: int) -> str:
-    """What is the same wherever the files lie: their names, from the folder that they share, and the contents
-    of local ones that hold several of the number of examples. An Arrow copy is the number alone: of the same
-    data each version of ``datasets`` writes other bytes.
-    """
-    local = {str(file).removeprefix("file://") for file in files if Path(file).suffix != ".arrow"}
-    names = sorted(map(masked, local))
-    start = os.path.commonprefix(names).rfind("/") + 1  # noqa: RUF071 (urls are no paths)
-    contents = fingerprint_of(name for name in local if not is_remote(name)) if len(names) < number else {}
-    lines = [str(number), *(name[start:] for name in names), *sorted(contents.values())]
-    return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]
-
-
 def without_secrets(fingerprint: dict[str, str]) -> dict[str, str]:
     """What a checkpoint may hold of a task's: of secrets in a url no more than whether they are others."""
     kept = {}

@@ -17,7 +17,14 @@ import numpy as np
 from adaecho.datasets import hub
 from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
-from adaecho.datasets.storage import check_links, files_in, holds_records, read_image, shard_errors
+from adaecho.datasets.storage import (
+    check_links,
+    files_in,
+    holds_records,
+    identity_of,
+    read_image,
+    shard_errors,
+)
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
 
@@ -38,6 +45,10 @@ class ImageFiles:
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return {"image": read_image(self.files[row])}
+
+    def identity(self, row: int) -> str:
+        """What tells an image from others, wherever the folder lies."""
+        return identity_of(self.files[row])
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""
@@ -159,6 +170,13 @@ class LabelledTables:
             # A new dict, so that another thread goes on with the old one.
             self._kept = {**dict(kept), group: images}
         return images
+
+    def identity(self, row: int) -> str:
+        """What tells an image from others, wherever the tables lie."""
+        group = bisect_right(self._first, row) - 1
+        file, number = self._groups[group]
+        at = row - self._first[group]
+        return f"{identity_of(file)} {number} {at} {self.labels[row]}"
 
     def origin(self, row: int) -> str:
         """What to call an image in a message."""

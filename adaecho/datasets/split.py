@@ -34,6 +34,11 @@ class Rows:
     def __getitem__(self, row: int) -> Any:
         return self.dataset[int(self.rows[row])]
 
+    def identity(self, row: int) -> str:
+        """What tells an example from others, wherever the dataset lies, if it knows."""
+        of_dataset, at = getattr(self.dataset, "identity", str), int(self.rows[row])
+        return str(of_dataset(at))
+
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
         of_dataset = getattr(self.dataset, "origin", None)

@@ -93,6 +93,11 @@ def files_in(top: Path) -> list[Path]:
     return sorted(found)
 
 
+def identity_of(file: Path) -> str:
+    """What tells an image from others, wherever its folder lies."""
+    return f"{file.name} {file.stat().st_size}"
+
+
 def read_image(file: Path) -> bytes:
     """The bytes of an encoded image.
 

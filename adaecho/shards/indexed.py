@@ -178,6 +178,11 @@ class IndexedTarShards:
             )
         return found
 
+    def identity(self, row: int) -> str:
+        """What tells an example from others, wherever the shards lie."""
+        url = shown_url(self.urls[int(np.searchsorted(self._first, row, "right")) - 1])
+        return f"{url.partition('?')[0].rpartition('/')[2]} {self._spans[row].tolist()}"
+
     def origin(self, row: int) -> str:
         """What to call an example in a message."""
         shard = int(np.searchsorted(self._first, row, "right")) - 1

@@ -25,12 +25,19 @@ Direction = Literal["max", "min"]
 Split = Literal["validation", "test"]
 
 # Digests, among a task's facts.
-CLASS_NAMES, TOKENIZER, FILES, HELD_OUT = "class_names", "tokenizer_sha256", "files_sha256", "held_out_sha256"
+CLASS_NAMES, TOKENIZER, HELD_OUT = "class_names", "tokenizer_sha256", "held_out_sha256"
+_COMPARED = 1 << 12  # held-out examples: of files, each is asked for its size
 
 
 def digest_of_classes(names: Sequence[str]) -> dict[str, str]:
     """Of ``Task.facts``: what tells the classes' names, in the order of their labels; none without names."""
     return {CLASS_NAMES: digest("\n".join(names).encode(errors="surrogatepass"))[:16]} if names else {}
+
+
+def digest_of_held_out(examples: Any) -> dict[str, str]:
+    """Of ``Task.facts``: what tells the examples held out, wherever their files lie; see ``identity``."""
+    told = sorted(examples.identity(row) for row in range(min(len(examples), _COMPARED)))
+    return {HELD_OUT: digest("\n".join([str(len(examples)), *told]).encode(errors="surrogateescape"))[:16]}
 
 
 Box = tuple[tuple[float, float, float, float], str]

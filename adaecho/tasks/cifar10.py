@@ -22,7 +22,8 @@ from adaecho.errors import ConfigError, ExampleError
 from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.ranks import Ranks
-from adaecho.tasks.base import Split, Task
+from adaecho.records.trials import digest
+from adaecho.tasks.base import HELD_OUT, Split, Task
 from adaecho.tasks.images import Prediction, classifier, decode_labelled, predict
 from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
@@ -93,6 +94,7 @@ def build(config: Config, options: Options) -> Task:
         build_model=build_model,
         has_test_split=data.read_test is not None,
         skipped_examples=data.skipped,
+        facts={HELD_OUT: digest(data.validation["image"].tobytes())[:16]},
         files=data.files,
     )
 

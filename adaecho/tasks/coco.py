@@ -14,7 +14,7 @@ from adaecho.datasets.split import hold_out_rows, refuse_number
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from adaecho.models.ssd import ssd_resnet34
-from adaecho.tasks.base import Task, digest_of_classes
+from adaecho.tasks.base import Task, digest_of_classes, digest_of_held_out
 from adaecho.tasks.boxes import SSDAugment, collate_boxes
 from adaecho.tasks.detection import DetectionValidation, Detector, decode_detection, detection_loss
 from adaecho.tasks.options import CocoOptions as Options
@@ -32,6 +32,7 @@ def build(config: Config, options: Options) -> Task:
         raise DataError("data.path: task coco needs a folder with annotations/ and images in COCO's schema")
     bad = SkippedExamples(config.data.max_bad_examples)
     train, held_out, annotations = _read(config, config.data.path, bad)
+    split = digest_of_held_out(held_out)
     held_out = held_out.first(config.evaluate.max_examples)
     bad.report()
     if len({*train.categories}) < len(train.categories) and options.metrics_per_category:
@@ -81,6 +82,7 @@ def build(config: Config, options: Options) -> Task:
             "training_images": len(train),
             "validation_images": len(validation),
             **digest_of_classes(train.categories),
+            **split,
         },
     )
 

@@ -20,7 +20,7 @@ from adaecho.errors import DataError
 from adaecho.models.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from adaecho.models.timm_models import timm_model
 from adaecho.ranks import Ranks
-from adaecho.tasks.base import Split, Task, digest_of_classes
+from adaecho.tasks.base import Split, Task, digest_of_classes, digest_of_held_out
 from adaecho.tasks.images import DecodeLabelled, Prediction, ReadAnew, classifier
 from adaecho.tasks.options import ImagenetOptions as Options
 from adaecho.transforms.photographs import CentreCrop, RandomResizedCrop
@@ -36,6 +36,10 @@ def build(config: Config, options: Options) -> Task:
     """
     options.check_batches(config)
     train, held_out, num_classes, names = _read(config, options)
+    split = {}
+    if config.data.validation_examples is not None:
+        split = digest_of_held_out(held_out)
+        held_out = Rows(held_out.dataset, held_out.rows[: config.evaluate.max_examples])
     decode, crop = DecodeLabelled(num_classes), CentreCrop(options.image_size, antialias=options.antialias)
     decode_to_crop = decode.for_augment(crop)
     validation = ReadAnew(
@@ -89,6 +93,7 @@ def build(config: Config, options: Options) -> Task:
             "validation_images": len(held_out),
             "classes": num_classes,
             **digest_of_classes(names),
+            **split,
             **begun_with,
         },
     )
@@ -114,7 +119,7 @@ def _read(config: Config, options: Options) -> tuple[Any, Any, int, tuple[str, .
             )
         number, seed = config.data.validation_examples, config.data.split_seed
         rows, others = hold_out_rows(len(train.source), number, seed=seed)
-        held_out = Rows(train.source, others[: config.evaluate.max_examples])  # which are in a drawn order
+        held_out = Rows(train.source, others)  # in a drawn order
         return Rows(train.source, np.sort(rows)), held_out, num_classes, train.classes
     refuse_number(config.data.validation_examples, path)
     _check_number(path, "validation", validation, num_classes)

@@ -1,7 +1,6 @@
 """Tokens and their cache: exact contents, made once, whole or absent, and bad text named or counted."""
 
 import errno
-import gzip
 import json
 import os
 import shutil
@@ -524,8 +523,11 @@ def test_a_hub_id_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch, error:
         find_documents("owner/name")
 
 
-def test_a_table_beside_itself_packed_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz lies beside itself unpacked"):
+@pytest.mark.parametrize("other", ["a.jsonl.gz", "a.json.gz", "a.jsonl.GZ", "a.parquet"])
+def test_a_table_beside_itself_in_another_format_is_refused(tmp_path: Path, other: str) -> None:
+    for name in ("a.jsonl", "b.jsonl", other):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"a\.\w+.* and a\.\w+.* seem to hold the same documents"):
         find_documents(str(tmp_path))
+    (tmp_path / other).rename(tmp_path / f"more-{other}")
+    assert len(find_documents(str(tmp_path)).parts["train"]) == 3

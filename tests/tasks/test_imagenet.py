@@ -45,8 +45,8 @@ def test_a_part_is_held_out_where_there_is_no_validation_split(
     with pytest.raises(DataError, match=r"data\.validation_examples=null.*task\.validation_path=.* 9 "):
         build_task(compose_config(*TINY, f"data.path={tmp_path}"))
     task = build_task(compose_config(*TINY, f"data.path={tmp_path}", "data.validation_examples=3"))
-    assert len(task.facts["files_sha256"]) == 16
-    assert {key: value for key, value in task.facts.items() if key != "files_sha256"} == {
+    assert len(task.facts["held_out_sha256"]) == 16
+    assert {key: value for key, value in task.facts.items() if key != "held_out_sha256"} == {
         **{"training_images": 6, "validation_images": 3, "classes": 3},
         **digest_of_classes(["class0", "class1", "class2"]),
     }

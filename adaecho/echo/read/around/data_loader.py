@@ -105,8 +105,9 @@ class DataLoaderSource(IterableSource):
         """Warn where the rows are the same, and their contents others; otherwise raises ValueError."""
         if not same_rows:
             raise self._others(serial, _REMEDY)
+        told = "of the same rows" if self.knows_rows else "so examples may be missing or repeated"
         warn_caller(
-            f"load_state_dict: {self.origin(serial)} has other contents than before, of the same rows: its "
+            f"load_state_dict: {self.origin(serial)} has other contents than before, {told}: its "
             "dataset draws, from a generator of its own, or in a thread of this loader's, which must not "
             "seed the global ones; let it draw from the global generators, and give the DataLoader "
             "num_workers=1, which draws in a process, or the EchoLoader num_workers=0"
