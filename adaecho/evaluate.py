@@ -40,7 +40,8 @@ class Measured(NamedTuple):
     Attributes:
         split: "validation" or "test".
         metrics: of the saved weights.
-        recorded: by the run, of these weights on this split; None where it did not evaluate them.
+        recorded: by the run, of these weights on this split: those of the metrics that it knew; None where
+            it did not evaluate them.
     """
 
     split: Split
@@ -91,7 +92,8 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
         metrics = measure(task, model, split, device, precision)
         with record_errors(path):
             recorded = _recorded(run, summary, steps, split)
-            found.append(Measured(split, metrics, recorded and {name: recorded[name] for name in metrics}))
+            same = recorded and {name: recorded[name] for name in metrics if name in recorded}
+            found.append(Measured(split, metrics, same))
     return found
 
 
@@ -192,7 +194,7 @@ def lines(found: Sequence[Measured]) -> list[str]:
     told_lines = []
     for split, metrics, recorded in found:
         for name, value in metrics.items():
-            then = None if recorded is None else recorded[name]
+            then = (recorded or {}).get(name)
             note = (
                 "not recorded" if then is None else "as recorded" if then == value else f"recorded {then!r}"
             )

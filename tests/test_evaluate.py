@@ -117,6 +117,17 @@ def test_a_model_beyond_its_weights_takes_no_memory(tmp_path: Path) -> None:
         evaluate._check_size(tmp_path / "final.safetensors", task)
 
 
+def test_a_metric_that_the_run_did_not_know_is_not_recorded(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    known = [{name: value for name, value in line.items() if name != "accuracy"} for line in metrics(run)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in known))
+    evaluate.main([str(run)])
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first.endswith("(not recorded)"), second.endswith("(as recorded)")) == (True, True)
+
+
 def test_what_is_held_out_of_changed_images_may_have_been_trained_on(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, held, opened, read_schema, values, whole_numbers
+from adaecho.datasets.parquet import class_names, describe, held, opened, read_schema, values, whole_numbers
 from adaecho.datasets.split import Rows
 from adaecho.datasets.storage import (
     check_links,
@@ -128,12 +128,14 @@ class LabelledTables:
         shard_lengths: rows of each row group.
         labels: of all rows, int64.
         files: the tables.
+        classes: their names, as far as the tables tell; else empty.
     """
 
     thread_safe = True
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
+        self.classes: tuple[str, ...] = ()
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
         for file in files:
@@ -143,6 +145,13 @@ class LabelledTables:
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
                 column = held(table, file, "label")
+                names = class_names(table, "label")
+            if names and names != (self.classes or names):
+                raise DataError(
+                    f"{file}: its labels number other classes than those of the tables before it: "
+                    f"{', '.join(names[:5])} and {', '.join(self.classes[:5])}; write them with one numbering"
+                )
+            self.classes = self.classes or names
             labels.append(whole_numbers(column, str(file)))
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
@@ -275,6 +284,8 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
 def _check_classes(path: str, train: LabelledImages, validation: LabelledImages) -> None:
     """Raises DataError where the splits' labels mean other classes, as far as the data tells."""
     if bool(validation.classes) != bool(train.classes):
+        if isinstance(train.source, LabelledTables) and isinstance(validation.source, LabelledTables):
+            return  # both number them, and not every writer tells the names
         named, numbered = ("training", "validation") if train.classes else ("validation", "training")
         raise DataError(
             f"data.path={path}: its {named} split names its classes, its {numbered} split numbers them, so "
@@ -358,7 +369,7 @@ def _tables(files: list[Path]) -> LabelledImages:
             f"{source.origin(row)}: its label is {source.labels[row]}; labels number the classes from 0, at "
             f"most {_MOST_CLASSES:,} of them"
         )
-    return LabelledImages(source, int(source.labels.max()) + 1)
+    return LabelledImages(source, int(source.labels.max()) + 1, source.classes)
 
 
 def _tar(shards: list[str], key: str) -> LabelledImages:

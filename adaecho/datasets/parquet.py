@@ -1,5 +1,6 @@
 """Parquet files, and what is wrong with them."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def opened(file: Path) -> Iterator[Any]:
     """
     from pyarrow import parquet
 
-    with readable(file), parquet.ParquetFile(file) as table:
+    with readable(file), parquet.ParquetFile(file, page_checksum_verification=True) as table:
         about = table.metadata
         counts = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
         wrong = [count for count in (about.num_rows, *counts) if not 0 <= count <= file.stat().st_size]
@@ -51,6 +52,15 @@ def opened(file: Path) -> Iterator[Any]:
                 "row groups); fetch it again"
             )
         yield table
+
+
+def class_names(table: Any, column: str) -> tuple[str, ...]:
+    """What ``datasets`` wrote of the numbers in a column; none where something else wrote the file."""
+    try:
+        about = json.loads(table.schema_arrow.metadata[b"huggingface"])
+        return tuple(map(str, about["info"]["features"][column]["names"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
 
 
 def values(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Iterator[Any]:

@@ -104,7 +104,7 @@ def _draw_cost(axes: Axes, arm: Arm, place: int, baseline: float | None) -> None
 def caption_of_dots(arms: list[Arm]) -> str:
     """What dots, lines and the dashed marks are, with numbers of trials and searches."""
     searches = _range([arm["searches"] for arm in arms])
-    trials = _range([round(arm["trials"] / arm["searches"]) for arm in arms])
+    trials = _range([end(arm["trials"] / arm["searches"]) for arm in arms for end in (math.floor, math.ceil)])
     many = all(arm["searches"] >= _MANY_RUNS for arm in arms)
     ends = "95 % interval of the mean" if many else "minimum and maximum"
     those = "those that reached it of " * any(arm["reached"] < arm["searches"] for arm in arms)

@@ -34,7 +34,7 @@ _LONGEST_EXTENDED = 1 << 20
 _LARGEST, _MOST_FILES = 1 << 31, 1 << 16
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _REST = 1 << 16  # bytes of one read after the end; tar pads to 10 KiB or more
-_MOST_PADDING = 1 << 26  # bytes after the end, of a file whose length nothing tells
+_MOST_PADDING = 1 << 22  # bytes after the end; a copy that breaks off may leave as many as were to come
 # Name, size, sum of the header, type, magic and first byte of the name's prefix (POSIX.1-1988, ustar).
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s c 100x 5s 83x c 166x")
 
@@ -205,10 +205,10 @@ def _check_end(transfer: Transfer, offset: int, block: bytes) -> None:
                 "file (tar --ignore-zeros reads those). Write it again"
             )
         after = transfer.offset
-        if transfer.length is None and after - offset > _MOST_PADDING:
+        if after - offset > _MOST_PADDING:
             raise ArchiveError(
-                f"{transfer.name}: the archive ends at byte {offset}, and zeros follow without an end; have "
-                "the server tell its length, or write it again"
+                f"{transfer.name}: the archive ends at byte {offset}, and zeros follow for more than "
+                f"{_MOST_PADDING >> 20} MiB, as where a copy broke off; fetch it again"
             )
         second = transfer.read(_REST)
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import pickle
 import shutil
@@ -23,13 +24,22 @@ from adaecho.tasks.images import decode_labelled
 from tests.transforms.pictures import encoded, picture
 
 
-def table(file: Path, rows: range, *, labels: list[Any] | None = None, group: int = 2) -> None:
+def table(
+    file: Path,
+    rows: range,
+    *,
+    labels: list[Any] | None = None,
+    group: int = 2,
+    about: bytes = b"",
+    checksums: bool = False,
+) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "image": [{"bytes": encoded(row), "path": f"{row}.jpg"} for row in rows],
         "label": [row % 3 for row in rows] if labels is None else labels,
     }
-    parquet.write_table(pa.table(columns), file, row_group_size=group)
+    made = pa.table(columns).replace_schema_metadata({b"huggingface": about} if about else None)
+    parquet.write_table(made, file, row_group_size=group, write_page_checksum=checksums, compression="none")
 
 
 def folders(top: Path, parts: dict[str, range]) -> None:
@@ -313,3 +323,40 @@ def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.raises(DataError, match=r"class1: can't be read \(Permission denied\)"):
         files_in(tmp_path)
+
+
+def _named(*names: str) -> bytes:
+    """What ``datasets.Dataset.to_parquet`` writes beside a column of ``ClassLabel``."""
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    return json.dumps({"info": {"features": features}}).encode()
+
+
+def test_tables_that_number_other_classes_are_not_mixed(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", range(6), about=_named("cat", "dog", "emu"))
+    table(tmp_path / "validation-0.parquet", range(6, 9))  # written by what tells no names
+    train, validation = find_both(str(tmp_path))
+    assert validation is not None
+    assert (train.classes, validation.classes) == (("cat", "dog", "emu"), ())
+    for broken in (b"{", b"[]", b'{"info": 1}', b"[" * 10**5):
+        table(tmp_path / "validation-0.parquet", range(6, 9), about=broken)
+        assert find_both(str(tmp_path))[0].classes == train.classes
+    table(tmp_path / "validation-0.parquet", range(6, 9), about=_named("emu", "dog", "cat"))
+    with pytest.raises(DataError, match="name other classes: the same names in another order"):
+        find_both(str(tmp_path))
+    table(tmp_path / "validation-0.parquet", range(6, 9), labels=[0, 1, 0], about=_named("dog", "emu"))
+    with pytest.raises(DataError, match="name other classes: only in training: cat"):
+        find_both(str(tmp_path))
+    table(tmp_path / "train-1.parquet", range(6, 9), about=_named("emu", "dog", "cat"))
+    with pytest.raises(DataError, match=r"train-1\.parquet: its labels number other classes .*emu, dog"):
+        find_both(str(tmp_path))
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train-0.parquet"
+    table(file, range(6), checksums=True)
+    content = file.read_bytes()
+    at = content.index(encoded(1)[-64:])
+    file.write_bytes(content[:at] + bytes(32) + content[at + 32 :])
+    source = labelled(tmp_path).source
+    with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
+        [source[row] for row in range(6)]

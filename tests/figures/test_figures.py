@@ -188,6 +188,11 @@ def test_a_caption_states_trials_and_searches(caption, searches, trials, says):
     assert caption(arms).startswith(says)
 
 
+def test_a_caption_says_where_searches_have_other_numbers_of_trials():
+    (arm,) = outcome(rows_of("baseline", "none", 1, [160] * 2, trials=2))
+    assert "the best of 1 to 2 non-divergent trials" in caption_of_dots([{**arm, "trials": 3}])
+
+
 def test_a_title_names_the_data_and_how_often_a_target_is_to_be_met():
     assert describe([ROW | {"experiment": "bccd", "task": "coco"}]).startswith("bccd, blood cells:")
     assert describe([ROW | {"target_in_a_row": 2}]) == f"{describe([ROW])} 2 times in a row"

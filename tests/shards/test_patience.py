@@ -1,12 +1,14 @@
 """Servers that wait, drip, send on or are asked with secrets: told, bounded, and named without them."""
 
+import io
 import logging
 import re
 import socketserver
+import tarfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
@@ -320,3 +322,20 @@ def test_zeros_behind_an_archive_have_an_end(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tar, "_MOST_PADDING", 1 << 20)
     with served(answer) as (host, _), pytest.raises(ArchiveError, match="byte 0, and zeros follow"):
         list(tar.groups(Transfer(f"http://{host}/a.tar", retries=QUICK), read=True))
+
+
+def test_zeros_where_the_rest_of_a_copy_was_to_come_are_no_end(tmp_path: Path) -> None:
+    shard = tmp_path / "a.tar"
+    with tarfile.open(shard, "w") as archive:
+        for name in ("a.bin", "b.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 5 << 20
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    with shard.open("r+b") as file:
+        file.seek(512 + (5 << 20))
+        file.write(bytes(512))
+    with (
+        closing(Transfer(str(shard), retries=QUICK)) as transfer,
+        pytest.raises(ArchiveError, match="zeros follow for more than 4 MiB, as where a copy broke off"),
+    ):
+        list(tar.groups(transfer, read=True))
