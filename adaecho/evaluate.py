@@ -129,6 +129,8 @@ def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
     of_run = summary.get("data") or {}
     for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
         then, now = of_run.get(key), task.facts.get(key)
+        if then and not now:
+            warn(f"data.path: doesn't say which {what.split()[0]} its numbers mean, as that of the run did")
         if then and now and then != now:
             raise DataError(
                 f"data.path: its {what} than the data that the run was trained on, so the same number means "
@@ -139,7 +141,11 @@ def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
 def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Config, task: Task) -> None:
     """Raises UserError where held-out examples may be among those that the run was trained on."""
     then, now = plain.get("data") or {}, vars(config.data)
+    recorded = (summary.get("data") or {}).get(HELD_OUT)
+    is_other = bool(recorded) and recorded != task.facts.get(HELD_OUT)
     if now["validation_examples"] is None:  # a split of its own
+        if is_other:
+            warn("data.path: its validation split is not that of the run, which may have been trained on it")
         return
     for key in ("split_seed", "validation_examples"):
         if then.get(key, now[key]) != now[key]:
@@ -147,8 +153,7 @@ def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Confi
                 f"data.{key}={now[key]}: the run may have been trained on these, as it held out others "
                 f"(data.{key}={'null' if then[key] is None else then[key]}); leave it out"
             )
-    recorded = (summary.get("data") or {}).get(HELD_OUT)
-    if recorded and recorded != task.facts.get(HELD_OUT):
+    if is_other:
         raise DataError(
             "data.path: other examples are held out of it than in the run (some were added, removed, renamed "
             "or changed), and the run may have been trained on them; name that data, or, with "

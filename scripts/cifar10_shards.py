@@ -15,7 +15,7 @@ import cv2
 from adaecho.datasets import cifar10
 from adaecho.datasets.split import Arrays, hold_out
 from adaecho.datasets.storage import SkippedExamples
-from adaecho.errors import told
+from adaecho.errors import DataError, told
 from adaecho.records.files import folder_errors
 from adaecho.tasks.cifar10 import decode
 
@@ -39,8 +39,12 @@ def write_shards(
         stored.read("train", decode, SkippedExamples(0)), validation_examples, seed=split_seed
     )
     into.mkdir(parents=True, exist_ok=True)
+    begins = range(0, len(train["label"]), shard_examples)
+    own = {*(f"train-{number:02}.tar" for number in range(len(begins))), "validation.tar", "test.tar"}
+    if others := sorted({file.name for file in into.glob("*.tar")} - own):
+        raise DataError(f"{into}: holds {others[0]}, which would be read with these; move it away")
     files = []
-    for number, begin in enumerate(range(0, len(train["label"]), shard_examples)):
+    for number, begin in enumerate(begins):
         part = {name: array[begin : begin + shard_examples] for name, array in train.items()}
         files.append(_write(into / f"train-{number:02}.tar", part, begin))
     files.append(_write(into / "validation.tar", validation))

@@ -153,6 +153,16 @@ def test_what_is_held_out_of_changed_images_may_have_been_trained_on(
     assert evaluate.evaluate(run, [moved, "data.validation_examples=null"])[0].metrics
 
 
+def test_what_another_split_or_a_form_without_names_means_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    task: Any = SimpleNamespace(facts={"held_out_sha256": "here"})
+    config: Any = SimpleNamespace(data=SimpleNamespace(validation_examples=None))
+    for of_run, told in (("here", False), ("there", True)):
+        evaluate.check_held_out({}, {"data": {"held_out_sha256": of_run}}, config, task)
+        assert ("its validation split is not that of the run" in capsys.readouterr().err) == told
+    evaluate.check_same_meaning({"data": {"class_names": "there"}}, task)
+    assert "doesn't say which classes its numbers mean" in capsys.readouterr().err
+
+
 def test_nothing_is_held_out_of_the_training_images_of_a_run_with_a_split_of_its_own(
     compose_config: Compose, tmp_path: Path, refused: Refused
 ) -> None:

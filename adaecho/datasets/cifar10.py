@@ -16,7 +16,15 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import describe, held, opened, read_schema, whole_numbers
+from adaecho.datasets.parquet import (
+    check_parts,
+    class_names,
+    describe,
+    held,
+    opened,
+    read_schema,
+    whole_numbers,
+)
 from adaecho.datasets.split import Arrays as Images
 from adaecho.datasets.storage import SkippedExamples, shard_errors
 from adaecho.errors import DataError
@@ -89,7 +97,11 @@ class ParquetFolder:
         return bool(list(self.folder.glob("test-*.parquet")))
 
     def files(self) -> list[Path]:
-        return [file for part in _PICKLES for file in self.folder.glob(f"{part}-*.parquet")]
+        return [file for part in _PICKLES for file in sorted(self.folder.glob(f"{part}-*.parquet"))]
+
+    def names(self) -> tuple[str, ...]:
+        check_parts(self.files())
+        return class_names(self.files(), "label")
 
     def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
         rows: list[tuple[str, dict[str, Any]]] = []
@@ -111,6 +123,9 @@ class HubDataset:
     def files(self) -> list[Path]:
         return hub.files_of(hub.load(self.name, split="train"))
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(getattr(hub.load(self.name, split="train").features.get("label"), "names", ()))
+
     def read(self, part: Part, decode: Decode, bad: SkippedExamples) -> Images:
         table = hub.load(self.name, split=part).data.table
         _check_schema(table.schema, self.name)
@@ -127,6 +142,9 @@ class PickleFolder:
 
     folder: Path
     has_test: bool = True
+
+    def names(self) -> tuple[str, ...]:
+        return ()
 
     def files(self) -> list[Path]:
         names = (name for part in _PICKLES.values() for name in part)

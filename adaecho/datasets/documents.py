@@ -15,7 +15,7 @@ from typing import Any
 
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
-from adaecho.datasets.parquet import opened, values
+from adaecho.datasets.parquet import check_parts, opened, values
 from adaecho.datasets.storage import check_links, files_in
 from adaecho.errors import DataError, warn
 
@@ -133,6 +133,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
         )
     files = rows or texts
     check_links(files)
+    check_parts(rows)
     _check_once(path, rows)
     if not files:
         raise DataError(

@@ -15,7 +15,16 @@ from typing import Any, Literal
 import numpy as np
 
 from adaecho.datasets import hub
-from adaecho.datasets.parquet import class_names, describe, held, opened, read_schema, values, whole_numbers
+from adaecho.datasets.parquet import (
+    check_parts,
+    class_names,
+    describe,
+    held,
+    opened,
+    read_schema,
+    values,
+    whole_numbers,
+)
 from adaecho.datasets.split import Rows
 from adaecho.datasets.storage import (
     check_links,
@@ -135,7 +144,7 @@ class LabelledTables:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
-        self.classes: tuple[str, ...] = ()
+        self.classes = class_names(files, "label")
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
         for file in files:
@@ -145,13 +154,6 @@ class LabelledTables:
                     self._groups.append((file, group))
                     lengths.append(table.metadata.row_group(group).num_rows)
                 column = held(table, file, "label")
-                names = class_names(table, "label")
-            if names and names != (self.classes or names):
-                raise DataError(
-                    f"{file}: its labels number other classes than those of the tables before it: "
-                    f"{', '.join(names[:5])} and {', '.join(self.classes[:5])}; write them with one numbering"
-                )
-            self.classes = self.classes or names
             labels.append(whole_numbers(column, str(file)))
         self.labels = np.concatenate(labels)
         self.shard_lengths = np.array(lengths, dtype=np.int64)
@@ -355,6 +357,7 @@ def _folders(top: Path) -> LabelledImages:
 
 
 def _tables(files: list[Path]) -> LabelledImages:
+    check_parts(files)
     source = LabelledTables(files)
     if not len(source):
         raise DataError(f"{files[0]}: holds no rows")

@@ -1,7 +1,8 @@
 """Parquet files, and what is wrong with them."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from adaecho.errors import DataError
 
+# As the hub names them: which part of how many, and once a digest of the content.
+_PART = re.compile(r"[-.](\d+)-of-(\d+)(?:-[0-9a-f]{16})?\.\w+(?:\.gz)?$")
 _MOST_ROWS, _MOST_UNPACKED = 256, 1 << 26  # rows, and bytes, at once
 _MOST_HELD = 1 << 28  # bytes that a column may unpack to, of whatever file; else four times the file's
 
@@ -54,13 +57,44 @@ def opened(file: Path) -> Iterator[Any]:
         yield table
 
 
-def class_names(table: Any, column: str) -> tuple[str, ...]:
-    """What ``datasets`` wrote of the numbers in a column; none where something else wrote the file."""
-    try:
-        about = json.loads(table.schema_arrow.metadata[b"huggingface"])
-        return tuple(map(str, about["info"]["features"][column]["names"]))
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return ()
+def class_names(files: Sequence[Path], column: str) -> tuple[str, ...]:
+    """What ``datasets`` wrote of the numbers in a column; none where something else wrote all files.
+
+    Raises:
+        DataError: one file numbers other classes than another.
+    """
+    found: tuple[str, ...] = ()
+    for file in files:
+        try:
+            about = json.loads(read_schema(file).metadata[b"huggingface"])
+            names = tuple(map(str, about["info"]["features"][column]["names"]))
+        except (KeyError, TypeError, ValueError, RecursionError):
+            continue
+        found = found or names
+        if names != found:
+            raise DataError(
+                f"{file}: its labels number other classes than those of the tables before it: "
+                f"{', '.join(names[:5])} and {', '.join(found[:5])}; write them with one numbering"
+            )
+    return found
+
+
+def check_parts(files: Iterable[Path]) -> None:
+    """Raises DataError where a part of a data set lies there twice, or it is divided in two ways."""
+    parts: dict[tuple[str, str], Path] = {}
+    divisions: dict[str, tuple[str, Path]] = {}
+    for file in files:
+        if (found := _PART.search(file.name)) is None:
+            continue
+        whole, part, number = str(file)[: -len(found[0])], *found.groups()
+        same_part = parts.setdefault((whole, part), file)
+        divided, first = divisions.setdefault(whole, (number, file))
+        if same_part != file or divided != number:
+            other = first if same_part == file else same_part
+            raise DataError(
+                f"{file}: lies beside {other.name}, as of another download of the same data, and examples "
+                "would be read twice; move one of them away"
+            )
 
 
 def values(table: Any, file: Path, column: str, groups: list[int] | None = None) -> Iterator[Any]:

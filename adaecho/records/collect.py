@@ -41,6 +41,7 @@ from adaecho.records.trials import TABLES, check_name, digest, read_rows, table_
 _SETTINGS = ("seed", "hyperparameters", "echo_variant", "echo_factor", "batch_size", *TARGET)
 _ENDED = (*(f"to_target_{cost}" for cost in COSTS), "best_value", *COSTS)
 _SPLIT = ("validation_examples", "split_seed")
+_EVALUATIONS = ("every_fresh_examples", "max_examples")
 _EVALUATED_AT_END = (Status.REACHED, Status.BUDGET_SPENT)
 _TOLD = ("target_direction", "R", "gain", "gradient_variance", "gradient_square", "scale_invariant_steps")
 
@@ -157,7 +158,8 @@ def _same_in_all(config: dict[str, Any], summary: dict[str, Any]) -> dict[str, A
     data = {f"data.{key}": decides["data"].get(key) for key in _SPLIT}
     task = {f"task.{key}": value for key, value in decides["task"].items()}
     target = {f"target.{key}": decides["target"].get(key) for key in ("metric", "value", "in_a_row")}
-    return {**task, **target, **data, "data": summary.get("data")}
+    evaluations = {f"evaluate.{key}": decides.get("evaluate", {}).get(key) for key in _EVALUATIONS}
+    return {**task, **target, **evaluations, **data, "data": summary.get("data")}
 
 
 def _check_alike(runs: dict[Path, dict[str, Any]]) -> None:

@@ -4,7 +4,7 @@ import os
 import threading
 import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import astuple
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.shards.remote import Retries, Transfer, Version, shown_url
+from adaecho.shards.remote import Retries, Transfer, Version, is_remote, shown_url
 from adaecho.shards.sequential import Names, shard_urls
 from adaecho.shards.tar import ArchiveError, groups
 
@@ -123,6 +123,18 @@ class IndexedTarShards:
                 ) from error
         if urls != [shown_url(url) for url in self.urls]:
             raise ValueError(f"index={str(path)!r}: it is of other shards; delete it, or name another file")
+        for url in self._grown():
+            raise ValueError(f"index={str(path)!r}: {url} holds more examples than it; delete it")
+
+    def _grown(self) -> Iterator[str]:
+        """The local shards that go on behind their last example: the padding holds what was appended."""
+        for url, end in zip(self.urls, np.cumsum(self.shard_lengths), strict=True):
+            path = Path(url.removeprefix("file://"))
+            if not is_remote(url) and end > 0 and path.is_file():
+                with path.open("rb") as file:
+                    file.seek(int(self._spans[end - 1, 1]))
+                    if any(file.read(512)):  # a header, where zeros were
+                        yield url
 
     def _check(self, shards: int) -> None:
         """Raises ValueError where lengths, spans and versions can't be of that many shards."""

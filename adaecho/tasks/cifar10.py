@@ -23,7 +23,7 @@ from adaecho.models.cifar_resnet import cifar_resnet
 from adaecho.models.normalise import Normalise
 from adaecho.ranks import Ranks
 from adaecho.records.trials import digest
-from adaecho.tasks.base import HELD_OUT, Split, Task
+from adaecho.tasks.base import HELD_OUT, Split, Task, digest_of_classes
 from adaecho.tasks.images import Prediction, classifier, decode_labelled, predict
 from adaecho.tasks.options import Cifar10Options as Options
 from adaecho.transforms.small_images import Images, PadCropFlip
@@ -45,6 +45,7 @@ class _Data:
         read_test: None where there is no test split.
         skipped: bad examples that were left out.
         files: of all splits.
+        classes: their names, where the data tells them.
     """
 
     source: Any
@@ -53,6 +54,7 @@ class _Data:
     read_test: Callable[[], Images] | None
     skipped: int
     files: Sequence[str | Path]
+    classes: tuple[str, ...] = ()
 
 
 def build(config: Config, options: Options) -> Task:
@@ -85,7 +87,7 @@ def build(config: Config, options: Options) -> Task:
     return classifier(
         predictions,
         label_smoothing=options.label_smoothing,
-        names=CLASSES,
+        names=data.classes or CLASSES,
         name="cifar10",
         source=data.source,
         decode=data.decode,
@@ -94,7 +96,10 @@ def build(config: Config, options: Options) -> Task:
         build_model=build_model,
         has_test_split=data.read_test is not None,
         skipped_examples=data.skipped,
-        facts={HELD_OUT: digest(data.validation["image"].tobytes())[:16]},
+        facts={
+            HELD_OUT: digest(data.validation["image"].tobytes())[:16],
+            **digest_of_classes(data.classes),
+        },
         files=data.files,
     )
 
@@ -118,7 +123,7 @@ def _in_memory(config: Config, options: Options) -> _Data:
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
     source = first_of(source, options.training_examples)
     read_test = (lambda: read("test")[0]) if stored.has_test else None
-    return _Data(source, None, validation, read_test, skipped, stored.files())
+    return _Data(source, None, validation, read_test, skipped, stored.files(), stored.names())
 
 
 def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:

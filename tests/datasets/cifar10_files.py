@@ -25,10 +25,13 @@ def encode(image: NDArray[np.uint8], form: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-def write_parquet(file: Path, encoded: list[bytes | None], labels: list[int | None]) -> Path:
+def write_parquet(
+    file: Path, encoded: list[bytes | None], labels: list[int | None], about: bytes = b""
+) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"bytes": image, "path": f"{row}.png"} for row, image in enumerate(encoded)]
-    parquet.write_table(pa.table({"img": rows, "label": labels}, schema=SCHEMA), file)
+    schema = SCHEMA.with_metadata({b"huggingface": about}) if about else SCHEMA
+    parquet.write_table(pa.table({"img": rows, "label": labels}, schema=schema), file)
     return file
 
 

@@ -18,6 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from adaecho.datasets.labelled_images import LabelledImages, find_both, find_labelled
+from adaecho.datasets.parquet import check_parts
 from adaecho.datasets.storage import files_in
 from adaecho.errors import DataError
 from adaecho.tasks.images import decode_labelled
@@ -257,7 +258,7 @@ def test_bad_examples_say_why(example: dict[str, Any], message: str) -> None:
         decode_labelled(example, 3)
 
 
-def test_files_in_class_folders_that_are_no_images_are_counted_and_named(
+def test_files_in_class_folders_that_are_no_images_are_counted_andnamed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders(tmp_path, {"train": range(6)})
@@ -325,14 +326,14 @@ def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path, monkeypatch: py
         files_in(tmp_path)
 
 
-def _named(*names: str) -> bytes:
+def named(*names: str) -> bytes:
     """What ``datasets.Dataset.to_parquet`` writes beside a column of ``ClassLabel``."""
     features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
     return json.dumps({"info": {"features": features}}).encode()
 
 
 def test_tables_that_number_other_classes_are_not_mixed(tmp_path: Path) -> None:
-    table(tmp_path / "train-0.parquet", range(6), about=_named("cat", "dog", "emu"))
+    table(tmp_path / "train-0.parquet", range(6), about=named("cat", "dog", "emu"))
     table(tmp_path / "validation-0.parquet", range(6, 9))  # written by what tells no names
     train, validation = find_both(str(tmp_path))
     assert validation is not None
@@ -340,13 +341,13 @@ def test_tables_that_number_other_classes_are_not_mixed(tmp_path: Path) -> None:
     for broken in (b"{", b"[]", b'{"info": 1}', b"[" * 10**5):
         table(tmp_path / "validation-0.parquet", range(6, 9), about=broken)
         assert find_both(str(tmp_path))[0].classes == train.classes
-    table(tmp_path / "validation-0.parquet", range(6, 9), about=_named("emu", "dog", "cat"))
+    table(tmp_path / "validation-0.parquet", range(6, 9), about=named("emu", "dog", "cat"))
     with pytest.raises(DataError, match="name other classes: the same names in another order"):
         find_both(str(tmp_path))
-    table(tmp_path / "validation-0.parquet", range(6, 9), labels=[0, 1, 0], about=_named("dog", "emu"))
+    table(tmp_path / "validation-0.parquet", range(6, 9), labels=[0, 1, 0], about=named("dog", "emu"))
     with pytest.raises(DataError, match="name other classes: only in training: cat"):
         find_both(str(tmp_path))
-    table(tmp_path / "train-1.parquet", range(6, 9), about=_named("emu", "dog", "cat"))
+    table(tmp_path / "train-1.parquet", range(6, 9), about=named("emu", "dog", "cat"))
     with pytest.raises(DataError, match=r"train-1\.parquet: its labels number other classes .*emu, dog"):
         find_both(str(tmp_path))
 
@@ -360,3 +361,28 @@ def test_a_page_that_is_not_what_its_checksum_says_is_refused(tmp_path: Path) ->
     source = labelled(tmp_path).source
     with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
         [source[row] for row in range(6)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00001.parquet", "train-00000-of-00001-0f3c9a1b2c3d4e5f.parquet"),
+        ("train-00000-of-00002.parquet", "train-00001-of-00003.parquet"),
+    ],
+)
+def test_two_downloads_of_one_data_set_are_not_both_read(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        table(tmp_path / name, range(6))
+    with pytest.raises(DataError, match=r"lies beside train-0.* as of another download of the same data"):
+        labelled(tmp_path)
+
+
+def test_parts_of_several_data_sets_and_some_of_one_are_no_two_downloads() -> None:
+    names = [
+        "train-00000-of-00003",
+        "train-00002-of-00003",
+        "test-00000-of-00001-0f3c9a1b2c3d4e5f",
+        "train-a",
+    ]
+    check_parts([Path(f"{name}.parquet") for name in names])
+    check_parts([Path("en/c4-train.00000-of-01024.json.gz"), Path("de/c4-train.00000-of-01000.json.gz")])

@@ -19,11 +19,11 @@ from adaecho.records.trials import digest, read_rows, rows_of, table_text
 
 def make_run(
     path, *, variant="none", factor=1, cost=320, status="reached", typed=("echo=none",), target=None,
-    task=None, split=None, **told,
+    task=None, split=None, evaluations=None, **told,
 ):  # fmt: skip
     config = {
         "task": task or {"name": "digits"}, "data": split or {"path": None},
-        "echo": {"variant": variant, "factor": factor},
+        "echo": {"variant": variant, "factor": factor}, "evaluate": evaluations or {},
         "target": target or {"metric": "accuracy", "value": 0.97}, "seed": 3, "batch_size": 32,
     }  # fmt: skip
     to_target = {"fresh_examples": cost, "steps": 10, "train_time_s": 0.5}
@@ -191,6 +191,9 @@ def test_what_cannot_be_collected_is_named(tmp_path):
     make_run(tmp_path / "five", variant="batch", split={"path": None, "validation_examples": 20})
     with pytest.raises(FolderError, match=r"five: its data\.validation_examples is 20, and that of"):
         collect_runs([tmp_path / "one", tmp_path / "five"], tmp_path / "results", "x")
+    make_run(tmp_path / "seven", variant="batch", evaluations={"every_fresh_examples": 160})
+    with pytest.raises(FolderError, match=r"seven: its evaluate\.every_fresh_examples is 160, and that of"):
+        collect_runs([tmp_path / "one", tmp_path / "seven"], tmp_path / "results", "x")
     make_run(tmp_path / "four", variant="batch", data={"training_images": 3})
     with pytest.raises(
         FolderError, match=r"four: its data is {'training_images': 3}, and that of .*one is None"

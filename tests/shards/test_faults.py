@@ -125,6 +125,18 @@ def test_a_shard_that_changed_behind_a_loaded_index_is_refused(folder: Path, tmp
         source[1]
 
 
+def test_an_index_notices_what_was_appended_into_the_padding(tmp_path: Path) -> None:
+    shard, index = tmp_path / "a.tar", tmp_path / "index.npz"
+    for mode in ("w", "a"):
+        with tarfile.open(shard, mode) as archive:
+            archive.addfile(tarfile.TarInfo(f"{mode}.cls"))
+        if mode == "w":
+            assert [len(IndexedTarShards(str(shard), index=index)) for _ in range(2)] == [1, 1]
+    assert shard.stat().st_size == tarfile.RECORDSIZE
+    with pytest.raises(ValueError, match=r"a\.tar holds more examples than it; delete it"):
+        IndexedTarShards(str(shard), index=index)
+
+
 @pytest.mark.parametrize("form", [*OVER_HTTP, "local longer"])
 def test_a_shard_that_changed_before_a_resume_is_refused(
     request: pytest.FixtureRequest, folder: Path, form: str

@@ -9,12 +9,14 @@ import torch
 
 from adaecho.datasets import cifar10
 from adaecho.datasets.storage import SkippedExamples
+from adaecho.errors import DataError
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Task
+from adaecho.tasks.base import Task, digest_of_classes
 from adaecho.tasks.cifar10 import decode
 from adaecho.tasks.images import Images
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet, write_pickles
+from tests.datasets.test_labelled_images import named
 
 IMAGES, LABELS = random_images(10), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEST_IMAGES, TEST_LABELS = random_images(4, seed=1), [0, 1, 2, 3]
@@ -68,6 +70,16 @@ def test_the_split_is_a_permutation_fixed_by_its_seed(compose_config: Compose, t
     task = _build(compose_config, _parquet(tmp_path), "data.split_seed=7")
     rows = np.random.default_rng(7).permutation(10)[:6]
     _assert_holds(task.source, IMAGES[rows], np.array(LABELS)[rows])
+
+
+def test_parts_that_number_other_classes_are_refused(compose_config: Compose, tmp_path: Path) -> None:
+    images = [encode(image) for image in IMAGES]
+    write_parquet(tmp_path / "train-0.parquet", images, [0] * len(images), named("plane", "car"))
+    task = _build(compose_config, tmp_path)
+    assert task.facts["class_names"] == digest_of_classes(["plane", "car"])["class_names"]
+    write_parquet(tmp_path / "test-0.parquet", images, [0] * len(images), named("car", "plane"))
+    with pytest.raises(DataError, match=r"test-0\.parquet: its labels number other classes"):
+        _build(compose_config, tmp_path)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

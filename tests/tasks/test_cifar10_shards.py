@@ -46,6 +46,17 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return into
 
 
+def test_shards_of_another_division_are_not_left_among_new_ones(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = load("cifar10_shards", monkeypatch).write_shards
+    before = {file.name: file.read_bytes() for file in shards.iterdir()}
+    with pytest.raises(DataError, match=r"shards: holds train-02\.tar, which would be read with these"):
+        write(str(tmp_path / "data"), shards, shard_examples=20, validation_examples=HELD_OUT, split_seed=1)
+    assert {file.name: file.read_bytes() for file in shards.iterdir()} == before
+    write(str(tmp_path / "data"), shards, shard_examples=10, validation_examples=HELD_OUT)
+
+
 Build = Callable[..., Task]
 
 
