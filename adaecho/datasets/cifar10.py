@@ -253,6 +253,7 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
     named = ".tar" in path.partition("?")[0].rpartition("/")[2]
     if not named and not list(folder.glob("train*.tar")):
         return None
+    check_parts(folder.glob("*.tar"))
     in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}
     validation = [validation_shards] if validation_shards is not None else in_folder["val"]
     if not validation:

@@ -241,6 +241,7 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
             return _tables(tables)
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
+            check_parts(shards)
             return _tar([str(shard) for shard in shards], key)
         if name in inside:
             return _folders(inside[name])

@@ -234,7 +234,8 @@ def check_design(design: Design, folder: Path) -> None:
         FolderError: it holds trials of an unknown one.
     """
     path = folder / "design.json"
-    if not path.exists() and any(folder.glob("*/*/*/config.yaml")):
+    has_trials = (folder / "trials.json").exists() or any(folder.glob("*/*/*/config.yaml"))
+    if has_trials and not path.exists():
         raise FolderError(
             f"{folder}: holds trials but no design.json, so it can't be told of which sweep; choose another "
             "hydra.sweep.dir=, or fresh=true to start anew and keep the old folder beside it",

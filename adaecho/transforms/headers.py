@@ -112,6 +112,14 @@ def whole_jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
     return frame[:2]
 
 
+def is_cut(content: bytes | memoryview) -> bool:
+    """Whether zeros stand where a JPEG would end, which libjpeg takes for the codes of its pixels."""
+    if not len(content) or content[-1] or bytes(content[:2]) != b"\xff\xd8":
+        return False
+    whole = bytes(content)
+    return whole.rfind(b"\xff\xd9") < whole.rfind(b"\xff\xda")  # the end, and the last scan
+
+
 def may_be_turned(content: bytes | memoryview) -> bool:
     """Whether an image may have EXIF that turns it; certain where it may not."""
     if bytes(content[:2]) == b"\xff\xd8":

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adaecho.errors import how_to_install
 from adaecho.transforms import regions
-from adaecho.transforms.headers import MAX_PIXELS, encoded_size, may_be_turned, whole_jpeg_size
+from adaecho.transforms.headers import MAX_PIXELS, encoded_size, is_cut, may_be_turned, whole_jpeg_size
 
 if TYPE_CHECKING:
     import cv2
@@ -168,7 +168,7 @@ def _decode_whole(content: NDArray[np.uint8], flags: int = _TURNED) -> Image:
         if error.code == cv2.Error.StsNoMem:  # says nothing about the image
             raise MemoryError(f"too little memory to decode an image: {error.err}") from error
         raise ValueError(f"its {len(content)} bytes can't be decoded: {error}") from error
-    if image is None:
+    if image is None or is_cut(content.data):
         raise ValueError(f"its {len(content)} bytes are no whole image (corrupt or truncated)")
     # NumPy won't write into it, so an echo hands it out again without a copy. torch would: see DecodeImage.
     decoded = np.asarray(image, np.uint8)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from adaecho.datasets import cifar10
 from adaecho.datasets.labelled_images import LabelledImages, find_both, find_labelled
 from adaecho.datasets.parquet import check_parts
 from adaecho.datasets.storage import files_in
@@ -375,6 +376,14 @@ def test_two_downloads_of_one_data_set_are_not_both_read(tmp_path: Path, names: 
         table(tmp_path / name, range(6))
     with pytest.raises(DataError, match=r"lies beside train-0.* as of another download of the same data"):
         labelled(tmp_path)
+
+
+def test_shards_of_two_divisions_are_not_both_read(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00001.tar", "train-00000-of-00002.tar"):
+        shard(tmp_path / name, range(3))
+    for find in (labelled, partial(cifar10.find_shards, validation_shards="a.tar", seed=0)):
+        with pytest.raises(DataError, match=r"lies beside train-00000-of-0000[12]\.tar"):
+            find(str(tmp_path))
 
 
 def test_parts_of_several_data_sets_and_some_of_one_are_no_two_downloads() -> None:

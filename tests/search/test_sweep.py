@@ -136,6 +136,15 @@ def test_fresh_keeps_the_old_sweep_beside_the_new_one_also_trials_without_a_desi
     assert all(len(_summaries(Path(f"sweep.old-{number}"))) >= 4 for number in (1, 2))
 
 
+def test_a_table_that_is_there_is_not_written_over(run_sweep: Command) -> None:
+    table = Path("sweep/trials.json")
+    table.parent.mkdir()
+    table.write_text("[]")
+    with pytest.raises(FolderError, match=r"sweep: holds trials but no design\.json"):
+        run_sweep(*ONE_ARM)
+    assert table.read_text() == "[]"
+
+
 def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     run_sweep: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

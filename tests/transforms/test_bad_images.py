@@ -75,6 +75,19 @@ def test_a_truncated_jpeg_is_refused(share: float, decode: Callable[[bytes], Any
         decode(content[: int(len(content) * share)])
 
 
+@pytest.mark.parametrize("decode", [decode_image, decode_for_crop])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
+def test_a_jpeg_that_zeros_end_is_refused_and_one_that_they_follow_is_not(
+    share: float, decode: Callable[[bytes], Any]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    content = saved(Image.fromarray(noise), "JPEG", quality=95, subsampling=0)
+    kept = int(len(content) * share)
+    with pytest.raises(ValueError, match="corrupt or truncated"):
+        decode(content[:kept] + bytes(len(content) - kept))
+    assert decode(content + bytes(100)).shape == (64, 64, 3)
+
+
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
 def test_opencv_prints_nothing_of_what_is_refused(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     content = encoded(0, kind)
