@@ -144,15 +144,16 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 
 
 def _check_once(path: str, tables: list[Path]) -> None:
-    """Raises DataError where two tables have one name but for their format."""
-    by_name: dict[str, Path] = {}
+    """Raises DataError where two tables have one name but for their format, or are links to one file."""
+    seen: dict[str | Path, Path] = {}
     for table in tables:
         name = re.sub(r"(\.\w+?)(\.gz)?$", "", str(table), flags=re.IGNORECASE)
-        if (other := by_name.setdefault(name, table)) != table:
-            raise DataError(
-                f"data.path={path}: {other.name} and {table.name} seem to hold the same documents, of which "
-                "some would be held out and trained on; move one away, or rename it"
-            )
+        for other in (seen.setdefault(name, table), seen.setdefault(table.resolve(), table)):
+            if other != table:
+                raise DataError(
+                    f"data.path={path}: {other} and {table} seem to hold the same documents, of which "
+                    "some would be held out and trained on; move one away, or rename it"
+                )
 
 
 def _is_hidden(file: Path) -> bool:

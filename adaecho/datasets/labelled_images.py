@@ -236,9 +236,13 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         raise DataError(f"{key}={path}: is a file; name the folder that holds it")
     inside = {folder.name.lower(): folder for folder in _folders_in(top)}
     for name in _NAMES[part]:
-        tables = sorted([*top.glob(f"{name}-*.parquet"), *top.glob(f"data/{name}-*.parquet")])
-        if tables:
-            return _tables(tables)
+        tables, inner = (sorted(top.glob(f"{folder}{name}-*.parquet")) for folder in ("", "data/"))
+        if tables and inner:
+            raise DataError(
+                f"{inner[0]}: lies beside {tables[0]}, as of another download; move one of them away"
+            )
+        if tables or inner:
+            return _tables(tables or inner)
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
             check_parts(shards)

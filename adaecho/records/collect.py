@@ -167,6 +167,8 @@ def _check_alike(runs: dict[Path, dict[str, Any]]) -> None:
     for path, found in runs.items():
         for key in {**expected, **found}:
             value, other = found.get(key), expected.get(key)
+            if isinstance(value, dict) and isinstance(other, dict):  # what one doesn't know is no difference
+                value, other = ({name: one[name] for name in value.keys() & other} for one in (value, other))
             if value != other:
                 raise FolderError(
                     f"{path}: its {key} is {value}, and that of {first} is {other}: their costs "

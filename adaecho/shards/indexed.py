@@ -129,11 +129,9 @@ class IndexedTarShards:
     def _grown(self) -> Iterator[str]:
         """The local shards that go on behind their last example: the padding holds what was appended."""
         for url, end in zip(self.urls, np.cumsum(self.shard_lengths), strict=True):
-            path = Path(url.removeprefix("file://"))
-            if not is_remote(url) and end > 0 and path.is_file():
-                with path.open("rb") as file:
-                    file.seek(int(self._spans[end - 1, 1]))
-                    if any(file.read(512)):  # a header, where zeros were
+            if not is_remote(url) and end > 0 and Path(url.removeprefix("file://")).is_file():
+                with closing(Transfer(url, int(self._spans[end - 1, 1]), retries=self._retries)) as transfer:
+                    if any(groups(transfer, read=False)):
                         yield url
 
     def _check(self, shards: int) -> None:

@@ -378,6 +378,15 @@ def test_two_downloads_of_one_data_set_are_not_both_read(tmp_path: Path, names: 
         labelled(tmp_path)
 
 
+def test_tables_in_a_folder_and_in_its_data_are_not_both_read(tmp_path: Path) -> None:
+    for name in ("train-0.parquet", "data/train-0.parquet"):
+        table(tmp_path / name, range(6))
+    with pytest.raises(
+        DataError, match=r"data/train-0\.parquet: lies beside .*train-0\.parquet, as of another"
+    ):
+        labelled(tmp_path)
+
+
 def test_shards_of_two_divisions_are_not_both_read(tmp_path: Path) -> None:
     for name in ("train-00000-of-00001.tar", "train-00000-of-00002.tar"):
         shard(tmp_path / name, range(3))

@@ -527,7 +527,21 @@ def test_a_hub_id_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch, error:
 def test_a_table_beside_itself_in_another_format_is_refused(tmp_path: Path, other: str) -> None:
     for name in ("a.jsonl", "b.jsonl", other):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"a\.\w+.* and a\.\w+.* seem to hold the same documents"):
+    with pytest.raises(DataError, match=r"a\.\w+.* and .*a\.\w+.* seem to hold the same documents"):
         find_documents(str(tmp_path))
     (tmp_path / other).rename(tmp_path / f"more-{other}")
     assert len(find_documents(str(tmp_path)).parts["train"]) == 3
+
+
+def test_two_links_to_one_table_are_refused(tmp_path: Path) -> None:
+    """As two snapshots of a data set are in the hub's cache."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "f00d").touch()
+    for snapshot in ("1111", "2222"):
+        (tmp_path / "snapshots" / snapshot).mkdir(parents=True)
+        (tmp_path / "snapshots" / snapshot / "train-00000-of-00001.parquet").symlink_to(
+            tmp_path / "blobs/f00d"
+        )
+    with pytest.raises(DataError, match=r"1111/.* and .*2222/.* seem to hold the same documents"):
+        find_documents(str(tmp_path))
+    assert find_documents(str(tmp_path / "snapshots" / "1111")).parts["train"]

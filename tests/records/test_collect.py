@@ -102,6 +102,17 @@ def test_single_runs_become_arms_and_what_they_knew_of_their_data_is_kept_once(t
     assert (origin["data"], origin["sample"]) == ([known["data"]], "babble of one")
 
 
+def test_what_one_run_does_not_know_of_its_data_is_no_difference(tmp_path):
+    make_run(tmp_path / "one", data={"held_out_sha256": "ab"})
+    make_run(tmp_path / "two", variant="batch", data={"held_out_sha256": "ab", "class_names": "cd"})
+    collect_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "results", "x")
+    make_run(
+        tmp_path / "three", variant="batch", factor=2, data={"held_out_sha256": "ef", "class_names": "cd"}
+    )
+    with pytest.raises(FolderError, match=r"three: its data is {'held_out_sha256': 'ef'}, and that of"):
+        collect_runs([tmp_path / "one", tmp_path / "three"], tmp_path / "results", "y")
+
+
 def test_a_sweep_keeps_curves_of_best_trials_only(tmp_path):
     sweep, results, command = (
         tmp_path / "sweep",
