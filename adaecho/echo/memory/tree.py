@@ -355,8 +355,8 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return value.detach().clone() if value.requires_grad else value.clone()
     if kind is dict:
         return {key: _copied(part, deep, pictures) for key, part in value.items()}
-    if isinstance(value, np.generic):
-        return value
+    if isinstance(value, np.generic):  # a row of a structured array is a view of it, which can be written to
+        return value.copy() if isinstance(value, np.void) else value
     if kind in (list, tuple) or (not deep and (is_plain(kind) or isinstance(value, dict | list))):
         parts = [_copied(part, deep, pictures) for _, part in children(value)]
         return with_children(value, parts)
