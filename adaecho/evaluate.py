@@ -129,8 +129,8 @@ def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
     of_run = summary.get("data") or {}
     for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
         then, now = of_run.get(key), task.facts.get(key)
-        if then and not now:
-            warn(f"data.path: doesn't say which {what.split()[0]} its numbers mean, as that of the run did")
+        if then and not now:  # only classes can lack names
+            warn("data.path: doesn't say which classes its numbers mean, as that of the run did")
         if then and now and then != now:
             raise DataError(
                 f"data.path: its {what} than the data that the run was trained on, so the same number means "

@@ -50,7 +50,8 @@ def find(path: str | None) -> "ParquetFolder | HubDataset | PickleFolder":
     """The storage that ``data.path`` names; nothing but its existence is known before ``read``.
 
     ``read(part, decode, bad)`` gives all usable examples of one part in stored order. It raises DataError
-    where files are unreadable, of another schema, or hold more bad examples than allowed.
+    where files are unreadable, of another schema, or hold more bad examples than allowed. ``names()`` gives
+    those of the classes, where the data tells them, and raises it where two files tell others.
 
     Args:
         path: a folder with ``train-*.parquet`` and ``test-*.parquet``, or with the original ``data_batch_1``
@@ -253,7 +254,7 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
     named = ".tar" in path.partition("?")[0].rpartition("/")[2]
     if not named and not list(folder.glob("train*.tar")):
         return None
-    check_parts(folder.glob("*.tar"))
+    check_parts(sorted(folder.glob("*.tar")))
     in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}
     validation = [validation_shards] if validation_shards is not None else in_folder["val"]
     if not validation:

@@ -128,9 +128,11 @@ class IndexedTarShards:
 
     def _grown(self) -> Iterator[str]:
         """The local shards that go on behind their last example: the padding holds what was appended."""
-        for url, end in zip(self.urls, np.cumsum(self.shard_lengths), strict=True):
-            if not is_remote(url) and end > 0 and Path(url.removeprefix("file://")).is_file():
-                with closing(Transfer(url, int(self._spans[end - 1, 1]), retries=self._retries)) as transfer:
+        lengths = self.shard_lengths
+        for url, length, last in zip(self.urls, lengths, np.cumsum(lengths) - 1, strict=True):
+            if not is_remote(url) and Path(url.removeprefix("file://")).is_file():
+                end = int(self._spans[last, 1]) if length else 0
+                with closing(Transfer(url, end, retries=self._retries)) as transfer:
                     if any(groups(transfer, read=False)):
                         yield url
 

@@ -112,6 +112,7 @@ def _in_memory(config: Config, options: Options) -> _Data:
             "other data data.validation_examples are held out"
         )
     stored = storage.find(config.data.path)
+    names = stored.names()  # before anything is decoded
 
     def read(part: storage.Part) -> tuple[Images, int]:
         bad = SkippedExamples(config.data.max_bad_examples)
@@ -123,7 +124,7 @@ def _in_memory(config: Config, options: Options) -> _Data:
     source, validation = hold_out(images, config.data.validation_examples, seed=config.data.split_seed)
     source = first_of(source, options.training_examples)
     read_test = (lambda: read("test")[0]) if stored.has_test else None
-    return _Data(source, None, validation, read_test, skipped, stored.files(), stored.names())
+    return _Data(source, None, validation, read_test, skipped, stored.files(), names)
 
 
 def _streamed(config: Config, options: Options, shards: Cifar10Shards) -> _Data:

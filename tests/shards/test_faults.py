@@ -125,6 +125,19 @@ def test_a_shard_that_changed_behind_a_loaded_index_is_refused(folder: Path, tmp
         source[1]
 
 
+def test_an_index_knows_shards_without_examples(tmp_path: Path) -> None:
+    for name, member in (("a", "1.cls"), ("b", "README"), ("c", "2.cls")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo(member))
+    index = tmp_path / "index.npz"
+    for _ in range(2):
+        assert IndexedTarShards(str(tmp_path / "*.tar"), index=index).shard_lengths.tolist() == [1, 0, 1]
+    with tarfile.open(tmp_path / "b.tar", "a") as archive:
+        archive.addfile(tarfile.TarInfo("more.cls"))
+    with pytest.raises(ValueError, match=r"b\.tar holds more examples than it"):
+        IndexedTarShards(str(tmp_path / "*.tar"), index=index)
+
+
 def test_an_index_notices_what_was_appended_into_the_padding(tmp_path: Path) -> None:
     shard, index = tmp_path / "a.tar", tmp_path / "index.npz"
     for mode in ("w", "a"):
