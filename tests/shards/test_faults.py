@@ -3,6 +3,7 @@
 The short form of a longer campaign: seeded, and bounded in number and time.
 """
 
+import io
 import os
 import signal
 import subprocess
@@ -126,9 +127,11 @@ def test_a_shard_that_changed_behind_a_loaded_index_is_refused(folder: Path, tmp
 
 
 def test_an_index_knows_shards_without_examples(tmp_path: Path) -> None:
-    for name, member in (("a", "1.cls"), ("b", "README"), ("c", "2.cls")):
+    for name, member, content in (("a", "1.cls", b""), ("b", "README", b"x" * 600), ("c", "2.cls", b"")):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
-            archive.addfile(tarfile.TarInfo(member))
+            about = tarfile.TarInfo(member)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
     index = tmp_path / "index.npz"
     for _ in range(2):
         assert IndexedTarShards(str(tmp_path / "*.tar"), index=index).shard_lengths.tolist() == [1, 0, 1]
