@@ -284,7 +284,7 @@ def _leaf_bytes(leaf: Any) -> int:
     if isinstance(leaf, torch.Tensor):
         parts = [leaf._indices(), leaf._values()] if leaf.is_sparse else [leaf]
         return sum(int(part.nbytes) for part in parts) if leaf.device.type == "cpu" else 0
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray | np.void):
         return int(leaf.nbytes)
     return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
 
@@ -300,6 +300,8 @@ def spans(value: Any) -> Spans | None:
 
 def _find_spans(value: Any, found: list[tuple[int, int]], inside: set[int]) -> bool:
     kind = type(value)
+    if isinstance(value, np.void):  # a view of its array, as below
+        value = np.asarray(value)
     if kind in _UNCHANGEABLE or isinstance(value, np.generic) or id(value) in inside:
         return True
     if isinstance(value, memoryview | bytearray):
