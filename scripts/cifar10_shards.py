@@ -41,7 +41,7 @@ def write_shards(
     into.mkdir(parents=True, exist_ok=True)
     begins = range(0, len(train["label"]), shard_examples)
     own = {*(f"train-{number:02}.tar" for number in range(len(begins))), "validation.tar", "test.tar"}
-    if others := sorted({file.name for file in into.glob("*.tar")} - own):
+    if others := sorted({file.name for file in into.glob("[!.]*.tar")} - own):
         raise DataError(f"{into}: holds {others[0]}, which would be read with these; move it away")
     files = []
     for number, begin in enumerate(begins):

@@ -190,7 +190,16 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
         return {"train": files}
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
     kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
-    left_out = [file.name for file in parts.pop("", []) if file.suffix.lower() in kinds]
+    unnamed = parts.pop("", [])
+    left_out = [file.name for file in unnamed if file.suffix.lower() in kinds]
+    if (
+        kinds and not left_out and len(unnamed) > len(files) - len(unnamed)
+    ):  # more than what lies beside texts
+        warn(
+            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and "
+            f"{len(unnamed)} others are left out, of which no name says train, validation or test "
+            f"({', '.join(file.name for file in unnamed[:3])}); to read them instead, move the named away"
+        )
     if left_out:
         raise DataError(
             f"data.path={root}: {parts['train'][0].name} is named as the part for training, and of "
@@ -312,7 +321,10 @@ def _check_column(file: Path, schema: Any, column: str) -> None:
 
 
 def _json_rows(file: Path, column: str) -> Iterator[Text]:
-    with gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb") as opened_file:
+    packed = file.suffix.lower() == ".gz"
+    if packed and not file.stat().st_size:  # which gzip takes for a whole one
+        raise DataError(f"{file}: can't be unpacked (it has 0 bytes); fetch it again")
+    with gzip.open(file, "rb") if packed else file.open("rb") as opened_file:
         for line in _lines(file, opened_file):
             try:
                 text = json.loads(line)[column]

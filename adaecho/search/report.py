@@ -108,6 +108,7 @@ def _row(design: Design, search: Search, index: int) -> Row:
 def caption(state: SweepState, rows: list[Row], arms: list[Row]) -> str:
     """What the columns of the table mean."""
     searched = any(search.trials > 1 for search in state.searches.values())
+    compared = any(arm["ratio_to_baseline"] is not None for arm in arms)
     if without_target(rows):
         of = "searches of each arm, of each its best trial by its best evaluation"
         return f"At the end of the budgets: means over the {of if searched else 'runs of each arm'}."
@@ -115,16 +116,12 @@ def caption(state: SweepState, rows: list[Row], arms: list[Row]) -> str:
         of = "searches of the best trial of each" if searched else "runs of each arm"
         number = "the" if unfinished(state) else state.design.repeats
         those = "those that reached it of " if any(arm["reached"] < arm["searches"] for arm in arms) else ""
-        interval = any(arm["ratio_low"] is not None for arm in arms)
         bounds = "; < and >: bounds, as some missed" if any("ratio_bound" in arm for arm in arms) else ""
-        return (
-            f"To the target: mean over {those}{number} {of}; ratio: of geometric means of fresh examples, to "
-            f"the baseline's{', with its 95 % interval' * interval}{bounds}."
-        )
-    return (
-        "To the target: the best trial of each arm; range: over the arm's trials that reached it; "
-        "ratio: to the baseline's fresh examples."
-    )
+        ratio = "; ratio: of geometric means of fresh examples, to the baseline's" if compared else ""
+        interval = ", with its 95 % interval" if any(arm["ratio_low"] is not None for arm in arms) else ""
+        return f"To the target: mean over {those}{number} {of}{ratio}{interval}{bounds}."
+    of = "; ratio: to the baseline's fresh examples" if compared else ""
+    return f"To the target: the best trial of each arm; range: over the arm's trials that reached it{of}."
 
 
 def noise(rows: list[Row]) -> list[str]:

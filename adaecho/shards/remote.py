@@ -389,15 +389,16 @@ def _open_fsspec(url: str, start: int, end: int | None) -> tuple[Any, Version, i
             f"{shown_url(url)}: reading {protocol}:// needs fsspec and its package for that protocol "
             f"(for s3:// pip install fsspec s3fs, for gs:// pip install fsspec gcsfs): {error}"
         ) from error
-    if end is not None:  # a file opened would read megabytes ahead
-        return io.BytesIO(filesystem.cat_file(path, start=start, end=end)), Version(), start
     about: dict[str, Any] = filesystem.info(path)
+    tag = str(about.get("ETag") or about.get("etag") or "")
+    modified = str(about.get("LastModified") or about.get("mtime") or about.get("created") or "")
+    size = about.get("size")
+    version = Version(-1 if size is None else size, digest_of(tag), digest_of(modified))
+    if end is not None:  # a file opened would read megabytes ahead
+        return io.BytesIO(filesystem.cat_file(path, start=start, end=end)), version, start
     file = filesystem.open(path, "rb")
     file.seek(start)
-    tag = str(about.get("ETag") or about.get("etag") or "")
-    modified = str(about.get("LastModified") or about.get("mtime") or "")
-    size = about.get("size")
-    return file, Version(-1 if size is None else size, digest_of(tag), digest_of(modified)), start
+    return file, version, start
 
 
 def rest(seconds: float) -> None:

@@ -460,6 +460,17 @@ def test_no_text_is_left_out_in_silence(tmp_path: Path) -> None:
         find_documents(str(tmp_path))
 
 
+def test_more_texts_of_another_kind_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train.py", "train_v1.py", "README.md"):
+        (tmp_path / name).write_text("text")
+    assert len(find_documents(str(tmp_path)).all()) == 2
+    assert not capsys.readouterr().err
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text("text")
+    assert len(find_documents(str(tmp_path)).all()) == 2
+    assert "3 others are left out, of which no name says" in capsys.readouterr().err
+
+
 def test_the_library_of_this_python_is_read_in_place() -> None:
     names = {path.name for path in find_documents(None).parts["train"]}
     assert set(MODULES) <= names

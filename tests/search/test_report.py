@@ -139,6 +139,8 @@ def test_the_caption_says_of_which_searches_the_means_are(
     ratio = "ratio: of geometric means of fresh examples, to the baseline's"
     says = f"To the target: mean over {over} of each arm; {ratio}{more}."
     assert caption(state, rows, summarize(rows)) == says
+    alone = [row for row in rows if row["arm"] == design.arms[1].name]
+    assert "ratio" not in caption(state, alone, summarize(alone))
 
 
 def test_an_incomplete_search_says_so(state: SweepState) -> None:

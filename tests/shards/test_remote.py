@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from adaecho import IndexedTarShards
 from adaecho.shards import remote
 from adaecho.shards.remote import Retries, Transfer, TransferError, Version
-from tests.shards.archives import QUICK, read_all
+from tests.shards.archives import QUICK, number_of, read_all, write_shard
 from tests.shards.nginx import Proxy, needs_nginx, nginx, proxied
 
 SIZE = 300_000
@@ -196,6 +197,27 @@ def test_a_store_of_fsspec_is_read_and_tried_again(stored: str) -> None:
         read_all(stored)
     with pytest.raises(TransferError, match="failed: FileNotFoundError"):
         read_all(stored + "s")
+
+
+@pytest.mark.parametrize("scheme", ["local://", "memory://"])
+def test_a_shard_of_a_store_that_has_changed_is_an_error(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}{tmp_path}/a.tar"
+
+    def put(begin: int, count: int) -> None:
+        write_shard(tmp_path / "made.tar", list(range(begin, begin + count)))
+        with fsspec.open(url, "wb") as file:
+            file.write((tmp_path / "made.tar").read_bytes())
+
+    put(10, 5)
+    source = IndexedTarShards(url, index=tmp_path / "index.npz")
+    assert number_of(source[0]) == 10
+    put(20, 5)
+    for again in (source, IndexedTarShards(url, index=tmp_path / "index.npz")):
+        with pytest.raises(TransferError, match="the file has changed"):
+            again[0]
+    put(10, 30)
+    with pytest.raises(TransferError, match="the file has changed: it was .* bytes long"):
+        IndexedTarShards(url, index=tmp_path / "index.npz")[0]
 
 
 def test_what_fsspec_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
