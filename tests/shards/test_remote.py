@@ -216,7 +216,7 @@ def test_a_shard_of_a_store_that_has_changed_is_an_error(scheme: str, tmp_path: 
         with pytest.raises(TransferError, match="the file has changed"):
             again[0]
     put(10, 30)
-    with pytest.raises(TransferError, match="the file has changed: it was .* bytes long"):
+    with pytest.raises(TransferError, match=r"the file has changed: it was .* bytes long"):
         IndexedTarShards(url, index=tmp_path / "index.npz")[0]
 
 

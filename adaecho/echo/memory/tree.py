@@ -290,9 +290,10 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def spans(value: Any) -> Spans | None:
-    """The first byte and that behind the last of each array and tensor in a batch, int64 [arrays, 2].
+    """The first byte and that behind the last of each array and tensor in a batch, int64 [found, 2].
 
-    Fields of objects are looked into; None where something else may hold memory that can be written to.
+    Of what can be given other parts, lists, dicts and dataclasses, the byte that each begins at. Fields of
+    objects are looked into; None where something else may hold memory that can be written to.
     """
     found: list[tuple[int, int]] = []
     return np.array(found, dtype=np.int64).reshape(-1, 2) if _find_spans(value, found, set()) else None
@@ -323,6 +324,8 @@ def _find_spans(value: Any, found: list[tuple[int, int]], inside: set[int]) -> b
         parts = list(vars(value).values())
     else:
         return False
+    if isinstance(value, Mapping | list) or _fields(value) is not None:
+        found.append((id(value), id(value) + 1))
     return all(_find_spans(part, found, inside | {id(value)}) for part in parts)
 
 
@@ -339,7 +342,8 @@ def isolated(value: Any, *, pictures: bool = True) -> Any:
 
     Args:
         value: an example as its source gave it.
-        pictures: whether PIL's images are copied, too, which decodes them; not before ``decode``.
+        pictures: whether those of PIL's images that were opened from a file are copied, too, which decodes
+            them and loses further frames; not before ``decode``.
     """
     return _copied(value, False, pictures)
 
@@ -367,7 +371,7 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         getattr(copied, "__dict__", {}).update(getattr(value, "__dict__", {}))
         return copied
     if _is_picture(kind):
-        return _copied_picture(value) if pictures else value
+        return _copied_picture(value) if pictures or not hasattr(value, "tile") else value
     if deep or isinstance(value, bytearray) or hasattr(kind, "__deepcopy__"):
         return _deep(value)
     names = _fields(value)

@@ -1,0 +1,74 @@
+"""Batches whose list, dict or object is filled again are kept as they were; pictures stay their source's."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adaecho import EchoLoader
+
+BATCHES, SIZE = 40, 4
+
+
+def lists() -> Iterator[Any]:
+    batch = list[str]()
+    for number in range(BATCHES * SIZE):
+        batch.append(str(number))
+        if len(batch) == SIZE:
+            yield batch
+            batch.clear()
+
+
+def nested() -> Iterator[Any]:
+    batch = {"ids": [0] * SIZE}
+    for number in range(BATCHES):
+        batch["ids"][:] = range(number * SIZE, (number + 1) * SIZE)
+        yield batch
+
+
+def dicts() -> Iterator[Any]:
+    batch = dict[str, torch.Tensor]()
+    for number in range(BATCHES):
+        batch["ids"] = torch.arange(number * SIZE, (number + 1) * SIZE)
+        yield batch
+
+
+def objects() -> Iterator[Any]:
+    batch = SimpleNamespace()
+    for number in range(BATCHES):
+        batch.ids = torch.arange(number * SIZE, (number + 1) * SIZE)
+        yield batch
+
+
+def numbers(batch: Any) -> list[int]:
+    values = batch if isinstance(batch, list) else batch["ids"] if isinstance(batch, dict) else batch.ids
+    return [int(value) for value in values]
+
+
+@pytest.mark.parametrize("source", [lists, nested, dicts, objects])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_batch_that_is_filled_again_is_kept_as_it_was(
+    source: Callable[[], Iterator[Any]], options: dict[str, Any]
+) -> None:
+    echo: dict[str, Any] = {"echo": "batch", "factor": 2, "batch_shuffle_buffer": 8}
+    with EchoLoader(source, None, epochs=1, batch_length=lambda _: SIZE, **echo, **options) as loader:
+        found = Counter(number for batch in loader for number in numbers(batch))
+    assert found == dict.fromkeys(range(BATCHES * SIZE), 2)
+
+
+def test_what_decode_writes_into_a_picture_stays_out_of_the_source() -> None:
+    photos = [{"image": Image.fromarray(np.full((8, 8, 3), row, np.uint8))} for row in range(8)]
+
+    def decode(example: dict[str, Any]) -> Any:
+        example["image"].thumbnail((4, 4))
+        return np.asarray(example["image"])
+
+    echo: dict[str, Any] = {"echo": "example_before_augmentation", "factor": 2, "shuffle_buffer": 8}
+    for batch in EchoLoader(photos, 4, epochs=1, decode=decode, **echo):
+        assert batch.shape == (4, 4, 4, 3)
+    assert {photo["image"].size for photo in photos} == {(8, 8)}
