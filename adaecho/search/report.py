@@ -108,10 +108,10 @@ def _row(design: Design, search: Search, index: int) -> Row:
 def caption(state: SweepState, rows: list[Row], arms: list[Row]) -> str:
     """What the columns of the table mean."""
     searched = any(search.trials > 1 for search in state.searches.values())
-    compared = any(arm["ratio_to_baseline"] is not None for arm in arms)
     if without_target(rows):
         of = "searches of each arm, of each its best trial by its best evaluation"
         return f"At the end of the budgets: means over the {of if searched else 'runs of each arm'}."
+    compared = any(arm["ratio_to_baseline"] is not None for arm in arms)
     if state.design.repeats > 1:
         of = "searches of the best trial of each" if searched else "runs of each arm"
         number = "the" if unfinished(state) else state.design.repeats

@@ -141,6 +141,9 @@ def test_the_caption_says_of_which_searches_the_means_are(
     assert caption(state, rows, summarize(rows)) == says
     alone = [row for row in rows if row["arm"] == design.arms[1].name]
     assert "ratio" not in caption(state, alone, summarize(alone))
+    to_the_end = [{**row, "target_value": None} for row in rows]
+    arms = [{"arm": arm.name} for arm in design.arms]  # which have no ratios
+    assert caption(state, to_the_end, arms).startswith("At the end of the budgets: means over the runs of")
 
 
 def test_an_incomplete_search_says_so(state: SweepState) -> None:
