@@ -399,8 +399,8 @@ class EchoLoader(Gauges):
         """Have the next ``iter()`` begin iteration number ``epoch``, from 0, as of ``DistributedSampler``.
 
         Each ``iter()`` goes on to the next by itself: to call this with the number of the epoch before it
-        changes nothing, nor in an iteration restored from a state, or without ``epochs=``. A new loader around
-        what is iterated, of unknown length, draws as in iteration 0: give it another ``seed``.
+        changes nothing, nor in an iteration restored from a state, or without ``epochs=``. A new loader
+        around what is iterated, of unknown length, draws as in iteration 0: give it another ``seed``.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:
