@@ -192,19 +192,17 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
     unnamed = parts.pop("", [])
     left_out = [file.name for file in unnamed if file.suffix.lower() in kinds]
-    if (
-        kinds and not left_out and len(unnamed) > len(files) - len(unnamed)
-    ):  # more than what lies beside texts
-        warn(
-            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and "
-            f"{len(unnamed)} others are left out, of which no name says train, validation or test "
-            f"({', '.join(file.name for file in unnamed[:3])}); to read them instead, move the named away"
-        )
     if left_out:
         raise DataError(
             f"data.path={root}: {parts['train'][0].name} is named as the part for training, and of "
             f"{len(left_out)} others no name says train, validation or test ({', '.join(left_out[:3])}); "
             "rename the one, or move away what is not to be read"
+        )
+    if kinds and len(unnamed) > len(files) - len(unnamed):  # more than a README beside the texts
+        warn(
+            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and "
+            f"{len(unnamed)} others are left out, of which no name says train, validation or test "
+            f"({', '.join(file.name for file in unnamed[:3])}); to read them instead, move the named away"
         )
     return parts
 
