@@ -400,7 +400,7 @@ class EchoLoader(Gauges):
 
         Each ``iter()`` goes on to the next by itself: to call this with the number of the epoch before it
         changes nothing, nor in an iteration restored from a state, or without ``epochs=``. A new loader
-        around what is iterated, of unknown length, draws as in iteration 0: give it another ``seed``.
+        around what is only iterated draws as in iteration 0, with a warning: give it another ``seed``.
         """
         self._next_iteration = given.whole("epoch", epoch, 0) + 1
         if self._position.iteration != self._next_iteration:

@@ -155,6 +155,11 @@ class Pipeline:
         self._leave(position)
         abandoned_at = position.next_index if position.in_pass else None
         index = self.reader.begin(iteration, self.settings.epochs, abandoned_at)
+        if iteration > 1 and not position.iteration and not index:
+            warn_caller(
+                f"set_epoch({iteration - 1}) of a new EchoLoader around what is only iterated: how many "
+                "examples came before isn't known, so it draws as in epoch 0; load a state, or give another seed"
+            )
         self.streams.log.begin(index)
         position = position.begun(iteration, index)
         self._newest = Run(self, position, Held())

@@ -108,6 +108,20 @@ def test_set_epoch_goes_to_an_iteration() -> None:
     assert labels(endless, 5) == passes[0]
 
 
+def test_set_epoch_of_a_new_loader_around_what_is_iterated_is_told() -> None:
+    loader = EchoLoader(Stream(20), 4, epochs=1)
+    loader.set_epoch(2)
+    with pytest.warns(UserWarning, match=r"^set_epoch\(2\) of a new EchoLoader .* as in epoch 0;") as told:
+        iter(loader)
+    assert told[0].filename == __file__
+    for epoch in (3, 4):  # which would be an error here if it were told again
+        loader.set_epoch(epoch)
+        assert len(labels(loader)) == 5
+    tried = EchoLoader(Stream(20), 4, epochs=1)
+    iter(tried)
+    assert len(labels(tried)) == 5
+
+
 def test_an_earlier_epoch_is_read_under_the_factor_in_force() -> None:
     """Epochs are counted from 0 again in a second phase, under another factor."""
 
