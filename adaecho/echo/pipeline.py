@@ -158,7 +158,7 @@ class Pipeline:
         if iteration > 1 and not position.iteration and not index:
             warn_caller(
                 f"set_epoch({iteration - 1}) of a new EchoLoader around what is only iterated: how many "
-                "examples came before isn't known, so it draws as in epoch 0; load a state, or give another seed"
+                "examples came before isn't known: it draws as in epoch 0; load a state, or give another seed"
             )
         self.streams.log.begin(index)
         position = position.begun(iteration, index)
