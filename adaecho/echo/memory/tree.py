@@ -6,7 +6,8 @@ masked array, travels whole, as it came.
 """
 
 import copy
-from collections import UserDict, UserList
+import io
+from collections import UserDict, UserList, deque
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ _NUMBERS = (bool, int, float)
 _UNCHANGEABLE = frozenset({str, bytes, int, float, bool, type(None)})
 # A memory map is an array that says where it lies; torch's default_collate takes the two for the same, too.
 _ARRAYS = (np.ndarray, np.memmap)
+# Of the standard library's, what is changed as it is read or used, and says nothing of how it is copied.
+_CHANGED_IN_USE = (bytearray, set, deque, io.BytesIO, io.StringIO)
 _CONTAINERS = ("dict", "tuple", "list")  # kinds of a TreeSpec that have parts, if maybe none
 # The commonest kinds without parts; to ask an abstract class about an instance takes ten times as long.
 _LEAVES = _UNCHANGEABLE | {*_ARRAYS, torch.Tensor}
@@ -286,6 +289,8 @@ def _leaf_bytes(leaf: Any) -> int:
         return sum(int(part.nbytes) for part in parts) if leaf.device.type == "cpu" else 0
     if isinstance(leaf, np.ndarray | np.void):
         return int(leaf.nbytes)
+    if isinstance(leaf, io.BytesIO):
+        return leaf.getbuffer().nbytes
     return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
 
 
@@ -372,7 +377,7 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return copied
     if _is_picture(kind):
         return _copied_picture(value) if pictures or not hasattr(value, "tile") else value
-    if deep or isinstance(value, bytearray) or hasattr(kind, "__deepcopy__"):
+    if deep or isinstance(value, _CHANGED_IN_USE) or hasattr(kind, "__deepcopy__"):
         return _deep(value)
     names = _fields(value)
     if names is not None:
