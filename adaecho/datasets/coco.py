@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaecho.datasets.storage import SkippedExamples, identity_of, read_image
+from adaecho.datasets.storage import SkippedExamples, check_links, identity_of, read_image
 from adaecho.errors import DataError, how_they_differ
 
 Part = Literal["train", "val"]
@@ -185,9 +185,8 @@ def find_annotations(top: Path, part: Part) -> Path:
     Raises:
         DataError: there is none.
     """
-    for name in _names(part):
-        if (top / name).is_file():
-            return top / name
+    for file in _listed(top, part):
+        return file
     raise DataError(
         f"data.path={top}: has no annotations of its {part} split; looked for {', '.join(_names(part))}"
     )
@@ -195,7 +194,14 @@ def find_annotations(top: Path, part: Part) -> Path:
 
 def has_split(top: Path, part: Part) -> bool:
     """Whether a folder has annotations of a split."""
-    return any((top / name).is_file() for name in _names(part))
+    return bool(_listed(top, part))
+
+
+def _listed(top: Path, part: Part) -> list[Path]:
+    """Its lists of annotations that are there."""
+    candidates = [top / name for name in _names(part)]
+    check_links(one for file in candidates for one in (file.parent, file))
+    return [file for file in candidates if file.is_file()]
 
 
 def _names(part: Part) -> list[str]:

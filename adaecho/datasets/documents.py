@@ -16,7 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import check_parts, opened, values
-from adaecho.datasets.storage import check_links, files_in
+from adaecho.datasets.storage import files_in, is_hidden, warn_of_packed
 from adaecho.errors import DataError, warn
 
 Text = str | Exception
@@ -123,7 +123,9 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
             "owner/name/configuration)"
         )
-    inside = [one for one in files_in(root) if not _is_hidden(one.relative_to(root))]
+    inside = [
+        one for one in files_in(root, _ROW_ENDINGS + _TEXT_ENDINGS) if not is_hidden(one.relative_to(root))
+    ]
     rows = [one for one in inside if one.name.lower().endswith(_ROW_ENDINGS)]
     texts = [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
     if rows and (left_out := [one.name for one in texts if one.name.lower().endswith(".txt")]):
@@ -132,7 +134,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"as there are tables ({rows[0].name}); to read them instead, move those away"
         )
     files = rows or texts
-    check_links(files)
+    warn_of_packed(root, {*inside} - {*files}, _ROW_ENDINGS if rows else _TEXT_ENDINGS)
     check_parts(rows)
     _check_once(path, rows)
     if not files:
@@ -154,10 +156,6 @@ def _check_once(path: str, tables: list[Path]) -> None:
                     f"data.path={path}: {other} and {table} seem to hold the same documents, of which "
                     "some would be held out and trained on; move one away, or rename it"
                 )
-
-
-def _is_hidden(file: Path) -> bool:
-    return any(name[:1] == "." for name in file.parts)
 
 
 def _part_at(depth: int, folders: list[str]) -> str:

@@ -33,6 +33,7 @@ from adaecho.datasets.storage import (
     identity_of,
     read_image,
     shard_errors,
+    warn_of_packed,
 )
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
@@ -90,10 +91,9 @@ def find_images(path: str) -> ImageFiles | ImageTables:
     top = Path(path).expanduser()
     if not top.exists():
         raise DataError(f"images={path}: there is no such file or folder")
-    found = files_in(top)
+    found = files_in(top, (*IMAGE_ENDINGS, ".parquet"))
     images = [file for file in found if file.suffix.lower() in IMAGE_ENDINGS]
     if images:
-        check_links(images)
         return ImageFiles(images)
     tables = [file for file in found if file.suffix == ".parquet"]
     if not tables:
@@ -246,6 +246,7 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
             check_parts(shards)
+            warn_of_packed(top, top.glob(f"{name}*"), (".tar",))
             return _tar([str(shard) for shard in shards], key)
         if name in inside:
             return _folders(inside[name])
@@ -316,7 +317,8 @@ def files_of(source: Any) -> list[Path] | list[str]:
 def _folders_in(top: Path) -> list[Path]:
     """The folders in one that are no records, in order."""
     inside = sorted(path for path in top.iterdir() if path.name[0] != ".")
-    check_links(path for path in inside if not path.suffix)  # a file's name ends in one
+    dotted = any(path.suffix and path.is_dir() for path in inside)  # else a file's name ends in one
+    check_links(path for path in inside if dotted or not path.suffix)
     return [path for path in inside if path.is_dir() and not holds_records(os.listdir(path))]
 
 
@@ -327,7 +329,7 @@ def _folders(top: Path) -> LabelledImages:
     others: Counter[str] = Counter()  # by their endings
     deeper: list[Path] = []
     for label, name in enumerate(classes):
-        inside = [file for file in files_in(top / name) if file.name[0] != "."]
+        inside = [file for file in files_in(top / name, IMAGE_ENDINGS) if file.name[0] != "."]
         found = [file for file in inside if file.suffix.lower() in IMAGE_ENDINGS]
         others.update(file.suffix.lower() for file in inside if file.suffix.lower() not in IMAGE_ENDINGS)
         if not found:
@@ -335,7 +337,6 @@ def _folders(top: Path) -> LabelledImages:
                 f"{top / name}: this class folder holds no image ({', '.join(IMAGE_ENDINGS)}); "
                 "fill it, or move it elsewhere"
             )
-        check_links(found)
         deeper += [file for file in found if file.parent != top / name]
         files += found
         labels += [label] * len(found)

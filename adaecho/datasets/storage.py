@@ -11,6 +11,7 @@ from adaecho.masking import presentable
 from adaecho.shards import ArchiveError, TransferError
 
 _LARGEST = 1 << 30  # bytes: the largest image that is decoded has as many unpacked
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _LISTED = 3  # lines that tell which examples are bad
 _REMEDY = "once that is mended, run the same command again: a run continues where it was"
 
@@ -57,26 +58,38 @@ def holds_records(names: Iterable[str]) -> bool:
     return any(record <= found for record in _RECORDS)
 
 
-def check_links(paths: Iterable[Path]) -> None:
+def check_links(paths: Iterable[Path], endings: str | tuple[str, ...] = "") -> None:
     """Refuse links to what isn't there, as where a part of a data set was not fetched.
+
+    Args:
+        paths: what is hidden is not asked: it may be an editor's.
+        endings: of the names of what would be read; of others a warning is given.
 
     Raises:
         DataError: one is; without a word there would be fewer examples.
     """
-    for path in paths:
-        if _leads_nowhere(path):
+    nowhere = [path for path in paths if path.is_symlink() and not path.exists() and path.name[0] != "."]
+    for path in nowhere:
+        if path.name.lower().endswith(endings):
             raise DataError(f"{path}: a link to what isn't there; fetch it, or remove the link")
+    if nowhere:
+        left_out = ", ".join(map(str, nowhere[:3]))
+        warn(
+            f"{len(nowhere)} links to what isn't there are left out ({left_out}); fetch them if they are data"
+        )
 
 
-def _leads_nowhere(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
-
-
-def files_in(top: Path) -> list[Path]:
-    """The regular files in a folder and all below it, in order; or the file itself. Links to nothing, too.
+def files_in(top: Path, endings: tuple[str, ...]) -> list[Path]:
+    """The regular files in a folder and all below it, in order; or the file itself.
 
     Links to folders are followed, into each folder once, and to none that the first lies in. Folders of runs
     and sweeps, and W&B's, are left out, whose records and figures are no data.
+
+    Args:
+        endings: of what would be read: see ``check_links``.
+
+    Raises:
+        DataError: a link with such a name leads nowhere, or a folder can't be read.
     """
     if not top.is_dir():
         return [top] if top.is_file() else []
@@ -88,9 +101,24 @@ def files_in(top: Path) -> list[Path]:
             inside.clear()
         else:
             seen.add(here)
-            files = (Path(folder, name) for name in names)
-            found += [file for file in files if file.is_file() or _leads_nowhere(file)]
-    return sorted(found)
+            found += [Path(folder, name) for name in names]
+    check_links((file for file in found if not is_hidden(file.relative_to(top))), endings)
+    return sorted(filter(Path.is_file, found))
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether it, or a folder that it names, is."""
+    return any(name[:1] == "." for name in path.parts)
+
+
+def warn_of_packed(top: Path, files: Iterable[Path], endings: tuple[str, ...]) -> None:
+    """Warn of files with one of these endings that a program has packed: they are not read."""
+    packed = [file.name for file in files if file.suffix.lower() in _PACKED and file.stem.endswith(endings)]
+    if packed:
+        warn(
+            f"{top}: {len(packed)} packed files are left out ({', '.join(sorted(packed)[:3])}); to have them "
+            "read, unpack them"
+        )
 
 
 def identity_of(file: Path) -> str:

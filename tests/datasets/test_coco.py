@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.datasets.coco import DetectionImages, read_coco
+from adaecho.datasets.coco import DetectionImages, has_split, read_coco
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from tests.datasets.coco_files import content, write
@@ -236,6 +236,14 @@ def test_category_ids_may_be_texts_beside_numbers(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(path: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_coco(path, "val", SkippedExamples(0))
+
+
+@pytest.mark.parametrize("name", ["annotations/instances_val2017.json", "valid"])
+def test_annotations_that_were_not_fetched_are_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=f"{name}: a link to what isn't there"):
+        has_split(tmp_path, "val")
 
 
 def test_a_folder_without_any_of_its_images_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from adaecho.datasets import cifar10
-from adaecho.datasets.labelled_images import LabelledImages, find_both, find_labelled
+from adaecho.datasets.labelled_images import IMAGE_ENDINGS, LabelledImages, find_both, find_labelled
 from adaecho.datasets.parquet import check_parts
 from adaecho.datasets.storage import files_in
 from adaecho.errors import DataError
@@ -273,7 +273,7 @@ def test_files_in_class_folders_that_are_no_images_are_counted_andnamed(
 
 def test_records_of_runs_and_sweeps_beside_the_data_are_none(tmp_path: Path) -> None:
     folders(tmp_path, {"train": range(2)})
-    expected = files_in(tmp_path)
+    expected = files_in(tmp_path, IMAGE_ENDINGS)
     for folder, names in (
         ("run", ["config.yaml", "environment.json"]),
         ("sweep", ["design.json", "data.json"]),
@@ -281,7 +281,7 @@ def test_records_of_runs_and_sweeps_beside_the_data_are_none(tmp_path: Path) -> 
         (tmp_path / "runs" / folder / "arm").mkdir(parents=True)
         for name in [*names, "fig3.png", "arm/metrics.jsonl"]:
             (tmp_path / "runs" / folder / name).touch()
-    assert files_in(tmp_path) == expected
+    assert files_in(tmp_path, IMAGE_ENDINGS) == expected
 
 
 @pytest.mark.parametrize("name", ["train/class1", "train/class1/more.jpg", "validation"])
@@ -298,6 +298,22 @@ def test_a_link_to_what_is_not_there_is_told(tmp_path: Path, name: str) -> None:
         find_both(str(tmp_path), None)
 
 
+def test_a_link_to_what_is_not_there_is_told_among_classes_with_dots(tmp_path: Path) -> None:
+    for name in ("001.Albatross", "003.Bunting"):
+        folders(tmp_path, {name: range(2)})
+    (tmp_path / "002.Auklet").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"/002\.Auklet: a link to what isn't there"):
+        find_both(str(tmp_path), None)
+
+
+def test_shards_that_are_packed_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where gunzip was interrupted."""
+    shard(tmp_path / "train-0.tar", range(4))
+    (tmp_path / "train-9.tar.gz").touch()
+    labelled(tmp_path)
+    assert "1 packed files are left out (train-9.tar.gz)" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_the_files_of_w_and_b_beside_classes_are_no_class(tmp_path: Path) -> None:
     """They lie in the current folder, which may be that of the data."""
     folders(tmp_path, {".": range(9)})
@@ -309,7 +325,7 @@ def test_the_files_of_w_and_b_beside_classes_are_no_class(tmp_path: Path) -> Non
         (tmp_path / "wandb" / name).touch()
     train, _ = find_both(str(tmp_path), None)
     assert train.classes == ("class0", "class1", "class2")
-    assert not [file for file in files_in(tmp_path) if "wandb" in str(file)]
+    assert not [file for file in files_in(tmp_path, IMAGE_ENDINGS) if "wandb" in str(file)]
 
 
 def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +340,7 @@ def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.raises(DataError, match=r"class1: can't be read \(Permission denied\)"):
-        files_in(tmp_path)
+        files_in(tmp_path, IMAGE_ENDINGS)
 
 
 def named(*names: str) -> bytes:

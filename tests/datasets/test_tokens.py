@@ -471,6 +471,18 @@ def test_more_texts_of_another_kind_are_told(tmp_path: Path, capsys: pytest.Capt
     assert "3 others are left out, of which no name says" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["more.jsonl.xz", "more.txt.gz", "books"])
+def test_what_is_not_unpacked_or_not_fetched_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / ("a.jsonl" if "json" in name else "a.txt")).write_text('{"text": "a"}')
+    link = name == "books"
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere") if link else (tmp_path / name).touch()
+    assert len(find_documents(str(tmp_path)).all()) == 1
+    told = "1 links to what isn't there are left out" if link else f"1 packed files are left out ({name})"
+    assert told in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_the_library_of_this_python_is_read_in_place() -> None:
     names = {path.name for path in find_documents(None).parts["train"]}
     assert set(MODULES) <= names

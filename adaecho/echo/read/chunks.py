@@ -58,7 +58,7 @@ class Preparation:
     alone: bool = False
 
     def own(self, example: Any) -> Any:
-        """An example as the loader may keep it and write into it; whole batches are copied as they leave."""
+        """An example as the loader may keep it and write into it; whole batches are copied later."""
         return isolated(example) if self.stacked else example
 
     def examples_in(self, read: Any) -> int:
@@ -66,7 +66,7 @@ class Preparation:
         if self.length is None:
             return 1
         try:
-            return self.length(read if self.decode is None else self.decode(read))
+            return self.length(read if self.decode is None else self.decode(isolated(read, pictures=False)))
         except Exception:
             return 0  # a bad one, which was never counted
 
@@ -104,7 +104,7 @@ class Preparation:
         for position, serial in enumerate(serials.tolist()):
             try:
                 example = fetch(position)
-                if self.stacked:
+                if self.stacked or self.decode is not None:
                     example = isolated(example, pictures=self.decode is None)
                 example = example if self.decode is None else self.decode(example)
             except Exception as error:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from adaecho import EchoLoader
 
@@ -94,3 +95,41 @@ def test_what_is_changed_as_it_is_read_is_read_by_each_use(kind: str, stage: str
         for _ in range(2):
             found = Counter(row for batch in loader for row in batch.tolist())
             assert found == dict.fromkeys(range(8), 2)
+
+
+SOURCES: dict[str, Callable[[list[Any]], Any]] = {
+    "list": lambda batches: batches,
+    "iterated": lambda batches: lambda: iter(batches),
+    "data_loader": lambda batches: DataLoader(batches, batch_size=None),
+    "in_threads": lambda batches: batches,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.filterwarnings("ignore:echo='batch' with factor=1")
+def test_what_decode_writes_into_whole_batches_is_written_once(name: str, factor: int) -> None:
+    """Also into those that are read again at a resume, and into what the source keeps for its next pass."""
+    batches = [{"x": torch.full((2,), 255.0)} for _ in range(12)]
+
+    def decode(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        batch["x"] /= 255
+        return batch
+
+    def make() -> EchoLoader:
+        options: dict[str, Any] = {
+            "echo": "batch",
+            "factor": factor,
+            "num_workers": int(name == "in_threads"),
+        }
+        return EchoLoader(SOURCES[name](batches), None, epochs=1, decode=decode, **options)
+
+    with make() as loader:
+        for _ in range(3):
+            for taken, batch in enumerate(loader):
+                assert batch["x"].tolist() == [1, 1]
+                if taken % 4 == 0:
+                    with make() as resumed:
+                        resumed.load_state_dict(loader.state_dict())
+                        rest = [batch["x"].tolist() for batch in resumed]
+                    assert rest == [[1, 1]] * (12 * factor - 1 - taken)
