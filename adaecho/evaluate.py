@@ -28,7 +28,7 @@ from adaecho.errors import ConfigError, DataError, FolderError, say, told, warn
 from adaecho.records.files import folder_errors, record_errors
 from adaecho.records.folder import RunFolder
 from adaecho.tasks import build_task
-from adaecho.tasks.base import CLASS_NAMES, HELD_OUT, TOKENIZER, Split, Task
+from adaecho.tasks.base import HELD_OUT, Split, Task, check_same_meaning
 from adaecho.training.device import choose_device, choose_precision, measure, place
 
 WEIGHTS = ("final", "best")
@@ -73,7 +73,7 @@ def evaluate(path: Path, overrides: Sequence[str] = (), *, weights: str = "final
             f"and this one's status is {summary['status']}"
         )
     task = build_task(config)
-    check_same_meaning(summary, task)
+    check_same_meaning(summary.get("data") or {}, task.facts)
     check_held_out(plain, summary, config, task)
     _check_size(file, task)
     device = choose_device(config)
@@ -122,20 +122,6 @@ def _opened(file: Path) -> Iterator[Any]:
         raise FolderError(
             f"{file}: is damaged ({error}); restore it, or run again with fresh=true"
         ) from error
-
-
-def check_same_meaning(summary: dict[str, Any], task: Task) -> None:
-    """Raises DataError where a number means another class, or another token, than in a run's training."""
-    of_run = summary.get("data") or {}
-    for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
-        then, now = of_run.get(key), task.facts.get(key)
-        if then and not now:  # only classes can lack names
-            warn("data.path: doesn't say which classes its numbers mean, as that of the run did")
-        if then and now and then != now:
-            raise DataError(
-                f"data.path: its {what} than the data that the run was trained on, so the same number means "
-                "something else; name that data"
-            )
 
 
 def check_held_out(plain: dict[str, Any], summary: dict[str, Any], config: Config, task: Task) -> None:

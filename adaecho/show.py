@@ -16,11 +16,12 @@ from torch import nn
 from adaecho.config.schema import from_plain
 from adaecho.datasets.storage import storage_errors
 from adaecho.errors import FolderError, UserError, say, told, warn
-from adaecho.evaluate import check_held_out, check_same_meaning, load_weights
+from adaecho.evaluate import check_held_out, load_weights
 from adaecho.records.folder import RunFolder
 from adaecho.records.status import Status
 from adaecho.records.trials import check_name
 from adaecho.tasks import build_task
+from adaecho.tasks.base import check_same_meaning
 from adaecho.training import checkpoint
 from adaecho.training.device import autocast, choose_device, choose_precision
 from adaecho.training.optimizer import average_of
@@ -49,7 +50,7 @@ def show(path: Path, *, number: int = 8, out: Path | None = None, task: str | No
     config = from_plain({**plain, "callbacks": []}, [] if task is None else [task])
     built = build_task(config)
     summary = run.read_summary() or {}
-    check_same_meaning(summary, built)
+    check_same_meaning(summary.get("data") or {}, built.facts)
     check_held_out(plain, summary, config, built)
     if built.pictures is None:
         raise UserError(f"{path}: task {built.name} has no pictures to show")

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from adaecho import evaluate
 from adaecho.errors import DataError
+from adaecho.tasks.base import check_same_meaning
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose, Refused
 from tests.datasets.test_labelled_images import folders, make
@@ -159,7 +160,7 @@ def test_what_another_split_or_a_form_without_names_means_is_told(capsys: pytest
     for of_run, told in (("here", False), ("there", True)):
         evaluate.check_held_out({}, {"data": {"held_out_sha256": of_run}}, config, task)
         assert ("its validation split is not that of the run" in capsys.readouterr().err) == told
-    evaluate.check_same_meaning({"data": {"class_names": "there"}}, task)
+    check_same_meaning({"class_names": "there"}, task.facts)
     assert "doesn't say which classes its numbers mean" in capsys.readouterr().err
 
 
@@ -175,8 +176,7 @@ def test_nothing_is_held_out_of_the_training_images_of_a_run_with_a_split_of_its
 
 @pytest.mark.parametrize("key", ["class_names", "tokenizer_sha256"])
 def test_numbers_that_mean_something_else_are_refused(key: str) -> None:
-    task: Any = SimpleNamespace(facts={key: "here"})
-    for known in ({"data": {key: "here"}}, {"data": {}}, {}):
-        evaluate.check_same_meaning(known, task)
+    for known in ({key: "here"}, {}):
+        check_same_meaning(known, {key: "here"})
     with pytest.raises(DataError, match="the same number means something else"):
-        evaluate.check_same_meaning({"data": {key: "there"}}, task)
+        check_same_meaning({key: "there"}, {key: "here"})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaecho.errors import ConfigError
+from adaecho.errors import ConfigError, DataError, warn
 from adaecho.records.trials import check_metric, digest
 
 Batch = Any
@@ -38,6 +38,23 @@ def digest_of_held_out(examples: Any) -> dict[str, str]:
     """Of ``Task.facts``: what tells the examples held out, wherever their files lie; see ``identity``."""
     told = sorted(examples.identity(row) for row in range(min(len(examples), _COMPARED)))
     return {HELD_OUT: digest("\n".join([str(len(examples)), *told]).encode(errors="surrogateescape"))[:16]}
+
+
+def check_same_meaning(of_run: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Compare the facts of a run's data with those of what is there now.
+
+    Raises:
+        DataError: a number means another class, or another token, than in its training.
+    """
+    for key, what in ((CLASS_NAMES, "classes have other names"), (TOKENIZER, "text makes another tokenizer")):
+        then, now = of_run.get(key), facts.get(key)
+        if then and not now:  # only classes can lack names
+            warn("data.path: doesn't say which classes its numbers mean, as that of the run did")
+        if then and now and then != now:
+            raise DataError(
+                f"data.path: its {what} than the data that the run was trained on, so the same number means "
+                "something else; name that data"
+            )
 
 
 Box = tuple[tuple[float, float, float, float], str]

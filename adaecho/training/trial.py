@@ -26,7 +26,7 @@ from adaecho.records.lock import FolderInUseError
 from adaecho.records.outcome import ADASCALE, untold
 from adaecho.records.status import FINISHED, Status
 from adaecho.tasks import build_task
-from adaecho.tasks.base import Split, Task
+from adaecho.tasks.base import HELD_OUT, Split, Task, check_same_meaning
 from adaecho.training import checkpoint
 from adaecho.training.callbacks import Callbacks
 from adaecho.training.device import choose_device
@@ -344,7 +344,7 @@ class _Trial:
                 f"{self.ranks.world_size}: each one's place in its share of the data would be lost; "
                 f"continue {how}"
             )
-        self._check_fingerprint(state.get("fingerprint", {}), trainer.task.fingerprint)
+        self._check_data(state.get("fingerprint", {}), state.get("facts", {}), trainer.task)
         try:
             trainer.load_state_dict(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -358,8 +358,8 @@ class _Trial:
         summary = self.run_folder.read_summary()
         return summary is not None and summary.get("steps", 0) > 0
 
-    def _check_fingerprint(self, then: dict[str, str], now: dict[str, str]) -> None:
-        path = self.config.data.path  # of text the digest is of all documents together
+    def _check_data(self, then: dict[str, str], facts: dict[str, Any], task: Task) -> None:
+        now, path = task.fingerprint, self.config.data.path  # of text the digest is of all documents together
         here = f"here, in {presentable(path)}," if path else "here"
         for name in {**then, **now}:
             if then.get(name) == now.get(name):
@@ -374,6 +374,12 @@ class _Trial:
                     "what is here by data.allow_changed=true"
                 )
             warn(f"{changed}; data.allow_changed=true goes on")
+        check_same_meaning(facts, task.facts)
+        if facts.get(HELD_OUT) not in (None, task.facts.get(HELD_OUT)):
+            warn(
+                f"{self.run_folder.path}: other examples are held out now than before, and may have been "
+                "trained on: what is measured from here on is no measure of new examples"
+            )
 
     def checkpoint_due(self) -> bool:
         return time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
@@ -407,7 +413,7 @@ class _Trial:
     def _checkpoint(self, trainer: Trainer) -> None:
         state = trainer.state_dict()
         if state is not None:
-            checkpoint.save(self.run_folder, state)
+            checkpoint.save(self.run_folder, {**state, "facts": trainer.task.facts})
         self.last_checkpoint = time.monotonic()
 
     def record(self, line: Line, trainer: Trainer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaecho.config.schema import Config, from_plain, to_plain
-from adaecho.errors import FolderError
+from adaecho.errors import DataError, FolderError
 from adaecho.training.trial import run_trial
 from tests.conftest import Compose
 from tests.datasets.cifar10_files import encode, random_images, write_parquet
@@ -116,6 +116,21 @@ def test_one_who_means_it_goes_on_and_is_told_once_though_what_is_read_again_has
     # What is here counts from now on.
     assert run_trial(more(config, 32), tmp_path / "run")["fresh_examples"] > 24
     assert "trained with" not in capsys.readouterr().err
+
+
+def test_one_who_goes_on_is_told_of_other_examples_held_out_and_not_let_on_with_other_classes(
+    begin: Callable[[str], Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, data = begin("photographs"), tmp_path / "data"
+    for file in sorted(data.rglob("*.png"))[:5]:
+        file.rename(file.with_name(f"z{file.name}"))  # the rows that are held out are others' now
+    run_trial(more(config, 24, allowed=True), tmp_path / "run")
+    assert "other examples are held out now than before" in capsys.readouterr().err
+    run_trial(more(config, 32), tmp_path / "run")
+    assert "other examples" not in capsys.readouterr().err
+    (data / "class-0").rename(data / "class-2")
+    with pytest.raises(DataError, match="classes have other names than the data that the run was trained on"):
+        run_trial(more(config, 40, allowed=True), tmp_path / "run")
 
 
 def test_a_checkpoint_of_other_data_is_not_set_aside_for_an_older_one(
