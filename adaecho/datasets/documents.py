@@ -26,6 +26,7 @@ _TEXT_ENDINGS = (".txt", ".py", ".md")
 _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
+_POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")  # in the place of files
 _PARTS = {
     "train": "train",
     "validation": "validation",
@@ -228,6 +229,8 @@ def _standard_library() -> list[Path]:
 
 def _text_rows(file: Path, *, lines: bool) -> Iterator[Text]:
     with file.open("rb") as opened_file:
+        if opened_file.peek(64).startswith(_POINTERS):
+            raise DataError(f"{file}: says where Git LFS or git-annex has it, and is not the text; fetch it")
         for line in _lines(file, opened_file) if lines else [_whole(file, opened_file)]:
             for part in line.splitlines() if lines else [line]:
                 try:

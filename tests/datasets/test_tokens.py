@@ -483,6 +483,16 @@ def test_what_is_not_unpacked_or_not_fetched_is_told(
     assert told in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    "content", ["version https://git-lfs.github.com/spec/v1\noid sha256:0", "/annex/objects/A"]
+)
+def test_what_stands_for_a_text_that_was_not_fetched_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.txt").write_text(content)
+    found = find_documents(str(tmp_path))
+    with pytest.raises(DataError, match=r"a\.txt: says where Git LFS or git-annex has it"):
+        list(found.read(tmp_path / "a.txt"))
+
+
 def test_the_library_of_this_python_is_read_in_place() -> None:
     names = {path.name for path in find_documents(None).parts["train"]}
     assert set(MODULES) <= names
