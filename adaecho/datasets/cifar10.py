@@ -26,7 +26,7 @@ from adaecho.datasets.parquet import (
     whole_numbers,
 )
 from adaecho.datasets.split import Arrays as Images
-from adaecho.datasets.storage import SkippedExamples, shard_errors, warn_of_packed
+from adaecho.datasets.storage import SkippedExamples, shard_errors, warn_of_unread
 from adaecho.errors import DataError
 from adaecho.masking import masked
 from adaecho.shards import TarShards
@@ -255,7 +255,7 @@ def find_shards(path: str | None, validation_shards: str | None, *, seed: int) -
     if not named and not list(folder.glob("train*.tar")):
         return None
     check_parts(sorted(folder.glob("*.tar")))
-    warn_of_packed(folder, folder.glob("*"), (".tar",))
+    warn_of_unread(folder, {*folder.glob("*")} - {*folder.glob("*.tar")})
     in_folder = {part: sorted(map(str, folder.glob(f"{part}*.tar"))) for part in ("train", "val", "test")}
     validation = [validation_shards] if validation_shards is not None else in_folder["val"]
     if not validation:

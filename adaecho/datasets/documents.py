@@ -16,7 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import check_parts, opened, values
-from adaecho.datasets.storage import files_in, is_hidden, warn_of_packed
+from adaecho.datasets.storage import files_in, is_hidden, warn_of_unread
 from adaecho.errors import DataError, warn
 
 Text = str | Exception
@@ -135,7 +135,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"as there are tables ({rows[0].name}); to read them instead, move those away"
         )
     files = rows or texts
-    warn_of_packed(root, {*inside} - {*files}, _ROW_ENDINGS if rows else _TEXT_ENDINGS)
+    warn_of_unread(root, {*inside} - {*files})
     check_parts(rows)
     _check_once(path, rows)
     if not files:

@@ -33,7 +33,7 @@ from adaecho.datasets.storage import (
     identity_of,
     read_image,
     shard_errors,
-    warn_of_packed,
+    warn_of_unread,
 )
 from adaecho.errors import DataError, how_they_differ, warn
 from adaecho.shards import IndexedTarShards
@@ -235,6 +235,9 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
     if not top.is_dir():
         raise DataError(f"{key}={path}: is a file; name the folder that holds it")
     inside = {folder.name.lower(): folder for folder in _folders_in(top)}
+    if part == "train":
+        read = {shard for names in _NAMES.values() for name in names for shard in top.glob(f"{name}*.tar")}
+        warn_of_unread(top, {*top.iterdir()} - read)
     for name in _NAMES[part]:
         tables, inner = (sorted(top.glob(f"{folder}{name}-*.parquet")) for folder in ("", "data/"))
         if tables and inner:
@@ -246,9 +249,9 @@ def find_labelled(path: str, part: Part, key: str = "data.path") -> LabelledImag
         shards = sorted(top.glob(f"{name}*.tar"))
         if shards:
             check_parts(shards)
-            warn_of_packed(top, top.glob(f"{name}*"), (".tar",))
             return _tar([str(shard) for shard in shards], key)
         if name in inside:
+            warn_of_unread(inside[name], inside[name].iterdir())
             return _folders(inside[name])
     has_parts = any(name in inside for names in _NAMES.values() for name in names)
     return _folders(top) if part == "train" and not has_parts else None

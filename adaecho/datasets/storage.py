@@ -11,7 +11,10 @@ from adaecho.masking import presentable
 from adaecho.shards import ArchiveError, TransferError
 
 _LARGEST = 1 << 30  # bytes: the largest image that is decoded has as many unpacked
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+_UNREAD = (
+    ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar",
+    ".part", ".partial", ".crdownload", ".incomplete", ".aria2", ".dvc",
+)  # fmt: skip
 _LISTED = 3  # lines that tell which examples are bad
 _REMEDY = "once that is mended, run the same command again: a run continues where it was"
 
@@ -111,14 +114,22 @@ def is_hidden(path: Path) -> bool:
     return any(name[:1] == "." for name in path.parts)
 
 
-def warn_of_packed(top: Path, files: Iterable[Path], endings: tuple[str, ...]) -> None:
-    """Warn of files with one of these endings that a program has packed: they are not read."""
-    packed = [file.name for file in files if file.suffix.lower() in _PACKED and file.stem.endswith(endings)]
-    if packed:
+def warn_of_unread(top: Path, files: Iterable[Path]) -> None:
+    """Warn of files beside what is read that may hold more of it, packed or not fetched whole."""
+    unread = sorted(one for one in files if one.name[0] != "." and one.name.lower().endswith(_UNREAD))
+    left_out = [one.name for one in unread if not any(map(Path.exists, _unpacked(one)))]
+    if left_out:
         warn(
-            f"{top}: {len(packed)} packed files are left out ({', '.join(sorted(packed)[:3])}); to have them "
-            "read, unpack them"
+            f"{top}: {len(left_out)} packed or unfinished files are left out ({', '.join(left_out[:3])}); to "
+            "have them read, unpack or fetch them"
         )
+
+
+def _unpacked(file: Path) -> Iterator[Path]:
+    """What may have been made of it: of a.tar.gz a.tar or a."""
+    while file.suffix.lower() in _UNREAD:
+        file = file.with_suffix("")
+        yield file
 
 
 def identity_of(file: Path) -> str:

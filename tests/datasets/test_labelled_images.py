@@ -306,12 +306,21 @@ def test_a_link_to_what_is_not_there_is_told_among_classes_with_dots(tmp_path: P
         find_both(str(tmp_path), None)
 
 
-def test_shards_that_are_packed_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As where gunzip was interrupted."""
-    shard(tmp_path / "train-0.tar", range(4))
-    (tmp_path / "train-9.tar.gz").touch()
+@pytest.mark.parametrize("layout", ["tar", "folders"])
+@pytest.mark.parametrize(
+    "name", ["train-9.tar.gz", "val.zip", "class9.tar", "train/class9.tgz", "train/class9.dvc"]
+)
+def test_what_is_not_unpacked_or_fetched_yet_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, name: str
+) -> None:
+    """As where gunzip was interrupted, or of ILSVRC's archives, one for each class."""
+    shard(tmp_path / "train-0.tar", range(4)) if layout == "tar" else folders(tmp_path, {"train": range(4)})
+    (tmp_path / "train").mkdir(exist_ok=True)
+    (tmp_path / "train/class0.zip").touch()  # which has been unpacked
+    (tmp_path / name).touch()
     labelled(tmp_path)
-    assert "1 packed files are left out (train-9.tar.gz)" in capsys.readouterr().err.replace("\n", "")
+    told = f"1 packed or unfinished files are left out ({Path(name).name})"
+    assert (told in capsys.readouterr().err.replace("\n", "")) == (layout == "folders" or "/" not in name)
 
 
 def test_the_files_of_w_and_b_beside_classes_are_no_class(tmp_path: Path) -> None:

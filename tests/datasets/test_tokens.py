@@ -471,7 +471,7 @@ def test_more_texts_of_another_kind_are_told(tmp_path: Path, capsys: pytest.Capt
     assert "3 others are left out, of which no name says" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["more.jsonl.xz", "more.txt.gz", "books"])
+@pytest.mark.parametrize("name", ["more.jsonl.xz", "more.txt.gz", "val.zip", "de.txt.crdownload", "books"])
 def test_what_is_not_unpacked_or_not_fetched_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -479,7 +479,11 @@ def test_what_is_not_unpacked_or_not_fetched_is_told(
     link = name == "books"
     (tmp_path / name).symlink_to(tmp_path / "elsewhere") if link else (tmp_path / name).touch()
     assert len(find_documents(str(tmp_path)).all()) == 1
-    told = "1 links to what isn't there are left out" if link else f"1 packed files are left out ({name})"
+    told = (
+        "1 links to what isn't there are left out"
+        if link
+        else f"1 packed or unfinished files are left out ({name})"
+    )
     assert told in capsys.readouterr().err.replace("\n", " ")
 
 

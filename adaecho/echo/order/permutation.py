@@ -2,6 +2,7 @@
 
 import operator
 import threading
+import zlib
 from math import isqrt
 from typing import Any
 
@@ -90,14 +91,22 @@ class Permutation:
             indices = np.arange(len(serials))
         return rows[indices]
 
-    def _of_serials(self, serials: NDArray[np.int64]) -> Rows:
+    def mark(self, serial: int) -> int:  # noqa: ARG002 (a sampler's pass may differ)
+        """Of what the order of a serial's pass hangs on besides seed, pass and length; 0 if on nothing."""
+        if self._order != "shards":
+            return 0
+        return zlib.crc32(np.append(self._lengths, self._side_by_side).tobytes())  # type: ignore[arg-type]
+
+    def _placed(self, serials: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        """The pass of each serial, and its position there."""
         if self.iteration_length != self._stored:
             iterations, positions = np.divmod(serials, self.iteration_length)
             serials = iterations * self._stored + positions % self._stored
-        if self._order == "stored":
-            return serials % self.length
-        passes, positions = np.divmod(serials, self.length)  # [n] each
-        if not len(passes):
+        return np.divmod(serials, self.length)
+
+    def _of_serials(self, serials: NDArray[np.int64]) -> Rows:
+        passes, positions = self._placed(serials)  # [n] each
+        if self._order == "stored" or not len(passes):
             return positions
         if (passes == passes[0]).all():
             return self._of_pass(int(passes[0]), positions)
@@ -246,6 +255,9 @@ class SampledOrder(Permutation):
                 "exact; let it draw from a torch.Generator in its attribute `generator`, or from what "
                 "set_epoch(pass) told"
             )
+
+    def mark(self, serial: int) -> int:
+        return zlib.crc32(self._pass(int(self._placed(np.array([serial]))[0][0])).tobytes())
 
     def _pass(self, number: int) -> NDArray[Any]:
         with self._lock:

@@ -363,7 +363,20 @@ class RandomReader(Reader):
             raise failed
         return fresh
 
-    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:  # noqa: ARG002 (what is needed is read when it is asked for)
+    def progress(self, oldest_serial: int, index: int) -> list[list[Any]]:  # noqa: ARG002 (any can be read)
+        mark = self._mark(index) if index else 0
+        return [[mark, ()]] if mark else []
+
+    def _mark(self, index: int) -> int:
+        return self._permutation.mark((index - 1) * self._world + self._rank)
+
+    def resume(self, index: int, iteration: int, passes: int | None, needed: Serials, progress: Any) -> int:
+        within = len(needed) or passes is None or index != self.span(iteration)[1]
+        if progress and within and progress[0][0] != self._mark(index):
+            raise ValueError(
+                "load_state_dict: the order of this pass is another than when the state was saved: examples "
+                "would come twice or never; give the same sampler, or the same shards and open_shards"
+            )
         self.begin(iteration, passes)
         self._index = index
         return 0

@@ -274,6 +274,24 @@ def test_what_is_assigned_between_passes_holds_from_the_next_on(workers: int) ->
     assert len(list(growing)) == len(growing) == 2 * ROWS // 8
 
 
+@pytest.mark.parametrize("given", [list, np.array])
+def test_a_list_of_rows_that_is_changed_holds_from_the_next_pass_on(given: Callable[[Any], Any]) -> None:
+    rows = given([0, 1, 2, 3])
+    loader = EchoLoader(data.DataLoader(torch.arange(8), 2, sampler=rows), None, epochs=1)
+    assert list(map(plain, loader)) == [[0, 1], [2, 3]]
+    rows[:] = [7, 6, 5, 4]
+    assert list(map(plain, loader)) == [[7, 6], [5, 4]]
+
+
+def test_a_list_of_batches_that_is_changed_holds_from_the_next_pass_on() -> None:
+    batches = [[0, 1], [2, 3]]
+    loader = EchoLoader(data.DataLoader(torch.arange(8), batch_sampler=batches), None, epochs=1)
+    assert list(map(plain, loader)) == [[0, 1], [2, 3]]
+    batches[:] = [[4, 5]]
+    assert len(loader) == 1
+    assert list(map(plain, loader)) == [[4, 5]]
+
+
 class Grouped(data.BatchSampler):
     """Makes its batches to tell how many there are, and gives these once."""
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils import data
 
 from adaecho import EchoLoader
+from adaecho.echo.state import sealed
 from tests.echo.sources import Dataset, arrays, labels
 
 LENGTH = 23
@@ -87,3 +88,50 @@ def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, messag
     ranks = {"rank": 1, "world_size": 2} if isinstance(sampler, data.DistributedSampler) else {}
     with pytest.raises(ValueError, match=message):
         EchoLoader(arrays(LENGTH), 4, sampler=sampler, **ranks)  # type: ignore[arg-type]
+
+
+class Sharded(Dataset):
+    def __init__(self, lengths: list[int], open_shards: int = 1) -> None:
+        super().__init__(sum(lengths))
+        self.shard_lengths, self.open_shards = lengths, open_shards
+
+
+def sharded(*lengths_and_open: Any) -> dict[str, Any]:
+    return {"source": Sharded(*lengths_and_open), "order": "shards"}
+
+
+def sampled(rows: range) -> dict[str, Any]:
+    return {"source": Dataset(40), "sampler": data.SubsetRandomSampler(rows)}
+
+
+ORDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "open shards": (sharded([10] * 4, 4), sharded([10] * 4, 2)),
+    "shards": (sharded([10] * 4), sharded([20] * 2)),
+    "sampler": (sampled(range(15)), sampled(range(20, 35))),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("echo", ["none", "example_before_augmentation"])
+def test_a_state_goes_on_in_no_other_order_of_its_pass(kind: str, echo: str) -> None:
+    def make(options: dict[str, Any]) -> EchoLoader:
+        factor = 1 if echo == "none" else 2
+        return EchoLoader(batch_size=5, epochs=1, echo=echo, factor=factor, shuffle_buffer=20, **options)
+
+    first, (same, other) = make(ORDERS[kind][0]), ORDERS[kind]
+    for batches in range(len(first) - 1):  # of the last ones all that remains lies in the buffer
+        state = first.state_dict()
+        if batches:
+            with pytest.raises(ValueError, match="the order of this pass is another than when"):
+                make(other).load_state_dict(state)
+        make(same).load_state_dict(state)
+        labels(first, 1) if batches else next(iter(first))
+    labels(first)
+    make(other).load_state_dict(first.state_dict())  # between passes
+
+
+def test_states_of_before_hold_no_mark_of_the_order() -> None:
+    loader = EchoLoader(batch_size=5, epochs=1, **ORDERS["shards"][0])
+    next(iter(loader))
+    state = sealed({**loader.state_dict(), "progress": []})
+    EchoLoader(batch_size=5, epochs=1, **ORDERS["shards"][0]).load_state_dict(state)

@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -240,10 +241,10 @@ class _Copy:
 
     def __init__(self, original: Any) -> None:
         self._original, self._seen = original, dict[str, Any]()
-        try:
-            self.copy = copy.copy(original)
-        except TypeError:  # an iterator, which can be used once
-            self.copy = original
+        self.copy = original
+        if hasattr(original, "__dict__"):  # a list of rows has no generator, and may be filled otherwise
+            with suppress(TypeError):  # of an iterator, which can be used once
+                self.copy = copy.copy(original)
 
     def follow(self, copies: dict[int, "_Copy"]) -> None:
         """Give the copy what has been assigned to the original; it keeps what it has assigned to itself."""
