@@ -248,6 +248,7 @@ class SampledOrder(Permutation):
             raise ValueError(f"sampler={type(sampler).__name__}: it gives no rows (length 0)")
         super().__init__(len(sampler), "sampler", seed, passes=passes, world=world, drop_last=drop_last)
         self._sampler, self._num_rows = sampler, rows
+        self._marked: tuple[Any, int] = None, 0  # rows of a pass, and their mark
         self._lock = threading.Lock()  # a sampler draws for one thread at a time
         if not hasattr(sampler, "generator") and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
@@ -257,7 +258,10 @@ class SampledOrder(Permutation):
             )
 
     def mark(self, serial: int) -> int:
-        return zlib.crc32(self._pass(int(self._placed(np.array([serial]))[0][0])).tobytes())
+        rows = self._pass(int(self._placed(np.array([serial]))[0][0]))
+        if self._marked[0] is not rows:  # may be 10**8 rows, and asked for at each checkpoint
+            self._marked = rows, zlib.crc32(np.ascontiguousarray(rows).data)
+        return self._marked[1]
 
     def _pass(self, number: int) -> NDArray[Any]:
         with self._lock:
