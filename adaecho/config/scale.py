@@ -70,7 +70,7 @@ def told(config: DictConfig, plain: dict[str, Any]) -> str:
         plain: its values.
     """
     size, held_out = _size(config), plain["data"]["validation_examples"]
-    of = "images" if size.units == size.examples else "documents"
+    of = "images" if size.name == "images" else "documents"
     split = "its own validation split" if held_out is None else f"{held_out:,} {of} held out"
     about = "" if size.units == size.examples else "about "
     return (

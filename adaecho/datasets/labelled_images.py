@@ -4,6 +4,7 @@ Those with a class are map-style sources of the bytes of an image and its label;
 ImageNet (O. Russakovsky et al., "Large Scale Visual Recognition Challenge", 2015) comes in each form.
 """
 
+import errno
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -125,6 +126,11 @@ class ClassFolders(ImageFiles):
         return {**super().__getitem__(row), "label": self._labels[row]}
 
 
+def _version(file: Path) -> tuple[int, int]:
+    about = file.stat()
+    return about.st_size, about.st_mtime_ns
+
+
 class LabelledTables:
     """Map-style: the columns ``image`` and ``label`` of parquet files, read by row group.
 
@@ -144,6 +150,7 @@ class LabelledTables:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
+        self._versions = {file: _version(file) for file in files}
         self.classes = class_names(files, "label")
         self._groups: list[tuple[Path, int]] = []
         lengths, labels = [], []
@@ -175,6 +182,8 @@ class LabelledTables:
             file, number = self._groups[group]
             with opened(file) as table:
                 images = held(table, file, "image", [number])
+            if _version(file) != self._versions[file]:  # its labels were read before
+                raise OSError(errno.ESTALE, "it has changed since this command began", str(file))
             kept = list(self._kept.items())[-(_GROUPS_KEPT - 1) :]
             while sum(each.nbytes for _, each in kept) > _MOST_KEPT:
                 kept.pop(0)

@@ -18,6 +18,8 @@ class Gauges:
     _clocks: Timers
     _dataset: Any
     _sampler: Any
+    _resumed: bool
+    _next_iteration: int | None
     settings: Settings
 
     @property
@@ -27,7 +29,14 @@ class Gauges:
         After ``load_state_dict`` too, wherever in an epoch it was saved: ``for epoch in range(loader.epoch,
         epochs): for batch in loader: ...``
         """
-        return self._position.iteration - self._position.in_pass
+        position = self._position
+        if (
+            self._next_iteration is None
+            or self.settings.epochs is None
+            or (self._resumed and position.in_pass)
+        ):
+            return position.iteration - position.in_pass
+        return self._next_iteration - 1
 
     @property
     def fresh_examples(self) -> int:

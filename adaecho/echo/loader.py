@@ -62,7 +62,7 @@ class EchoLoader(Gauges):
         decode: ``decode(example)``, deterministic. Where it has ``for_augment(augment)``, that gives what
             decodes instead if the buffer holds encoded examples: it may do no more than the augment needs.
         collate: a list of examples to a batch in new memory; by default torch's, and tuples stay tuples. One
-            that draws from the global generators finds them seeded for each batch, called by who takes it.
+            that draws from the global generators, with workers in its first, finds them seeded for each.
         place: what the shuffle buffer and an echo before augmentation hold, the same batches either way:
             ``decoded`` decodes each fresh example once; ``encoded`` decodes after them, once for each
             repeat, and needs the memory of encoded examples alone. With ``max_bad_examples`` it also decodes
@@ -376,12 +376,12 @@ class EchoLoader(Gauges):
         self._check_process()
         state, pipeline = saved.of_this_rank(state), self._pipeline
         saved.check(state, self.settings, pipeline.source_length, pipeline.permutation)
-        before = self._state(lambda: self._position), self._resumed, self._failed
+        before = self._state(lambda: self._position), self._resumed, self._failed, self._next_iteration
         try:
             self._position, self._failed = pipeline.restore(state), None
             self._resume()
             self._clocks.load_state_dict(state["clocks"])
-            self._resumed = True
+            self._resumed, self._next_iteration = True, None
             if self.settings.epochs is not None and self._position.in_pass:
                 # A position after the last batch of an iteration: the next iter() begins a new one. What lies
                 # behind that batch has not been met yet.
@@ -389,7 +389,7 @@ class EchoLoader(Gauges):
                 if self._look_ahead() is None:
                     self._position = self._position._replace(fresh_examples=fresh_examples)
         except BaseException:
-            state, self._resumed, self._failed = before
+            state, self._resumed, self._failed, self._next_iteration = before
             self._position, self._ahead = pipeline.restore(state), None
             self._clocks.load_state_dict(state["clocks"])
             raise

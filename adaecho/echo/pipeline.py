@@ -101,10 +101,10 @@ class Pipeline:
         place = functions.choose_place(peek)
         before, after = functions.around_the_buffer(place, origin)
         length = (functions.batch_length or batch_length) if self.streams.whole else None
+        collating = Collating(functions.collate, settings.seed, origin, workers=self.num_workers > 0)
         self.making = Making(
-            self.streams.batch_size, after, Collating(functions.collate, settings.seed, origin),
-            device.move, length, kept=isinstance(source, MapSource),
-        )  # fmt: skip
+            self.streams.batch_size, after, collating, device.move, length, kept=isinstance(source, MapSource)
+        )
         self.resident, self.group = None, 1  # the source's rows, where they need not be copied into a pool
         if isinstance(source, ArraySource):
             self.resident = source.arrays if source.resident and before == Preparation() else None

@@ -73,9 +73,10 @@ class Settings:
             not isinstance(self.drop_last, bool | np.bool_),
             f"drop_last={self.drop_last!r}: must be True or False",
         )
-        for name in ("factor", "max_factor", "drop_last"):  # a state can't hold a scalar of NumPy's
+        for name in ("factor", "max_factor", "drop_last", "echo", "order"):  # what a state can hold
             value = getattr(self, name)
-            self._set(name, value.item() if isinstance(value, np.generic) else value)
+            value = value.item() if isinstance(value, np.generic) else value
+            self._set(name, value if isinstance(value, str | int | float) else float(value))
         if self.epochs is not None and self.world_size > 1:
             self._check_even_ranks()
         self._warn_of_idle_echo()

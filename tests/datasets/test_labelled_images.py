@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from adaecho import EchoLoader
 from adaecho.datasets import cifar10
 from adaecho.datasets.labelled_images import IMAGE_ENDINGS, LabelledImages, find_both, find_labelled
 from adaecho.datasets.parquet import check_parts
@@ -105,6 +106,18 @@ def test_rows_of_parquet_are_found_from_any_group_in_any_order(tmp_path: Path) -
     for row in np.random.default_rng(0).permutation(30).tolist():
         assert found.source[row] == {"image": encoded(row), "label": row % 3}
     assert found.source.origin(7).endswith("train-1.parquet, row 0 of row group 1")
+
+
+def test_a_table_that_is_written_anew_meanwhile_is_no_bad_example(tmp_path: Path) -> None:
+    """Its labels were read before: images would get those of other rows."""
+    table(tmp_path / "train-0.parquet", range(40))
+    found = labelled(tmp_path)
+    assert found.source[1]["label"] == 1
+    table(tmp_path / "train-1.parquet", range(39, -1, -1))
+    (tmp_path / "train-1.parquet").replace(tmp_path / "train-0.parquet")
+    loader = EchoLoader(found.source, 4, max_bad_examples=100)
+    with pytest.raises(OSError, match=r"changed since this command began: .*train-0\.parquet"):
+        next(iter(loader))
 
 
 def test_tables_can_be_pickled_also_once_they_were_read(tmp_path: Path) -> None:
@@ -196,11 +209,11 @@ def test_labels_may_be_integers_of_any_size(kind: str) -> None:
 
 def test_a_row_group_that_was_damaged_names_its_file() -> None:
     table(TABLE, range(6), group=2)
-    found = labelled(".")
     at = parquet.read_metadata(TABLE).row_group(1).column(0).data_page_offset
     content = bytearray(TABLE.read_bytes())
     content[at : at + 64] = bytes([255]) * 64
     TABLE.write_bytes(content)
+    found = labelled(".")
     assert found.source[0]["label"] == 0
     with pytest.raises(DataError, match=r"train-0\.parquet: not readable as parquet"):
         found.source[2]

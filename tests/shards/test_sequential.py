@@ -136,6 +136,18 @@ def test_as_stored_and_permuted(folder: Path) -> None:
     assert permuted != list(range(NUM_EXAMPLES))
 
 
+def test_a_loader_keeps_its_share_beside_another_around_the_same_shards(folder: Path) -> None:
+    def around(shards: TarShards) -> EchoLoader:
+        return EchoLoader(shards, 2, decode=label_alone, rank=1, world_size=2)
+
+    shards = TarShards(f"{folder}/*.tar")
+    loader, alone = around(shards), around(TarShards(f"{folder}/*.tar"))
+    whole = EchoLoader(shards, 2, decode=label_alone, epochs=1)
+    for _ in range(3):
+        assert sorted(labels(whole)) == list(range(NUM_EXAMPLES))
+        assert labels(islice(loader, NUM_EXAMPLES)) == labels(islice(alone, NUM_EXAMPLES))
+
+
 @pytest.mark.parametrize("world", [2, 3, 6], ids=lambda world: f"{world} ranks")  # 6: more than shards
 @pytest.mark.parametrize("kind", ["tar", "indexed"])
 def test_ranks_share_out_every_pass(folder: Path, kind: str, world: int) -> None:

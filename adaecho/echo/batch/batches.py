@@ -112,25 +112,28 @@ class Collating:
     """Makes batches by a function of the user's: its draws follow the batch, whoever works beside it.
 
     One that draws from the global generators, which the step shares, is called while the consumer waits for
-    it and finds them seeded; so is each until that is known. Others are called ahead: one at a
-    time, unless they say ``thread_safe = True``, as one around a Hugging Face tokenizer keeps the length
-    that it was asked for last.
+    it and finds them seeded; so is each until that is known, which with workers the first call tells. Others
+    are called ahead: one at a time, unless they say ``thread_safe = True``, as one around a Hugging Face
+    tokenizer keeps the length that it was asked for last.
 
     Args:
         collate: a list of examples to a batch; None for the default.
         seed: of what it draws.
         origin: what to call the example of a serial in a message.
+        workers: whether there are any.
 
     Attributes:
         draws: from the global generators; None until that is known.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any] | None, seed: int, origin: Origin) -> None:
+    def __init__(
+        self, collate: Callable[[list[Any]], Any] | None, seed: int, origin: Origin, *, workers: bool
+    ) -> None:
         self.is_default, self._seed, self._origin = collate is None, seed + _COLLATE_SEED, origin
         self._collate = tree.collate if collate is None else collate
         self.draws: bool | None = False if collate is None or _may_be_shared(collate) else None
         self._turn: Any = nullcontext() if self.draws is False else threading.Lock()
-        self._moved = 0  # generators, calls so far
+        self._moved, self._workers = 0, workers  # generators, by so many calls
 
     def batch(self, items: keyed.Items, examples: list[Any], *, seeded: bool = True) -> Any:
         """The batch; while the consumer waits for it, unless it is known not to draw.
@@ -149,7 +152,7 @@ class Collating:
             batch, moved = tried(lambda: self._collated(items, examples), key if seeded else None)
             self._moved += moved
             if not moved:
-                self.draws = False
+                self.draws = False if self._workers or not seeded else None  # a later batch may
             elif seeded and self._moved == _LOOKS:
                 self.draws = True
             return batch

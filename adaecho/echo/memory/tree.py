@@ -363,10 +363,7 @@ def _copied(value: Any, deep: bool, pictures: bool) -> Any:
         return memoryview(bytearray(value)).cast(value.format, value.shape) if value.nbytes else value
     if kind is torch.Tensor:
         # Each call of torch gives the interpreter's lock away and has to get it back.
-        if not value.requires_grad:
-            return value.clone()
-        copied = value.detach().clone()
-        return copied.requires_grad_() if deep else copied  # what is still to be written into must not
+        return value.detach().clone() if value.requires_grad else value.clone()
     if kind is dict:
         return {key: _copied(part, deep, pictures) for key, part in value.items()}
     if isinstance(value, np.generic):  # a row of a structured array is a view of it, which can be written to

@@ -103,3 +103,22 @@ def test_the_generators_are_left_to_a_step_beside_the_thread_that_takes_batches(
             assert [float(torch.rand(())) for _ in drawn] == drawn
         assert [str(one.message) for one in caught][: len(told)] == told
     assert sum(map(len, taken)) == 2 * 4 * 40
+
+
+def test_a_collate_that_draws_for_few_batches_is_seeded_for_these_without_workers() -> None:
+    def collate(rows: list[int]) -> list[Any]:
+        return [*rows, random.random()] if max(rows) > 15 else rows
+
+    def make() -> EchoLoader:
+        return EchoLoader(list(range(40)), 4, collate=collate, order="stored", epochs=1)
+
+    first, resumed = make(), make()
+    with pytest.warns(UserWarning, match="collate draws random numbers"):
+        batches = list(first)
+    assert [len(batch) for batch in batches[:5]] == [4, 4, 4, 4, 5], "or this test shows nothing"
+    start = make()
+    taken = iter(start)
+    assert [next(taken) for _ in range(2)] == batches[:2]
+    resumed.load_state_dict(start.state_dict())
+    random.seed(9)
+    assert list(islice(resumed, 4)) == batches[2:6]

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import tracemalloc
 from collections import Counter
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -120,6 +121,25 @@ def test_set_epoch_of_a_new_loader_around_what_is_iterated_is_told() -> None:
     tried = EchoLoader(Stream(20), 4, epochs=1)
     iter(tried)
     assert len(labels(tried)) == 5
+
+
+def test_a_state_comes_before_what_set_epoch_said_before_and_epoch_tells_what_begins() -> None:
+    first, loader = (EchoLoader(Rows(20), 4, epochs=1) for _ in range(2))
+    passes = [labels(first) for _ in range(4)]
+    loader.set_epoch(2)
+    assert loader.epoch == 2
+    assert labels(loader) == passes[2]
+    state = loader.state_dict()
+    loader.set_epoch(0)
+    loader.load_state_dict(state)
+    assert loader.epoch == 3
+    assert labels(loader) == passes[3]
+
+
+def test_a_state_holds_plain_values_whatever_was_given() -> None:
+    given: dict[str, Any] = {"echo": np.str_("batch"), "order": np.str_("stored"), "factor": Fraction(3, 2)}
+    state = EchoLoader(Rows(20), 4, **given).state_dict()
+    assert through_torch_save(state)["settings"]["factor"] == 1.5
 
 
 def test_an_earlier_epoch_is_read_under_the_factor_in_force() -> None:

@@ -90,6 +90,18 @@ def test_one_that_can_not_be_resumed_or_is_wrong_is_refused(sampler: Any, messag
         EchoLoader(arrays(LENGTH), 4, sampler=sampler, **ranks)  # type: ignore[arg-type]
 
 
+class Own(data.RandomSampler):
+    """Of torch's with a generator, which it doesn't ask."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(LENGTH).tolist())
+
+
+def test_one_that_has_a_generator_and_draws_from_the_global_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="it drew two orders for one pass"):
+        EchoLoader(Dataset(LENGTH), 4, sampler=Own(range(LENGTH)))
+
+
 class Sharded(Dataset):
     def __init__(self, lengths: list[int], open_shards: int = 1) -> None:
         super().__init__(sum(lengths))

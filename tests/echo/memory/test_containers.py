@@ -133,9 +133,3 @@ def test_what_decode_writes_into_whole_batches_is_written_once(name: str, factor
                         resumed.load_state_dict(loader.state_dict())
                         rest = [batch["x"].tolist() for batch in resumed]
                     assert rest == [[1, 1]] * (12 * factor - 1 - taken)
-
-
-def test_all_uses_of_a_batch_require_gradients_where_it_does() -> None:
-    batches = [torch.zeros(2, requires_grad=True) for _ in range(12)]
-    with EchoLoader(lambda: iter(batches), None, echo="batch", factor=2, epochs=1) as loader:
-        assert all(batch.requires_grad for batch in loader)

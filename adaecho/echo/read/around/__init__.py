@@ -9,6 +9,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from adaecho.echo.memory.tree import Spans, duplicate, spans
@@ -51,6 +52,7 @@ class IterableSource:
         self.reordered = any(hasattr(part, "set_epoch") for part in parts_of(source))
         workers = getattr(source, "num_workers", 0)
         self.works_ahead = isinstance(workers, int) and workers > 0
+        self._share: Callable[[], object] = lambda: None
         self._opened: Any = None  # what is its own iterator, and was opened last
         self.within = False
         self._teller: Teller | None = None  # of the iterator opened last
@@ -65,14 +67,15 @@ class IterableSource:
             return None
 
     def set_share(self, rank: int, world: int) -> bool:
-        """Whether the source gives one rank's examples alone."""
+        """Whether the source gives one rank's examples alone, from here on in each pass."""
         set_share = getattr(self._source, "set_share", None)
         if set_share is not None:
-            set_share(rank, world)
+            self._share = partial(set_share, rank, world)
         return set_share is not None
 
     def open_pass(self, number: int, position: Position = ()) -> Iterator[Any]:
         """The iterator of one pass, from somewhere within it."""
+        self._share()  # another loader around the same source may have told it its own
         tell_pass(self._source, number)
         teller = teller_of(self._source)
         if position and not isinstance(position, dict):
