@@ -190,8 +190,11 @@ class Pipeline:
         """What the reader tells of a position, while it is not elsewhere."""
         index, streams = position.next_index, self.streams
         # Only what is iterated needs to know, and to look for the oldest takes a while.
-        oldest = streams.oldest_serial(position) if isinstance(self.source, IterableSource) else 0
-        return self.reader.progress(oldest, index), self.reader.witnesses.before(index * streams.world)
+        iterated = isinstance(self.source, IterableSource)
+        oldest = streams.oldest_serial(position) if iterated else 0
+        # Between two iterations rows may be shared out otherwise, and come in another order.
+        progress = self.reader.progress(oldest, index) if iterated or position.in_pass else []
+        return progress, self.reader.witnesses.before(index * streams.world)
 
     def state(self, position: Callable[[], Position]) -> dict[str, Any]:
         """What a loader of the same settings and source needs to go on from a position: plain values.

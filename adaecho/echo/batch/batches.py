@@ -151,8 +151,8 @@ class Collating:
                     return self._collated(items, examples)
             batch, moved = tried(lambda: self._collated(items, examples), key if seeded else None)
             self._moved += moved
-            if not moved:
-                self.draws = False if self._workers or not seeded else None  # a later batch may
+            if not moved and (self._workers or not seeded):
+                self.draws = False  # else a later batch may
             elif seeded and self._moved == _LOOKS:
                 self.draws = True
             return batch

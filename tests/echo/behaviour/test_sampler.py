@@ -142,6 +142,18 @@ def test_a_state_goes_on_in_no_other_order_of_its_pass(kind: str, echo: str) -> 
     make(other).load_state_dict(first.state_dict())  # between passes
 
 
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("kind", ["shards", "sampler"])
+def test_between_passes_there_may_be_other_ranks(kind: str, ranks: tuple[int, int]) -> None:
+    first, other = (
+        EchoLoader(batch_size=5, epochs=1, rank=0, world_size=number, **ORDERS[kind][0]) for number in ranks
+    )
+    for _ in range(3):
+        labels(first)
+        other.load_state_dict(first.state_dict())
+        assert len(labels(other)) == len(other)
+
+
 def test_states_of_before_hold_no_mark_of_the_order() -> None:
     loader = EchoLoader(batch_size=5, epochs=1, **ORDERS["shards"][0])
     next(iter(loader))
