@@ -133,7 +133,8 @@ class Collating:
         self._collate = tree.collate if collate is None else collate
         self.draws: bool | None = False if collate is None or _may_be_shared(collate) else None
         self._turn: Any = nullcontext() if self.draws is False else threading.Lock()
-        self._moved, self._workers = 0, workers  # generators, by so many calls
+        self._workers = workers
+        self._looks = self._moved = 0  # calls that were looked at, and those that moved generators
 
     def batch(self, items: keyed.Items, examples: list[Any], *, seeded: bool = True) -> Any:
         """The batch; while the consumer waits for it, unless it is known not to draw.
@@ -145,14 +146,15 @@ class Collating:
             if self.draws is False or (self.draws and not seeded):
                 return self._collated(items, examples)
             key = int(keyed.item_keys(self._seed, items[:1])[0])
-            if self.draws:
+            # Without workers to call it ahead it may draw in any later batch.
+            if self.draws or (seeded and not self._workers and self._looks >= _LOOKS):
                 with global_generators_kept():
                     seed_globally(key, key >> 1)
                     return self._collated(items, examples)
             batch, moved = tried(lambda: self._collated(items, examples), key if seeded else None)
-            self._moved += moved
+            self._looks, self._moved = self._looks + 1, self._moved + moved
             if not moved and (self._workers or not seeded):
-                self.draws = False  # else a later batch may
+                self.draws = False
             elif seeded and self._moved == _LOOKS:
                 self.draws = True
             return batch

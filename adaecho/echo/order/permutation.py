@@ -250,8 +250,8 @@ class SampledOrder(Permutation):
         self._sampler, self._num_rows = sampler, rows
         self._marked: tuple[Any, int] = None, 0  # rows of a pass, and their mark
         self._lock = threading.Lock()  # a sampler draws for one thread at a time
-        asks_it = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
-        if not asks_it and not np.array_equal(self._drawn(0), self._drawn(0)):
+        asks_generator = hasattr(sampler, "generator") and type(sampler).__module__.startswith("torch.")
+        if not asks_generator and not np.array_equal(self._drawn(0), self._drawn(0)):
             raise ValueError(
                 f"sampler={type(sampler).__name__}: it drew two orders for one pass, and no resume could be "
                 "exact; let it draw from a torch.Generator in its attribute `generator`, or from what "

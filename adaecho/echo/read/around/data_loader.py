@@ -242,9 +242,8 @@ class _Copy:
     def __init__(self, original: Any) -> None:
         self._original, self._seen = original, dict[str, Any]()
         self.copy = original
-        if hasattr(original, "__dict__") or hasattr(
-            original, "__slots__"
-        ):  # a list of rows has no generator, and may be filled otherwise
+        # A list of rows has no generator, and may be filled otherwise.
+        if hasattr(original, "__dict__") or hasattr(original, "__slots__"):
             with suppress(TypeError):  # of an iterator, which can be used once
                 self.copy = copy.copy(original)
 
