@@ -20,12 +20,13 @@ from adaecho.records.table import end_of_sweep
 Cells = tuple[str, ...]
 
 EXPLANATION = (
-    "Costs are read off at the first evaluation that meets the target. Each search is represented by the "
-    "trial that needed fewest fresh examples. Costs are means over the searches that reached the target, and "
-    "their range is over these searches; with one search per arm, over its trials that reached it. The "
-    "ratio is that of fresh examples to the baseline's. Missed, diverged and failed count trials; diverged "
-    "ones are replaced. Where no target was set: means over the runs of an arm at the end of their budgets, "
-    "with the range of the metric; the gain is AdaScale's, averaged over the steps."
+    "Costs are read off at the first evaluation that meets the target, or at the last of so many in a row "
+    "where a target asks for several. Each search is represented by the trial that needed fewest fresh "
+    "examples. Costs are means over the searches that reached the target, and their range is over these "
+    "searches; with one search per arm, over its trials that reached it. The ratio is that of fresh examples "
+    "to the baseline's. Missed, diverged and failed count trials; diverged ones are replaced. Where no "
+    "target was set: means over the runs of an arm at the end of their budgets, with the range of the "
+    "metric; the gain is AdaScale's, averaged over the steps."
 )
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}"

@@ -29,6 +29,10 @@ _TAKEN = {
     *("lock", "workers", "slurm", "wandb", "design.json", "data.json"),
     *("trials.json", "outcome.json", "optuna.journal"),
 }
+_MEASURED_BY = (
+    *("evaluate.every_fresh_examples", "evaluate.max_examples"),
+    *("data.validation_examples", "data.split_seed"),
+)
 _DIVERGENCE = ("max_loss", "target.chance", "target.chance_share")
 
 
@@ -132,7 +136,20 @@ def build_arms(typed: Typed, compose: Compose) -> tuple[tuple[Arm, ...], SearchC
         for name, baseline in shared["baselines"].items()
         if name in {*names, *shared["arms"]} and not {name, baseline} <= names
     ]
-    return tuple(named), search, left_out
+    return tuple(named), search, left_out + _measured_otherwise(named)
+
+
+def _measured_otherwise(arms: Sequence[Arm]) -> list[str]:
+    """One line for each key by which arms' metrics, and so their costs to a target, are of other examples."""
+    lines = []
+    for key in _MEASURED_BY:
+        of_first, *others = ((value_at(arm.config, key), arm.name) for arm in arms)
+        lines += [
+            f"{key}: {value} in arm {name}, {of_first[0]} in arm {of_first[1]}: measured otherwise, their "
+            "costs can't be compared, and a ratio of them says little"
+            for value, name in [other for other in others if other[0] != of_first[0]][:1]
+        ]
+    return lines
 
 
 def _check_names(arms: Iterable[str], baselines: Mapping[str, str]) -> None:

@@ -224,6 +224,16 @@ def test_a_baseline_that_is_no_arm_is_named(arms_of: BuildArms, capsys: pytest.C
     assert "search.baselines.b: no ratio to c" in capsys.readouterr().out
 
 
+def test_arms_that_are_measured_otherwise_are_named(
+    arms_of: BuildArms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms_of("echo=none,batch", "evaluate.every_fresh_examples=100,200")
+    told = capsys.readouterr().out
+    assert "evaluate.every_fresh_examples: 200 in arm echo-none_every_fresh_examples-200, 100 in arm" in told
+    arms_of("echo=none,batch")
+    assert "measured otherwise" not in capsys.readouterr().out
+
+
 def test_names_of_arms_that_folders_can_not_have_are_refused_where_rows_miss_them(arms_of: BuildArms) -> None:
     blank = "+search.arms={a: ['echo=batch'], b c: ['echo=none']}"
     assert [arm.name for arm in arms_of(blank)] == ["a", "b-c"]
