@@ -16,7 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import check_parts, opened, values
-from adaecho.datasets.storage import files_in, is_hidden, warn_of_unread
+from adaecho.datasets.storage import files_in, warn_of_unread
 from adaecho.errors import DataError, warn
 
 Text = str | Exception
@@ -124,9 +124,7 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
             f"data.path={path}: there is no such file or folder, and it is no hub id (owner/name, or "
             "owner/name/configuration)"
         )
-    inside = [
-        one for one in files_in(root, _ROW_ENDINGS + _TEXT_ENDINGS) if not is_hidden(one.relative_to(root))
-    ]
+    inside = files_in(root, _ROW_ENDINGS + _TEXT_ENDINGS)
     rows = [one for one in inside if one.name.lower().endswith(_ROW_ENDINGS)]
     texts = [one for one in inside if one.name.lower().endswith(_TEXT_ENDINGS)]
     if rows and (left_out := [one.name for one in texts if one.name.lower().endswith(".txt")]):

@@ -341,7 +341,7 @@ def _folders(top: Path) -> LabelledImages:
     others: Counter[str] = Counter()  # by their endings
     deeper: list[Path] = []
     for label, name in enumerate(classes):
-        inside = [file for file in files_in(top / name, IMAGE_ENDINGS) if file.name[0] != "."]
+        inside = files_in(top / name, IMAGE_ENDINGS)
         found = [file for file in inside if file.suffix.lower() in IMAGE_ENDINGS]
         others.update(file.suffix.lower() for file in inside if file.suffix.lower() not in IMAGE_ENDINGS)
         if not found:

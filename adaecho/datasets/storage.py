@@ -85,8 +85,8 @@ def check_links(paths: Iterable[Path], endings: str | tuple[str, ...] = "") -> N
 def files_in(top: Path, endings: tuple[str, ...]) -> list[Path]:
     """The regular files in a folder and all below it, in order; or the file itself.
 
-    Links to folders are followed, into each folder once, and to none that the first lies in. Folders of runs
-    and sweeps, and W&B's, are left out, whose records and figures are no data.
+    Links to folders are followed, into each folder once, and to none that the first lies in. What is hidden
+    is left out, and so are folders of runs and sweeps, and W&B's, whose records and figures are no data.
 
     Args:
         endings: of what would be read: see ``check_links``.
@@ -98,20 +98,15 @@ def files_in(top: Path, endings: tuple[str, ...]) -> list[Path]:
         return [top] if top.is_file() else []
     found, seen = list[Path](), set(map(str, top.resolve().parents))
     for folder, inside, names in os.walk(top, followlinks=True, onerror=_tell):
-        inside.sort()  # of two ways to a folder always the same is taken
+        inside[:] = sorted(name for name in inside if name[0] != ".")  # of two ways always the same is taken
         here = os.path.realpath(folder)
         if here in seen or holds_records(names):
             inside.clear()
         else:
             seen.add(here)
-            found += [Path(folder, name) for name in names]
-    check_links((file for file in found if not is_hidden(file.relative_to(top))), endings)
+            found += [Path(folder, name) for name in names if name[0] != "."]
+    check_links(found, endings)
     return sorted(filter(Path.is_file, found))
-
-
-def is_hidden(path: Path) -> bool:
-    """Whether it, or a folder that it names, is."""
-    return any(name[:1] == "." for name in path.parts)
 
 
 def warn_of_unread(top: Path, files: Iterable[Path]) -> None:

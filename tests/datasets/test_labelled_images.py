@@ -272,12 +272,13 @@ def test_bad_examples_say_why(example: dict[str, Any], message: str) -> None:
         decode_labelled(example, 3)
 
 
-def test_files_in_class_folders_that_are_no_images_are_counted_andnamed(
+def test_files_in_class_folders_that_are_no_images_are_counted_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders(tmp_path, {"train": range(6)})
     inside = next((tmp_path / "train").iterdir())
-    for name in ("one.heic", "two.HEIC", "list.txt", ".DS_Store"):
+    (inside / ".ipynb_checkpoints").mkdir()
+    for name in ("one.heic", "two.HEIC", "list.txt", ".DS_Store", ".ipynb_checkpoints/0-checkpoint.jpg"):
         (inside / name).touch()
     found = labelled(tmp_path)
     assert len(found.source) == 6
