@@ -8,6 +8,7 @@ with headroom.watch(loader) as seen:
 # prints seen.report()
 """
 
+import math
 import sys
 import time
 from collections import deque
@@ -148,7 +149,10 @@ class Watch:
             raise TypeError("headroom.Watch() watches no loader; give it one to iterate: Watch(loader)")
         batches = iter(self._loader)
         endless = self._is_ours and self._loader.settings.epochs is None  # type: ignore[attr-defined]
-        if not endless and all(batches is not one for one in (self._loader, self._iterator)):  # a new pass
+        # A DataLoader whose workers persist gives its iterator again, at the beginning of another pass.
+        persistent = getattr(self._loader, "persistent_workers", False)
+        same = not persistent and any(batches is one for one in (self._loader, self._iterator))
+        if not endless and not same:
             self._read_ahead.clear()
         self._iterator = batches
         self._clock, self._ready = _clock(), None  # making workers is no wait for a batch
@@ -200,10 +204,11 @@ class Watch:
         """Read some batches with no step in between; they come to the loop as if nothing had been."""
         self._probed = True  # once: what a short pass reads ahead leaves no step that waits
         workers = self.workers or 0
-        queue = workers * int(getattr(self._loader, "prefetch_factor", None) or 0)
+        queue = math.ceil(workers * int(getattr(self._reader, "prefetch_factor", None) or 0) * self._echoed)
         self._read_ahead.extend(map(_kept, islice(batches, queue)))
         # Workers that began together give batches together: whole rounds of them.
-        pulls = -(-self._replay // max(workers, 1)) * max(workers, 1)
+        of_each = max(math.ceil(workers * self._echoed), 1)
+        pulls = -(-self._replay // of_each) * of_each
         spent: list[float] = []
         computed_s, host = cpu_s(), HostClock()
         begin = now = host.mark()
@@ -247,8 +252,14 @@ class Watch:
     @property
     def workers(self) -> int | None:
         """Of the loader; 0 of one that reads in the loop's own thread, None where it doesn't tell."""
-        told = getattr(self._loader, "num_workers", None)
+        told = getattr(self._reader, "num_workers", None)
         return told if isinstance(told, int) else None
+
+    @property
+    def _reader(self) -> Any:
+        """Whose workers read: of an EchoLoader around a loader that has some, that loader."""
+        inner = getattr(self._loader, "dataset", None) if self._is_ours else None
+        return inner if getattr(inner, "num_workers", 0) else self._loader
 
     @property
     def upstream_s(self) -> float:
@@ -332,8 +343,8 @@ class Watch:
             batches = 0
         return Loop(
             self.wait_s, self.step_s, self.upstream_s, self.downstream_s, self.workers,
-            self._is_ours and not getattr(self._loader, "processes", False), self.busy, cores(),
-            self.batch_bytes, batches, self._echoed,
+            self._is_ours and self._reader is self._loader and not getattr(self._loader, "processes", False),
+            self.busy, cores(), self.batch_bytes, batches, self._echoed,
         )  # fmt: skip
 
     def _expected(self) -> str:

@@ -92,6 +92,27 @@ def test_the_ratio_of_paced_loaders(
     assert seen.ideal_gain == pytest.approx((waited_s + step_s) / step_s, rel=0.05)
 
 
+class Arrays(Beside):
+    def __iter__(self) -> Iterator[Any]:
+        return map(np.atleast_1d, super().__iter__())
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("upstream_s", [0.01, 0.07, 0.2], ids=["fast", "above", "slow"])
+def test_the_ratio_around_a_loader_that_works_ahead(
+    clock: MadeUpClock, upstream_s: float, factor: int
+) -> None:
+    """Its workers read beside the step, whoever asks it for batches."""
+    around = Arrays(clock, upstream_s * factor, 200, 2, 2)
+    settings: dict[str, Any] = {"echo": "batch", "factor": factor} if factor > 1 else {}
+    with EchoLoader(around, batch_size=None, epochs=1, **settings) as loader:
+        seen = headroom.watch(loader)
+        for _ in seen:
+            clock.now += 0.04
+    assert pytest.approx(upstream_s / 0.04, rel=0.05) == seen.R
+    assert "(now 0" not in seen.report()
+
+
 def test_gains_follow_equation_1(clock: MadeUpClock) -> None:
     seen = run(Beside(clock, 0.12, 200, 2, 2), clock, 0.04)  # R = 3
     gains = [seen.gain(*at) for at in ((2, 0.5), (3, 0.5), (6, 0.5), (1, 1))]
@@ -383,6 +404,10 @@ def test_a_pass_begins_with_its_own_batches() -> None:
     kept = SimpleNamespace(iterator=iter(range(40)))
     seen = headroom.watch(type("Kept", (), {"__iter__": lambda _: kept.iterator})())
     assert [*islice(seen, 8), *seen] == list(range(40))
+    rows: Any = range(40)
+    persistent = torch.utils.data.DataLoader(rows, 1, num_workers=1, persistent_workers=True)
+    seen = headroom.watch(persistent)
+    assert [int(batch) for batch in [*islice(seen, 8), *seen]] == [*range(8), *range(40)]
     with EchoLoader(list(range(40)), 1, shuffle=False) as endless:
         seen = headroom.watch(endless)
         assert [int(batch) for batch in [*islice(seen, 8), *islice(seen, 8)]] == list(range(16))
