@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of the run's config")
     parser.add_argument("--weights", choices=WEIGHTS, default="final", help="which of the run's (final)")
-    typed = parser.parse_args(arguments)
+    typed = parser.parse_intermixed_args(arguments)
     with told():
         for line in lines(evaluate(typed.run, typed.overrides, weights=typed.weights)):
             say(line)

@@ -196,7 +196,10 @@ def num_bytes(batch: Any) -> int:
         return sum(map(num_bytes, batch.values()))
     if isinstance(batch, list | tuple):
         return sum(map(num_bytes, batch))
-    return int(getattr(batch, "nbytes", 0))
+    try:
+        return int(getattr(batch, "nbytes", 0))
+    except RuntimeError:  # as of a sparse tensor
+        return 0
 
 
 def _peak_bytes() -> int | None:

@@ -216,12 +216,13 @@ class Watch:
             spent.append(host.mark() - now)
             self._read_ahead.append(_kept(batch))
             now = host.mark()
-            if now - begin > LONGEST_PROBE_S and len(spent) >= max(workers, 2):
+            if now - begin > LONGEST_PROBE_S and len(spent) >= max(of_each, 2):
                 break
         # What a loader that tells of no workers had ready comes at once, and a part of the next one was done.
         ahead = 0 if workers else 1 + next((i for i, one in enumerate(spent) if one > max(spent) / 10), 0)
-        if len(spent) - ahead > 1:
-            self.loader_s = sum(spent[ahead:]) / (len(spent) - ahead)
+        spent = spent[ahead : len(spent) - len(spent) % of_each]
+        if len(spent) > 1:
+            self.loader_s = sum(spent) / len(spent)
             self.busy = cores_kept_busy(computed_s, now - begin)
             self.batch_bytes = num_bytes(self._read_ahead[-1])
         self._to_skip = queue + ahead

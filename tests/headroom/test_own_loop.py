@@ -92,6 +92,20 @@ def test_the_ratio_of_paced_loaders(
     assert seen.ideal_gain == pytest.approx((waited_s + step_s) / step_s, rel=0.05)
 
 
+class InRounds(InTurn):
+    """Two workers that give their batches together, and at the end of a pass one more."""
+
+    num_workers, prefetch_factor = 2, 2
+
+    def __init__(self, clock: MadeUpClock, number: int) -> None:
+        super().__init__(clock, 0.0, number)
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in super().__iter__():
+            self.clock.now += 0.08 * (batch % 2)
+            yield batch
+
+
 class Arrays(Beside):
     def __iter__(self) -> Iterator[Any]:
         return map(np.atleast_1d, super().__iter__())
@@ -111,6 +125,14 @@ def test_the_ratio_around_a_loader_that_works_ahead(
             clock.now += 0.04
     assert pytest.approx(upstream_s / 0.04, rel=0.05) == seen.R
     assert "(now 0" not in seen.report()
+
+
+@pytest.mark.parametrize("number", range(10, 15))
+def test_a_pass_that_ends_while_the_loader_runs_alone_says_what_whole_rounds_do(
+    clock: MadeUpClock, number: int
+) -> None:
+    seen = run(InRounds(clock, number), clock, 0.02)
+    assert seen.loader_s == (pytest.approx(0.04) if number > 10 else None)
 
 
 def test_gains_follow_equation_1(clock: MadeUpClock) -> None:
@@ -354,6 +376,7 @@ def test_batches_of_a_data_loader_are_its_own() -> None:
         torch.testing.assert_close(batch, expected, rtol=0, atol=0)
     assert seen.loader_s is not None
     assert seen.batch_bytes == 8 * 4 + 8 * 8
+    assert advice.num_bytes(torch.eye(2).to_sparse()) == 0
     nested = {"x": np.zeros((4, 2)), "more": [torch.zeros(3), (np.zeros(1, np.uint8), "a")]}
     assert advice.num_bytes(nested) == 64 + 12 + 1
 

@@ -51,7 +51,8 @@ class Augmentation:
     def __init__(self, augment: Any, seed: int, origin: Origin = "example {}".format) -> None:
         self._augment, self._seed, self._origin = augment, seed, origin
         self._block = getattr(augment, "block", None)
-        self.uses_global_generators = self._block is None and _num_arguments(augment) == 1
+        self._by_name, num_arguments = _signature(augment) if self._block is None else (False, 0)
+        self.uses_global_generators = num_arguments == 1
 
     def __call__(self, items: keyed.Items, examples: Examples) -> Examples:
         """The augmented examples of these items."""
@@ -68,7 +69,8 @@ class Augmentation:
 
     def _drawn(self, example: Any, key: int) -> Any:
         if not self.uses_global_generators:
-            return self._augment(example, keyed.generator(key))
+            rng = keyed.generator(key)
+            return self._augment(example, rng=rng) if self._by_name else self._augment(example, rng)
         seed_globally(key, key >> 1)
         return self._augment(example)
 
@@ -142,20 +144,23 @@ def span(items: keyed.Items, origin: Origin) -> str:
     return first if len(items) == 1 else f"{len(items)} examples, from {first} to {last}"
 
 
-def _num_arguments(augment: Callable[..., Any]) -> int:
+def _signature(augment: Callable[..., Any]) -> tuple[bool, int]:
+    """Whether its generator goes by name, as another argument is the second; and how many it is given."""
     if not callable(augment):
         pair = "; two parts are a tuple, (once, each_time)" * isinstance(augment, list)
         raise ValueError(f"augment: a {type(augment).__name__} can't be called and has no block{pair}")
     try:
         parameters = inspect.signature(augment).parameters.values()
     except ValueError:
-        return 1  # written in C without a signature: a plain function of the example
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+        return False, 1  # written in C without a signature: a plain function of the example
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in parameters if p.kind in kinds]
+    required = [p for p in positional if p.default is p.empty]
     if len(required) > 2:
         raise ValueError(f"augment: takes {len(required)} arguments; must be augment(example, rng)")
     named_rng = any(p.name == "rng" for p in parameters)
-    return 2 if len(required) == 2 or named_rng else 1
+    by_name = named_rng and [p.name for p in positional[1:2]] != ["rng"]
+    return by_name, 2 if len(required) == 2 or named_rng else 1
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,25 @@ def test_the_same_for_any_number_of_workers_and_the_consumers_own_draws_are_left
     assert multiprocessing.active_children() == []
 
 
+def _keyed_by_name(row: int, scale: float = 1.0, *, rng: np.random.Generator) -> float:
+    return row + scale * rng.random()
+
+
+def _keyed_after_another(row: int, scale: float = 1.0, rng: np.random.Generator | None = None) -> float:
+    return row + scale * (rng or np.random.default_rng()).random()
+
+
+def test_a_generator_comes_to_what_is_named_so() -> None:
+    def augment(row: int, rng: np.random.Generator) -> float:
+        return row + rng.random()
+
+    expected, *others = (
+        [batch.tolist() for batch in EchoLoader(list(range(8)), 4, epochs=1, augment=one)]
+        for one in (augment, _keyed_by_name, _keyed_after_another)
+    )
+    assert others == [expected, expected]
+
+
 def test_its_errors_reach_the_caller() -> None:
     with EchoLoader(Dataset(9), 2, num_workers=1, augment=fail, order="stored") as loader:
         batches = iter(loader)
