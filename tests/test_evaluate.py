@@ -45,9 +45,8 @@ def test_the_weights_of_the_end_and_of_the_best_have_their_recorded_metrics(
     evaluate.main([str(trained)])
     value = told["final"]["accuracy"]
     assert capsys.readouterr().out.splitlines()[0] == f"validation accuracy {value!r} (as recorded)"
-    evaluate.main(
-        [str(trained), "--weights", "final", "evaluate.max_examples=99"]
-    )  # fewer images have the recorded beside them
+    # Fewer images have the recorded beside them.
+    evaluate.main([str(trained), "--weights", "final", "evaluate.max_examples=99"])
     assert f"(recorded {told['final']['cross_entropy']!r})" in capsys.readouterr().out
 
 
