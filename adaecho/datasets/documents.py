@@ -157,27 +157,38 @@ def _check_once(path: str, tables: list[Path]) -> None:
                 )
 
 
-def _part_at(depth: int, folders: list[str]) -> str:
-    name = folders[depth] if depth < len(folders) else ""
-    return name if name in _PARTS else ""
+def _part_of(name: str) -> str:
+    """The part that a name says, of a file or folder in lower case: a word of it; training comes first."""
+    found = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", name))
+    return _PARTS.get(next(found, ""), "")
+
+
+def _by_folders(folders: list[list[str]]) -> list[str]:
+    """The part that a folder of each file says, "" where none does; empty where no depth tells parts.
+
+    That is the first where folders beside one another are for training and for another part, or where all are
+    named as parts; whole names come before words of them.
+    """
+    for part_of in ({**_PARTS, "training": "train", "testing": "test"}.get, _part_of):
+        for depth in range(max(map(len, folders))):
+            found = [(part_of(names[depth]) or "") if depth < len(names) else "" for names in folders]
+            beside: dict[tuple[str, ...], set[str]] = {}
+            for names, part in zip(folders, found, strict=True):
+                beside.setdefault(() if all(found) else tuple(names[:depth]), set()).add(part)
+            if any("train" in parts and len(parts - {""}) > 1 for parts in beside.values()):
+                return found
+    return []
 
 
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Files by the part that a folder, or else their name, says; all for training if none does.
-
-    Folders say it where they tell training from another part: the first ones, or of a tree those at the first
-    depth where all are named as parts.
-    """
+    """Files by the part that a folder, or else their name, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
     folders = [[name.lower() for name in file.relative_to(root).parts[:-1]] for file in files]
-    depths = range(max(map(len, folders)) or 1)
-    first, *deeper = ([_part_at(depth, names) for names in folders] for depth in depths)
-    candidates = [first, *(found for found in deeper if all(found))]
-    by_folder = next((found for found in candidates if "train" in found and len({*found} - {""}) > 1), None)
+    by_folder = _by_folders(folders)
     for row, file in enumerate(files):
-        named = [part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", file.name.lower())]
-        part = next(filter(None, [by_folder[row], *named] if by_folder else [*named, first[row]]), "")
-        parts.setdefault(_PARTS.get(part, ""), []).append(file)
+        named, first = _part_of(file.name.lower()), _PARTS.get(next(iter(folders[row]), ""), "")
+        part = by_folder[row] or named if by_folder else named or first
+        parts.setdefault(part, []).append(file)
     if "train" not in parts:
         if held_out := parts.get("validation"):
             warn(
@@ -195,7 +206,7 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
             f"{len(left_out)} others no name says train, validation or test ({', '.join(left_out[:3])}); "
             "rename the one, or move away what is not to be read"
         )
-    if kinds and len(unnamed) > len(files) - len(unnamed):  # more than a README beside the texts
+    if len(unnamed) > (len(files) - len(unnamed) if kinds else 0):  # more than a README beside the texts
         warn(
             f"data.path={root}: {parts['train'][0].name} is named as the part for training, and "
             f"{len(unnamed)} others are left out, of which no name says train, validation or test "

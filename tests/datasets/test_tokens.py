@@ -423,6 +423,15 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("TRAIN/a.JSONL", "Validation/a.jsonl"), ["a.jsonl"]),
         (("train/test-of-time.txt", "val/train-to-rome.txt"), ["train-to-rome.txt"]),
         (("plain/train/a.txt", "plain/test/a.txt", "plain/validation/b.txt"), ["b.txt"]),
+        (("README.md", "data/train/a.txt", "data/test/a.txt", "data/val/b.txt"), ["b.txt"]),
+        (
+            ("c/train/0.parquet", "c/test/0.parquet", "c/val/1.parquet", "c/unsupervised/0.parquet"),
+            ["1.parquet"],
+        ),
+        (("mnli/train/0.jsonl", "mnli/test_b/0.jsonl", "mnli/validation_b/1.jsonl"), ["1.jsonl"]),
+        (("wiki_train/a.txt", "wiki_val/b.txt"), ["b.txt"]),
+        (("training/a.txt", "testing/b.txt", "valid/b.txt"), ["b.txt"]),
+        (("lib/train/a.py", "tools/test/b.py", "c.py"), None),
         (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
         (("test/train.txt", "test/valid.txt", "test/test.txt"), ["valid.txt"]),
         (("train/train.txt", "train/val.txt"), ["val.txt"]),
@@ -444,6 +453,21 @@ def test_parts_are_named_by_files_or_folders(
         return
     assert [path.name for path in parts["validation"]] == validation
     assert len(parts["train"]) == 1
+
+
+def test_what_lies_beside_parts_below_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """IMDB's archive as it unpacks, and the hub's own copy of it as tables."""
+    for name in ("imdb/train/a.txt", "imdb/test/b.txt", "imdb/vocabulary.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    with pytest.raises(DataError, match=r"a\.txt is named .* 1 others .*\(vocabulary\.txt\); rename"):
+        find_documents(str(tmp_path))
+    for name in ("train", "test", "unsupervised"):
+        (tmp_path / "plain_text" / name).mkdir(parents=True)
+        (tmp_path / "plain_text" / name / f"0-{name[0]}.jsonl").write_text('{"text": "a"}')
+    assert [file.name for file in find_documents(str(tmp_path / "plain_text")).all()] == ["0-t.jsonl"] * 2
+    assert "1 others are left out" in capsys.readouterr().err
+    assert len(find_documents(str(tmp_path)).all()) == 2
 
 
 def test_texts_beside_tables_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
