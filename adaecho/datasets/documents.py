@@ -103,9 +103,9 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
             files (.txt, .py, .md). Names with the word train, validation (val) or test are those parts, of
-            their folder in ``path`` or else of files; where none has train all are training documents. Or a
-            hub id, owner/name, with a /configuration where the data set has several. None: the library of
-            this Python.
+            folders, where one for training lies beside another, or else of files; where none has train all
+            are training documents. Or a hub id, owner/name, with a /configuration where the data set has
+            several. None: the library of this Python.
         column: of parquet and JSON lines.
         lines: each line of a text file is a document.
 
@@ -199,18 +199,22 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
     kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
     unnamed = parts.pop("", [])
-    left_out = [file.name for file in unnamed if file.suffix.lower() in kinds]
-    if left_out:
+    same = [file for file in unnamed if file.suffix.lower() in kinds]
+    training, *left_out = (
+        str(file.relative_to(root)) for file in (parts["train"][0], *(same or unnamed)[:3])
+    )
+    others = ", ".join(left_out)
+    if same:
         raise DataError(
-            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and of "
-            f"{len(left_out)} others no name says train, validation or test ({', '.join(left_out[:3])}); "
-            "rename the one, or move away what is not to be read"
+            f"data.path={root}: {training} is named as the part for training, and of {len(same)} others no "
+            f"name says train, validation or test ({others}); rename the one, or move away what is not to be "
+            "read"
         )
     if len(unnamed) > (len(files) - len(unnamed) if kinds else 0):  # more than a README beside the texts
         warn(
-            f"data.path={root}: {parts['train'][0].name} is named as the part for training, and "
-            f"{len(unnamed)} others are left out, of which no name says train, validation or test "
-            f"({', '.join(file.name for file in unnamed[:3])}); to read them instead, move the named away"
+            f"data.path={root}: {training} is named as the part for training, and {len(unnamed)} others are "
+            f"left out, of which no name says train, validation or test ({others}); to read them instead, "
+            "move the named away"
         )
     return parts
 

@@ -460,7 +460,7 @@ def test_what_lies_beside_parts_below_is_told(tmp_path: Path, capsys: pytest.Cap
     for name in ("imdb/train/a.txt", "imdb/test/b.txt", "imdb/vocabulary.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
-    with pytest.raises(DataError, match=r"a\.txt is named .* 1 others .*\(vocabulary\.txt\); rename"):
+    with pytest.raises(DataError, match=r"a\.txt is named .* 1 others .*\(imdb/vocabulary\.txt\); rename"):
         find_documents(str(tmp_path))
     for name in ("train", "test", "unsupervised"):
         (tmp_path / "plain_text" / name).mkdir(parents=True)
