@@ -227,9 +227,7 @@ def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, di
         raise DataError(
             f"data.path={path}: has no split train but {', '.join(parts)}; give a local copy of one"
         )
-    parts = {
-        {"valid": "validation"}.get(part, part): files for part, files in parts.items() if part in _PARTS
-    }
+    parts = {_PARTS[part]: files for part, files in parts.items() if part in _PARTS}
     return parts["train"][0].parent, parts
 
 
