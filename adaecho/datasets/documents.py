@@ -34,6 +34,7 @@ _PARTS = {
     "val": "validation",
     "test": "test",
 }
+_WHOLE_NAMES = {**_PARTS, "training": "train", "testing": "test"}
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
 
 
@@ -169,7 +170,7 @@ def _by_folders(folders: list[list[str]]) -> list[str]:
     That is the first where folders beside one another are for training and for another part, or where all are
     named as parts; whole names come before words of them.
     """
-    for part_of in ({**_PARTS, "training": "train", "testing": "test"}.get, _part_of):
+    for part_of in (_WHOLE_NAMES.get, _part_of):
         for depth in range(max(map(len, folders))):
             found = [(part_of(names[depth]) or "") if depth < len(names) else "" for names in folders]
             beside: dict[tuple[str, ...], set[str]] = {}
@@ -190,12 +191,9 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
         part = by_folder[row] or named if by_folder else named or first
         parts.setdefault(part, []).append(file)
     if "train" not in parts:
-        if held_out := parts.get("validation"):
-            warn(
-                f"data.path={root}: {held_out[0].name} is named as a part for validation, and none as that "
-                "for training: all are read for training; name the others train to hold it out"
-            )
+        _warn_of_others(root, files, parts.get("validation", []))
         return {"train": files}
+    _warn_of_others(root, parts["train"], [])
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
     kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
     unnamed = parts.pop("", [])
@@ -217,6 +215,28 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
             "move the named away"
         )
     return parts
+
+
+def _warn_of_others(root: Path, training: list[Path], named: list[Path]) -> None:
+    """Warn of what is read for training though the last whole name on its way says another part.
+
+    Args:
+        named: what to warn of where there is none.
+    """
+
+    def said(file: Path) -> str:
+        way = (*file.relative_to(root).parts[:-1], file.name.partition(".")[0])
+        parts = (_WHOLE_NAMES.get(name.lower()) for name in reversed(way))
+        return next(filter(None, parts), "train")
+
+    others = [file for file in training if said(file) != "train"] or named
+    if others:
+        shown = ", ".join(str(file.relative_to(root)) for file in others[:3])
+        warn(
+            f"data.path={root}: {len(others)} named as a part for validation or test are read for training "
+            f"({shown}), as a folder for training holds them, or none lies beside them; to hold them out, "
+            "lay folders named train and val or test beside one another"
+        )
 
 
 def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, dict[str, list[Path]]]:

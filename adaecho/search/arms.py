@@ -143,12 +143,13 @@ def _measured_otherwise(arms: Sequence[Arm]) -> list[str]:
     """One line for each key by which arms' metrics, and so their costs to a target, are of other examples."""
     lines = []
     for key in _MEASURED_BY:
-        of_first, *others = ((value_at(arm.config, key), arm.name) for arm in arms)
-        lines += [
-            f"{key}: {value} in arm {name}, {of_first[0]} in arm {of_first[1]}: measured otherwise, their "
-            "costs can't be compared, and a ratio of them says little"
-            for value, name in [other for other in others if other[0] != of_first[0]][:1]
-        ]
+        (first, expected), *rest = ((arm.name, value_at(arm.config, key)) for arm in arms)
+        other, value = next((one for one in rest if one[1] != expected), (first, expected))
+        if other != first:
+            lines.append(
+                f"{key}: {value} in arm {other}, {expected} in arm {first}: measured otherwise, their costs "
+                "can't be compared, and a ratio of them says little"
+            )
     return lines
 
 
