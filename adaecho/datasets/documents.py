@@ -16,6 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import check_parts, opened, values
+from adaecho.datasets.split import PARTS, named_part, part_in
 from adaecho.datasets.storage import files_in, warn_of_unread
 from adaecho.errors import DataError, warn
 
@@ -27,14 +28,6 @@ _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")  # in the place of files
-_PARTS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
-_WHOLE_NAMES = {**_PARTS, "training": "train", "testing": "test"}
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w.-]+))?")
 
 
@@ -158,24 +151,26 @@ def _check_once(path: str, tables: list[Path]) -> None:
                 )
 
 
-def _part_of(name: str) -> str:
-    """The part that a name says, of a file or folder in lower case: a word of it; training comes first."""
-    found = (part for part in _PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", name))
-    return _PARTS.get(next(found, ""), "")
+def _way(root: Path, file: Path) -> tuple[str, ...]:
+    """Its folders below the root and its name to the first dot, in lower case."""
+    return tuple(map(str.lower, (*file.relative_to(root).parts[:-1], file.name.partition(".")[0])))
 
 
-def _by_folders(folders: list[list[str]]) -> list[str]:
-    """The part that a folder of each file says, "" where none does; empty where no depth tells parts.
+def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
+    """The part of each file by its folders, or its own name beside such; empty where no depth tells.
 
-    That is the first where folders beside one another are for training and for another part, or where all are
-    named as parts; whole names come before words of them.
+    That is the first where names beside one another are for training and for another part, or where all are
+    named as parts; whole names come before words of folders'.
+
+    Args:
+        ways: of each its folders and its name to the first dot, in lower case.
     """
-    for part_of in (_WHOLE_NAMES.get, _part_of):
-        for depth in range(max(map(len, folders))):
-            found = [(part_of(names[depth]) or "") if depth < len(names) else "" for names in folders]
+    for part_of, of_files in ((named_part, True), (part_in, False)):
+        for depth in range(max(map(len, ways))):
+            found = [part_of(way[depth]) if depth < len(way) - (0 if of_files else 1) else "" for way in ways]
             beside: dict[tuple[str, ...], set[str]] = {}
-            for names, part in zip(folders, found, strict=True):
-                beside.setdefault(() if all(found) else tuple(names[:depth]), set()).add(part)
+            for way, part in zip(ways, found, strict=True):
+                beside.setdefault(() if all(found) else way[:depth], set()).add(part)
             if any("train" in parts and len(parts - {""}) > 1 for parts in beside.values()):
                 return found
     return []
@@ -184,11 +179,11 @@ def _by_folders(folders: list[list[str]]) -> list[str]:
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that a folder, or else their name, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
-    folders = [[name.lower() for name in file.relative_to(root).parts[:-1]] for file in files]
-    by_folder = _by_folders(folders)
+    ways = [_way(root, file) for file in files]
+    by_place = _by_place(ways)
     for row, file in enumerate(files):
-        named, first = _part_of(file.name.lower()), _PARTS.get(next(iter(folders[row]), ""), "")
-        part = by_folder[row] or named if by_folder else named or first
+        named, first = part_in(file.name.lower()), PARTS.get(ways[row][0], "")
+        part = by_place[row] or named if by_place else named or first
         parts.setdefault(part, []).append(file)
     if "train" not in parts:
         _warn_of_others(root, files, parts.get("validation", []))
@@ -225,9 +220,7 @@ def _warn_of_others(root: Path, training: list[Path], named: list[Path]) -> None
     """
 
     def said(file: Path) -> str:
-        way = (*file.relative_to(root).parts[:-1], file.name.partition(".")[0])
-        parts = (_WHOLE_NAMES.get(name.lower()) for name in reversed(way))
-        return next(filter(None, parts), "train")
+        return next(filter(None, map(named_part, reversed(_way(root, file)))), "train")
 
     others = [file for file in training if said(file) != "train"] or named
     if others:
@@ -247,8 +240,11 @@ def _from_hub(path: str, name: str, configuration: str | None) -> tuple[Path, di
         raise DataError(
             f"data.path={path}: has no split train but {', '.join(parts)}; give a local copy of one"
         )
-    parts = {_PARTS[part]: files for part, files in parts.items() if part in _PARTS}
-    return parts["train"][0].parent, parts
+    named: dict[str, list[Path]] = {"train": parts.pop("train")}
+    for part, files in parts.items():  # both of MNLI's validation_matched and validation_mismatched
+        if (said := named_part(part) or part_in(part)) not in ("", "train"):
+            named.setdefault(said, []).extend(files)
+    return named["train"][0].parent, named
 
 
 def _standard_library() -> list[Path]:

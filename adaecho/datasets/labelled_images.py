@@ -26,7 +26,7 @@ from adaecho.datasets.parquet import (
     values,
     whole_numbers,
 )
-from adaecho.datasets.split import Rows
+from adaecho.datasets.split import Rows, part_in
 from adaecho.datasets.storage import (
     check_links,
     files_in,
@@ -292,6 +292,8 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
         )
     if validation_path is None:
         validation = find_labelled(path, "validation")
+        if validation is None:
+            _warn_beside(Path(path).expanduser())
     else:
         key = "task.validation_path"
         validation = find_labelled(validation_path, "validation", key)
@@ -299,6 +301,18 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
     if validation is not None:
         _check_classes(path, train, validation)
     return train, validation
+
+
+def _warn_beside(top: Path) -> None:
+    """Warn of folders beside the training one that are left out, where none is named as for validation."""
+    inside = [folder.name for folder in _folders_in(top)] if top.is_dir() else []
+    others = [name for name in inside if name.lower() not in _NAMES["train"]]
+    if others and len(others) < len(inside):
+        warn(
+            f"data.path={top}: beside its folder for training {len(others)} are left out "
+            f"({', '.join(others[:3])}), as none is named {', '.join(_NAMES['validation'])}; to hold out the "
+            "images of one, rename it so"
+        )
 
 
 def _check_classes(path: str, train: LabelledImages, validation: LabelledImages) -> None:
@@ -357,10 +371,30 @@ def _folders(top: Path) -> LabelledImages:
             f"{top}: holds no folders of classes, no train-*.parquet and no train*.tar (shards are read "
             "plain: gunzip those that end in .gz)"
         )
+    _warn_of_folders(top, classes, len(files), deeper, others)
+    return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
+
+
+def _warn_of_folders(
+    top: Path, classes: list[str], number: int, deeper: list[Path], others: Counter[str]
+) -> None:
+    """Tell what may be meant otherwise than it is read.
+
+    Args:
+        number: of images.
+        deeper: those that don't lie in their class's folder itself.
+        others: how many files are left out, by their endings.
+    """
+    parts = {part: name for name in classes if (part := part_in(name.lower()))}
+    if len(parts) > 1 and "train" in parts:
+        warn(
+            f"{top}: {' and '.join(parts.values())} are taken for classes; if they are parts, name the one "
+            "folder train and the other val or test"
+        )
     if deeper:
         first = deeper[0].relative_to(top)
         warn(
-            f"{top}: {len(deeper)} of its {len(files)} images lie deeper than in the folder of their class, "
+            f"{top}: {len(deeper)} of its {number} images lie deeper than in the folder of their class, "
             f"which is the first below it: {first} is of {first.parts[0]}"
         )
     if others:
@@ -371,7 +405,6 @@ def _folders(top: Path) -> LabelledImages:
             f"{top}: {others.total()} files in its class folders are left out, as images end in "
             f"{', '.join(IMAGE_ENDINGS)}: {kinds}"
         )
-    return LabelledImages(ClassFolders(files, labels), len(classes), tuple(classes))
 
 
 def _tables(files: list[Path]) -> LabelledImages:

@@ -1,5 +1,6 @@
-"""Holding out a validation split."""
+"""Holding out a validation split, and which part of a data set a name says."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,27 @@ from numpy.typing import NDArray
 from adaecho.errors import ConfigError, DataError
 
 Arrays = dict[str, NDArray[Any]]
+
+PARTS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+_MORE = {"training": "train", "testing": "test"} | dict.fromkeys(("dev", "eval", "holdout"), "validation")
+
+
+def named_part(name: str) -> str:
+    """The part that a name as a whole says, in lower case, else "": ``train``, ``test_set``, ``training``."""
+    stem = re.sub(r"(?<=.)[-_ ]?(set|data|split)$", "", name)
+    return PARTS.get(stem) or _MORE.get(stem, "")
+
+
+def part_in(name: str) -> str:
+    """The part that a word of a name says, in lower case, else "": ``wiki_val.txt``; training comes first."""
+    found = (part for part in PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", name))
+    return PARTS.get(next(found, ""), "")
 
 
 class Rows:

@@ -40,14 +40,20 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("mnli/train/0.jsonl", "mnli/test_b/0.jsonl", "mnli/validation_b/1.jsonl"), ["1.jsonl"]),
         (("wiki_train/a.txt", "wiki_val/b.txt"), ["b.txt"]),
         (("training/a.txt", "testing/b.txt", "valid/b.txt"), ["b.txt"]),
+        (("training_set/a.txt", "test_set/b.txt", "dev-set/b.txt"), ["b.txt"]),
+        (("Train Data/a.txt", "EvalSet/b.txt"), ["b.txt"]),
+        (("training.txt", "dev.txt", "testing.txt"), ["dev.txt"]),
+        (("pile/train/0.jsonl", "pile/test.jsonl", "pile/val.jsonl"), ["val.jsonl"]),
+        (("train/val.txt", "val/train.txt"), ["train.txt"]),
         (("lib/train/a.py", "tools/test/b.py", "c.py"), None),
-        (("pile/train/0.jsonl", "pile/test.jsonl"), None),
         (("en/train/a.txt", "fr/test/b.txt", "README.md"), None),
         (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
         (("test/train.txt", "test/valid.txt", "test/test.txt"), ["valid.txt"]),
         (("train/train.txt", "train/val.txt"), ["val.txt"]),
         (("training.py", "model.py"), None),
+        (("set/a.txt", "data/b.txt", "trains/c.txt"), None),
         (("poems/a.txt", "val/b.txt"), None),
+        (("poems/a.txt", "testset/b.txt"), None),
     ],
 )
 def test_parts_are_named_by_files_or_folders(
@@ -60,7 +66,7 @@ def test_parts_are_named_by_files_or_folders(
     if validation is None:
         assert len(parts.pop("train")) == len(names)
         assert not parts
-        others = [name for name in names if re.search(r"(^|/)(val|valid|test)[/.]", name)]
+        others = [name for name in names if re.search(r"(^|/)(val|valid|test)(set)?[/.]", name)]
         told = capsys.readouterr().err.replace("\n", " ")
         assert (f"{len(others)} named as a part for validation or test are read" in told) == bool(others)
         return

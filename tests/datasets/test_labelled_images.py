@@ -148,6 +148,26 @@ def test_the_names_of_splits_may_be_written_otherwise(tmp_path: Path, train: str
 TABLE = Path("train-0.parquet")
 
 
+@pytest.mark.parametrize(
+    ("parts", "classes", "told"),
+    [
+        ("train eval holdout", 3, "2 are left out (eval, holdout), as none is named"),
+        ("train_images test_images more", 3, "test_images and train_images are taken for classes; if they"),
+        ("train_station bus_station", 2, ""),
+        ("train val eval", 3, ""),
+    ],
+)
+def test_folders_that_may_be_parts_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: str, classes: int, told: str
+) -> None:
+    for part in parts.split():
+        folders(tmp_path, {part: range(8)})
+    assert find_both(str(tmp_path))[0].num_classes == classes
+    shown = capsys.readouterr().err.replace("\n", " ")
+    assert told in shown
+    assert bool(told) or "left out" not in shown
+
+
 def _labels(*labels: Any, kind: str | None = None) -> None:
     images = [{"bytes": encoded(0), "path": ""}] * len(labels)
     parquet.write_table(pa.table({"image": images, "label": pa.array(labels, kind)}), TABLE)

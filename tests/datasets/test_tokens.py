@@ -436,8 +436,9 @@ def test_a_hub_id_is_read_like_its_parquet_files(tmp_path: Path, hub: Callable[.
     assert of_hub.meta["tokenizer sha256"] == of_files.meta["tokenizer sha256"]
     with pytest.raises(DataError, match=r"needs a column 'body' and has text; set task\.column"):
         _make(Path("owner/name"), column="body")
-    hub("train", "val")
-    assert set(find_documents("owner/name").parts) == {"train", "validation"}
+    hub("train", "val", "validation_mismatched")
+    parts = find_documents("owner/name").parts
+    assert {part: len(files) for part, files in parts.items()} == {"train": 1, "validation": 2}
     hub("test")
     with pytest.raises(DataError, match=r"data\.path=owner/name: has no split train but test"):
         find_documents("owner/name")
