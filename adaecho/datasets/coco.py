@@ -17,13 +17,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from adaecho.datasets.split import part_in
 from adaecho.datasets.storage import SkippedExamples, check_links, identity_of, read_image
-from adaecho.errors import DataError, how_they_differ
+from adaecho.errors import DataError, how_they_differ, warn
 
 Part = Literal["train", "val"]
 _Annotation = tuple[list[float], int, bool, float]
 """Of one box: x1, y1, x2, y2 in pixels, its label, whether it is a crowd, its area."""
 
+_PARTS = {"train": ("train",), "val": ("val", "valid", "validation")}
 MOST_BOXES = 10_000  # of an image: each is held against each of a detector's default boxes
 _ANNOTATIONS = (
     "annotations/instances_{part}2017.json",
@@ -168,7 +170,9 @@ def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, Detecti
         DataError: see ``read_coco``; or the splits have other categories.
     """
     train = read_coco(path, "train", bad)
-    if not has_split(Path(path).expanduser(), "val"):
+    top = Path(path).expanduser()
+    if not has_split(top, "val"):
+        _warn_of_others(top)
         return train, None
     validation = read_coco(path, "val", bad)
     if train.categories != validation.categories:
@@ -177,6 +181,18 @@ def read_both(path: str, bad: SkippedExamples) -> tuple[DetectionImages, Detecti
             f"{how_they_differ(train.categories, validation.categories)}"
         )
     return train, validation
+
+
+def _warn_of_others(top: Path) -> None:
+    """Warn of lists beside the one for training that are left out, where none is named as for validation."""
+    named = [one.relative_to(top) for depth in ("*.json", "*/*.json") for one in sorted(top.glob(depth))]
+    others = [str(one) for one in named if part_in(" ".join(one.parts).lower()) in ("validation", "test")]
+    if others:
+        warn(
+            f"data.path={top}: beside the list for training {len(others)} are left out "
+            f"({', '.join(others[:3])}), as none is named {', '.join(_PARTS['val'])}; to hold out the images "
+            "of one, rename it and their folder so"
+        )
 
 
 def find_annotations(top: Path, part: Part) -> Path:
@@ -205,8 +221,7 @@ def _listed(top: Path, part: Part) -> list[Path]:
 
 
 def _names(part: Part) -> list[str]:
-    parts = ("val", "valid") if part == "val" else (part,)
-    return [name.format(part=one) for one in parts for name in _ANNOTATIONS]
+    return [name.format(part=one) for one in _PARTS[part] for name in _ANNOTATIONS]
 
 
 def _told(value: Any) -> str:
@@ -280,9 +295,8 @@ def _by_id(entries: list[dict[str, Any]], kind: str, file: Path) -> dict[Any, di
 def _present(top: Path, part: Part, file: Path, images: Any) -> dict[str, Path]:
     """The path of each listed file, in the folder that has most of them; of equals that beside the list."""
     names = {image["file_name"] for image in images}
-    parts = (part, "valid") if part == "val" else (part,)
     present: dict[str, Path] = {}
-    for folder in [file.parent, *(top / name.format(part=one) for one in parts for name in _IMAGES)]:
+    for folder in [file.parent, *(top / name.format(part=one) for one in _PARTS[part] for name in _IMAGES)]:
         if folder.is_dir() and len(present) < len(names):
             found = {name: folder / name for name in names if _is_there(folder / name)}
             present = max(present, found, key=len)

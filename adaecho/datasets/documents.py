@@ -16,7 +16,7 @@ from typing import Any
 from adaecho.datasets import hub
 from adaecho.datasets.fingerprint import fingerprint_of
 from adaecho.datasets.parquet import check_parts, opened, values
-from adaecho.datasets.split import PARTS, named_part, part_in
+from adaecho.datasets.split import named_part, part_in
 from adaecho.datasets.storage import files_in, warn_of_unread
 from adaecho.errors import DataError, warn
 
@@ -182,11 +182,17 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     ways = [_way(root, file) for file in files]
     by_place = _by_place(ways)
     for row, file in enumerate(files):
-        named, first = part_in(file.name.lower()), PARTS.get(ways[row][0], "")
-        part = by_place[row] or named if by_place else named or first
+        by_name, first = part_in(file.name.lower()), named_part(ways[row][0])
+        part = by_place[row] or by_name if by_place else by_name or first
         parts.setdefault(part, []).append(file)
-    if "train" not in parts:
-        _warn_of_others(root, files, parts.get("validation", []))
+    is_code = {file.suffix.lower() for file in parts.get("train", [])} == {".py"}
+    if "train" not in parts or (is_code and parts.keys() <= {"train", ""}):  # train.py is no corpus
+        named = [
+            file
+            for file, way in zip(files, ways, strict=True)
+            if file.suffix.lower() != ".py" and {*map(part_in, (*way, file.name.lower()))} - {"", "train"}
+        ]
+        _warn_of_others(root, files, named)
         return {"train": files}
     _warn_of_others(root, parts["train"], [])
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.

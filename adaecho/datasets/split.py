@@ -10,26 +10,24 @@ from adaecho.errors import ConfigError, DataError
 
 Arrays = dict[str, NDArray[Any]]
 
-PARTS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
+_WORDS = {  # of names in lower case
+    "train": "train|training",
+    "validation": "validation|valid|val|dev|devel|eval|evaluation|held[-_ ]?out|hold[-_ ]?out",
+    "test": "test|testing",
 }
-_MORE = {"training": "train", "testing": "test"} | dict.fromkeys(("dev", "eval", "holdout"), "validation")
+_KINDS = "([-_ ]?(set|data|split))?"
 
 
 def named_part(name: str) -> str:
     """The part that a name as a whole says, in lower case, else "": ``train``, ``test_set``, ``training``."""
-    stem = re.sub(r"(?<=.)[-_ ]?(set|data|split)$", "", name)
-    return PARTS.get(stem) or _MORE.get(stem, "")
+    found = (part for part, words in _WORDS.items() if re.fullmatch(f"({words}){_KINDS}", name))
+    return next(found, "")
 
 
 def part_in(name: str) -> str:
     """The part that a word of a name says, in lower case, else "": ``wiki_val.txt``; training comes first."""
-    found = (part for part in PARTS if re.search(rf"(^|[-_.]){part}(?![a-z])", name))
-    return PARTS.get(next(found, ""), "")
+    words = ((part, rf"(^|[-_. ])({words}){_KINDS}(?![a-z])") for part, words in _WORDS.items())
+    return next((part for part, pattern in words if re.search(pattern, name)), "")
 
 
 class Rows:

@@ -109,7 +109,7 @@ class TextOptions(TaskConfig):
         documents, bad = 0, SkippedExamples(max_bad_examples)
         for file in files.parts["train"]:
             for origin, text in files.read(file):
-                documents += 1
+                documents += isinstance(text, Exception) or bool(text.strip())
                 if isinstance(text, Exception):
                     bad.add(origin, str(text))
         characters = sum(file.stat().st_size for file in files.parts["train"])

@@ -130,7 +130,8 @@ def test_the_size_of_text_is_told_from_files_rows_and_lines(tmp_path: Path) -> N
         (tmp_path / f"{number}.txt").write_text("four words of text\n" * 100)
     size = text(tmp_path)
     assert (size.units, size.examples, size.name) == (5, 5 * 1900 // 3 // 64, "blocks")
-    assert text(tmp_path, lines=True).units == 500
+    (tmp_path / "5.txt").write_text("\n \n" * 50)  # which are no documents
+    assert (text(tmp_path).units, text(tmp_path, lines=True).units) == (5, 500)
     rows = tmp_path / "rows"
     rows.mkdir()
     parquet.write_table(pa.table({"text": ["a"] * 7}), rows / "train-0.parquet")

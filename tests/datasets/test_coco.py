@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adaecho.datasets.coco import DetectionImages, has_split, read_coco
+from adaecho.datasets.coco import DetectionImages, has_split, read_both, read_coco
 from adaecho.datasets.storage import SkippedExamples
 from adaecho.errors import DataError
 from tests.datasets.coco_files import content, write
@@ -44,6 +44,7 @@ def test_images_boxes_and_labels_belong_together(tmp_path: Path) -> None:
         ("train", "train.json", "images"),
         ("train", "train/_annotations.coco.json", "train"),
         ("val", "valid/_annotations.coco.json", "valid"),
+        ("val", "annotations/instances_validation.json", "images/validation"),
     ],
 )
 def test_other_layouts(tmp_path: Path, part: Any, annotations: str, folder: str) -> None:
@@ -236,6 +237,28 @@ def test_category_ids_may_be_texts_beside_numbers(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(path: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_coco(path, "val", SkippedExamples(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "annotations/instances_test2017.json",
+            "1 are left out (annotations/instances_test2017.json), as none",
+        ),
+        ("dev/_annotations.coco.json", "1 are left out (dev/_annotations.coco.json), as none is named val"),
+        ("captions_train2017.json", ""),
+    ],
+)
+def test_lists_beside_the_one_for_training_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    write(tmp_path, "train", content(2))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert read_both(str(tmp_path), SkippedExamples(0))[1] is None
+    shown = capsys.readouterr().err.replace("\n", " ")
+    assert told in shown if told else not shown
 
 
 @pytest.mark.parametrize("name", ["annotations/instances_val2017.json", "valid"])

@@ -45,15 +45,26 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("training.txt", "dev.txt", "testing.txt"), ["dev.txt"]),
         (("pile/train/0.jsonl", "pile/test.jsonl", "pile/val.jsonl"), ["val.jsonl"]),
         (("train/val.txt", "val/train.txt"), ["train.txt"]),
+        (("train-clean-100/a.txt", "dev-clean/b.txt"), ["b.txt"]),
+        (("wiki_training/a.txt", "wiki_validation/b.txt"), ["b.txt"]),
+        (("training-monolingual/a.txt", "heldout-monolingual/b.txt"), ["b.txt"]),
+        (
+            ("training-0-of-1.jsonl", "held_out-0-of-1.jsonl", "testing-0-of-1.jsonl"),
+            ["held_out-0-of-1.jsonl"],
+        ),
+        (("training/a.txt", "evaluation/b.txt"), ["b.txt"]),
         (("lib/train/a.py", "tools/test/b.py", "c.py"), None),
         (("en/train/a.txt", "fr/test/b.txt", "README.md"), None),
         (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
         (("test/train.txt", "test/valid.txt", "test/test.txt"), ["valid.txt"]),
         (("train/train.txt", "train/val.txt"), ["val.txt"]),
-        (("training.py", "model.py"), None),
+        (("training/a.py", "train.py", "models/b.py", "README.md"), None),
         (("set/a.txt", "data/b.txt", "trains/c.txt"), None),
         (("poems/a.txt", "val/b.txt"), None),
-        (("poems/a.txt", "testset/b.txt"), None),
+        (("poems/a.txt", "wiki.test.txt"), None),
+        (("poems/a.txt", "wiki-dev/b.txt"), None),
+        (("poems/a.txt", "test/b-test.py", "models/test_c.py"), None),
+        (("poems/a.txt", "testset/b.txt", "devil.txt", "evaluated.txt"), None),
     ],
 )
 def test_parts_are_named_by_files_or_folders(
@@ -66,7 +77,7 @@ def test_parts_are_named_by_files_or_folders(
     if validation is None:
         assert len(parts.pop("train")) == len(names)
         assert not parts
-        others = [name for name in names if re.search(r"(^|/)(val|valid|test)(set)?[/.]", name)]
+        others = [name for name in names if re.search(r"(^|/|[.-])(val|valid|test|dev)(set)?[/.]", name)]
         told = capsys.readouterr().err.replace("\n", " ")
         assert (f"{len(others)} named as a part for validation or test are read" in told) == bool(others)
         return
@@ -108,14 +119,14 @@ def test_texts_beside_tables_are_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_no_text_is_left_out_in_silence(tmp_path: Path) -> None:
-    for name in ("data.py", "model.py", "train.py"):
+    for name in ("data.txt", "model.txt", "train.txt"):
         (tmp_path / name).write_text("text")
-    with pytest.raises(DataError, match=r"train\.py is named .* 2 others .*\(data\.py, model\.py\); rename"):
+    with pytest.raises(DataError, match=r"train\.txt is named .* 2 others .*\(data\.txt, model\.txt\); ren"):
         find_documents(str(tmp_path))
 
 
 def test_more_texts_of_another_kind_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train.py", "train_v1.py", "README.md"):
+    for name in ("train.txt", "train_v1.txt", "README.md"):
         (tmp_path / name).write_text("text")
     assert len(find_documents(str(tmp_path)).all()) == 2
     assert not capsys.readouterr().err
