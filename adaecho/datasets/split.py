@@ -26,7 +26,7 @@ def named_part(name: str) -> str:
 
 def part_in(name: str) -> str:
     """The part that a word of a name says, in lower case, else "": ``wiki_val.txt``; training comes first."""
-    words = ((part, rf"(^|[-_. ])({words}){_KINDS}(?![a-z])") for part, words in _WORDS.items())
+    words = ((part, rf"(?<![a-z])({words}){_KINDS}(?![a-z])") for part, words in _WORDS.items())
     return next((part for part, pattern in words if re.search(pattern, name)), "")
 
 

@@ -295,7 +295,7 @@ def ends(rows: list[Row]) -> list[Row]:
         (of the target's metric, at any evaluation), ``mean_gain`` (tau over steps) and AdaScale's others.
         ``at_edge`` as of ``outcome``.
     """
-    finals = [key for key in rows[0] if key.startswith("final_")] if rows else []
+    finals = [*dict.fromkeys(key for row in rows for key in row if key.startswith("final_"))]
     return [_arm_at_its_end(rows_of_arm, finals) for rows_of_arm in by_arm(rows).values()]
 
 

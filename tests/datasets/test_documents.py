@@ -46,6 +46,7 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         (("pile/train/0.jsonl", "pile/test.jsonl", "pile/val.jsonl"), ["val.jsonl"]),
         (("train/val.txt", "val/train.txt"), ["train.txt"]),
         (("train-clean-100/a.txt", "dev-clean/b.txt"), ["b.txt"]),
+        (("split=train/a.txt", "split=val/b.txt", "split=test/c.txt"), ["b.txt"]),
         (("wiki_training/a.txt", "wiki_validation/b.txt"), ["b.txt"]),
         (("training-monolingual/a.txt", "heldout-monolingual/b.txt"), ["b.txt"]),
         (

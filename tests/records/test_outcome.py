@@ -230,9 +230,10 @@ def test_two_arms_without_a_target_by_hand():
 def test_runs_that_did_not_come_to_the_end_are_counted_and_not_averaged():
     first, second = run("a", 0.2), run("a", 9.0, status="diverged")
     del second["final_cross_entropy"]
-    (arm,) = ends([first, second, run("a", 9.0, status="failed")])
-    assert (arm["runs"], arm["diverged"], arm["failed"]) == (1, 1, 1)
-    assert arm["final_cross_entropy"] == {"mean": 0.2, "min": 0.2, "max": 0.2}
+    for rows in ([first, second], [second, first]):
+        (arm,) = ends([*rows, run("a", 9.0, status="failed")])
+        assert (arm["runs"], arm["diverged"], arm["failed"]) == (1, 1, 1)
+        assert arm["final_cross_entropy"] == {"mean": 0.2, "min": 0.2, "max": 0.2}
     (arm,) = ends([second])
     assert (arm["runs"], arm["steps"]) == (0, None)
     assert without_target([first, second])

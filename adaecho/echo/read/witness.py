@@ -20,6 +20,7 @@ _FIRST = 32  # of a pass, each a witness: few have been read when an early state
 _IN_A_STATE = 32  # buffers that shuffle a little give the same example at some places
 _ELEMENTS = 4096  # of an array, at most
 _PARTS, _DEPTH = 8, 4  # of a list, about; of what holds others
+_SIZED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 _TELLING = (torch.Tensor, np.ndarray, bytes, bytearray, str, list, tuple, Mapping)
 
 Witness = tuple[int, int, int]
@@ -108,6 +109,7 @@ def _content(value: Any) -> bytes | None:
     if not of_tensor or value.layout is not torch.strided:
         return None
     plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    plain = plain.view(_SIZED.get(plain.element_size(), plain.dtype))  # nothing can be taken of uint16
     elements = plain.take(torch.from_numpy(_places(plain.numel())))  # [_ELEMENTS] or fewer
     content: bytes = elements.view(torch.uint8).numpy().tobytes()
     return content

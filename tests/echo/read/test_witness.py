@@ -60,6 +60,7 @@ def test_a_state_holds_the_last_few_witnesses() -> None:
         (random.Random, np.random),
         (torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
         (torch.zeros(3, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
+        *((torch.ones(4).to(kind), torch.zeros(4).to(kind)) for kind in (torch.uint16, torch.float8_e4m3fn)),
         (torch.eye(4).to_sparse(), torch.eye(4).flip(0).to_sparse()),
         (Image.new("L", (8, 8), 1), Image.new("L", (8, 8), 2)),
         (SimpleNamespace(rows=torch.ones(3)), SimpleNamespace(rows=torch.zeros(3))),
