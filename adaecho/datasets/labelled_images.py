@@ -304,14 +304,17 @@ def find_both(path: str, validation_path: str | None = None) -> tuple[LabelledIm
 
 
 def _warn_beside(top: Path) -> None:
-    """Warn of folders beside the training one that are left out, where none is named as for validation."""
+    """Warn of what is left out beside the training split, where none is named as for validation."""
     inside = [folder.name for folder in _folders_in(top)] if top.is_dir() else []
     others = [name for name in inside if name.lower() not in _NAMES["train"]]
-    if others and len(others) < len(inside):
+    left_out = others if len(others) < len(inside) else []
+    found = (one for kind in ("*.parquet", "data/*.parquet", "*.tar") for one in sorted(top.glob(kind)))
+    left_out += [one.name for one in found if part_in(one.name.lower()) not in ("", "train")]
+    if left_out:
         warn(
-            f"data.path={top}: beside its folder for training {len(others)} are left out "
-            f"({', '.join(others[:3])}), as none is named {', '.join(_NAMES['validation'])}; to hold out the "
-            "images of one, rename it so"
+            f"data.path={top}: beside the training images {len(left_out)} are left out "
+            f"({', '.join(left_out[:3])}), as none is named {', '.join(_NAMES['validation'])}; to hold out "
+            "one, rename it so"
         )
 
 

@@ -168,6 +168,16 @@ def test_folders_that_may_be_parts_are_told(
     assert bool(told) or "left out" not in shown
 
 
+@pytest.mark.parametrize(("part", "told"), [("dev", True), ("unsupervised", False)])
+def test_tables_that_may_be_for_validation_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, told: bool
+) -> None:
+    for name in ("train-0.parquet", f"{part}-0.parquet"):
+        table(tmp_path / name, range(6))
+    assert find_both(str(tmp_path))[1] is None
+    assert ("1 are left out (dev-0.parquet)" in capsys.readouterr().err.replace("\n", " ")) == told
+
+
 def _labels(*labels: Any, kind: str | None = None) -> None:
     images = [{"bytes": encoded(0), "path": ""}] * len(labels)
     parquet.write_table(pa.table({"image": images, "label": pa.array(labels, kind)}), TABLE)
