@@ -16,9 +16,11 @@ from urllib.parse import unquote
 VARIABLE = "ADAECHO_URLS"
 MASK = "***"
 # What follows the scheme of a url in a text; also of one without a scheme, and what scp takes, where these
-# begin with user and password: names of files with : and @ in them are left alone. 255 keep it linear.
+# begin with user and password: names of files with : and @ in them are left alone. 255 keep it linear. Paths
+# of folders make one slash of two.
 _RUN = re.compile(
     r"""(?<=://)\S+
+    |(?<=https:/)(?!/)\S+|(?<=http:/)(?!/)\S+
     |(?<=//)(?<![^\s'"=]//)(?=[^\s/:@]+:[^\s/@]{1,255}@)\S+
     |(?<![^\s'"=])(?=[^\s/:@'"=]+:[^\s/@]{1,255}@[\w.-]+:/)\S+""",
     re.VERBOSE,

@@ -127,6 +127,7 @@ URLS = {
     "data.path='https://h/{0..9}.tar?t=1'": "data.path='https://h/{0..9}.tar?***",
     "//bob:pw@h/a.tar?t=1": "//***@h/a.tar?***",
     "data.path=//bob:pw@h/a@2x.tar": "data.path=//***@2x.tar",
+    "no folder http:/bob:pw@h/a?t=1": "no folder http:/***@h/a?***",
     "bob:pw=@h.example:/a.tar": "***@h.example:/a.tar",
     "no 'bob:p:w@h:/a.tar': gone": "no '***@h:/a.tar': gone",
     'pipe:curl -H "Authorization: Bearer a.b=" https://h/a': 'pipe:curl -H "Authorization: Bearer ***" https://h/a',

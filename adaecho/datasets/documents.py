@@ -24,6 +24,7 @@ Text = str | Exception
 """What a document holds, or why it can't be read."""
 
 _TEXT_ENDINGS = (".txt", ".py", ".md")
+_LOOSE = {".py", ".md"}  # pages and code, whose own names rarely tell parts
 _ROW_ENDINGS = (".parquet", ".jsonl", ".json.gz", ".jsonl.gz")
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 MOST_BYTES = 1 << 28  # of a document: to tokenize it takes some hundred times as many
@@ -151,9 +152,14 @@ def _check_once(path: str, tables: list[Path]) -> None:
                 )
 
 
-def _way(root: Path, file: Path) -> tuple[str, ...]:
-    """Its folders below the root and its name to the first dot, in lower case."""
-    return tuple(map(str.lower, (*file.relative_to(root).parts[:-1], file.name.partition(".")[0])))
+def _ending(file: Path) -> str:
+    return file.suffix.lower()
+
+
+def _way(root: Path, file: Path, loose: str | None = None) -> tuple[str, ...]:
+    """Its folders below the root and its name to the first dot, or ``loose`` for a page's, in lower case."""
+    name = file.name.partition(".")[0] if loose is None or _ending(file) not in _LOOSE else loose
+    return tuple(map(str.lower, (*file.relative_to(root).parts[:-1], name)))
 
 
 def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
@@ -179,26 +185,35 @@ def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that a folder, or else their name, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
-    ways = [_way(root, file) for file in files]
-    by_place = _by_place(ways)
+    by_place = _by_place([_way(root, file, loose="") for file in files])
     for row, file in enumerate(files):
-        by_name, first = part_in(file.name.lower()), named_part(ways[row][0])
-        part = by_place[row] or by_name if by_place else by_name or first
+        by_name, *folders = map(part_in, (file.name.lower(), *_way(root, file)[:-1]))
+        part = by_place[row] or by_name if by_place else by_name or next(filter(None, folders), "")
         parts.setdefault(part, []).append(file)
-    is_code = {file.suffix.lower() for file in parts.get("train", [])} == {".py"}
-    if "train" not in parts or (is_code and parts.keys() <= {"train", ""}):  # train.py is no corpus
-        named = [
-            file
-            for file, way in zip(files, ways, strict=True)
-            if file.suffix.lower() != ".py" and {*map(part_in, (*way, file.name.lower()))} - {"", "train"}
-        ]
-        _warn_of_others(root, files, named)
+    # Of code and pages train.py and training.md are documents like the others.
+    loose = "" in parts and not by_place and {*map(_ending, parts.get("train", []))} <= _LOOSE
+    if "train" not in parts or loose:
+        _warn_of_others(root, files, [file for file in files if _has_other_word(root, file)])
         return {"train": files}
     _warn_of_others(root, parts["train"], [])
+    return _without_unnamed(root, parts, len(files))
+
+
+def _has_other_word(root: Path, file: Path) -> bool:
+    words = map(part_in, (*_way(root, file), file.name.lower()))
+    return _ending(file) not in _LOOSE and not {"validation", "test"}.isdisjoint(words)
+
+
+def _without_unnamed(root: Path, parts: dict[str, list[Path]], number: int) -> dict[str, list[Path]]:
+    """The parts of so many files without those that none is named for.
+
+    Raises:
+        DataError: these are texts like those for training.
+    """
     # Tables may be other splits (unsupervised, of IMDB's); texts are rather what no one has named.
-    kinds = {file.suffix.lower() for file in parts["train"]} & {*_TEXT_ENDINGS}
+    kinds = {*map(_ending, parts["train"])} & {*_TEXT_ENDINGS}
     unnamed = parts.pop("", [])
-    same = [file for file in unnamed if file.suffix.lower() in kinds]
+    same = [file for file in unnamed if _ending(file) in kinds]
     training, *left_out = (
         str(file.relative_to(root)) for file in (parts["train"][0], *(same or unnamed)[:3])
     )
@@ -209,7 +224,7 @@ def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
             f"name says train, validation or test ({others}); rename the one, or move away what is not to be "
             "read"
         )
-    if len(unnamed) > (len(files) - len(unnamed) if kinds else 0):  # more than a README beside the texts
+    if len(unnamed) > (number - len(unnamed) if kinds else 0):  # more than a README beside the texts
         warn(
             f"data.path={root}: {training} is named as the part for training, and {len(unnamed)} others are "
             f"left out, of which no name says train, validation or test ({others}); to read them instead, "

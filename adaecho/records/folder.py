@@ -257,7 +257,7 @@ class RunFolder:
         if not self._summary.exists() or self._is_blank(self._summary):
             return None
         summary = read_json(self._summary)
-        if not isinstance(summary, dict) or summary.get("status") not in [*Status] or not _are_costs(summary):
+        if not isinstance(summary, dict) or summary.get("status") not in [*Status] or not _can_be(summary):
             raise FolderError(
                 f"{self._summary}: damaged (no summary of a run). Restore it, or start anew with fresh=true"
             )
@@ -427,10 +427,10 @@ def _check_same_run(path: Path, recorded: dict[str, Any], config: dict[str, Any]
         )
 
 
-def _are_costs(summary: dict[str, Any]) -> bool:
-    """Whether what a summary says of costs are numbers that a run can have."""
+def _can_be(summary: dict[str, Any]) -> bool:
+    """Whether what a summary says of data and of costs is what a run can have."""
     to_target = summary.get("to_target")
-    if not isinstance(to_target, dict | None):
+    if not isinstance(to_target, dict | None) or not isinstance(summary.get("data"), dict | None):
         return False
     costs = [found.get(name, 0) for found in (summary, to_target or {}) for name in COSTS]
     return all(type(cost) in (int, float) and 0 <= cost < math.inf for cost in costs)

@@ -55,11 +55,12 @@ def test_parts_are_found_by_their_names(tmp_path: Path) -> None:
         ),
         (("training/a.txt", "evaluation/b.txt"), ["b.txt"]),
         (("lib/train/a.py", "tools/test/b.py", "c.py"), None),
-        (("en/train/a.txt", "fr/test/b.txt", "README.md"), None),
+        (("en/train/a.txt", "fr/val/b.txt", "README.md"), ["b.txt"]),
         (("train/a.txt", "val/b.txt", ".git/c.txt", "train/.venv/d.txt"), ["b.txt"]),
         (("test/train.txt", "test/valid.txt", "test/test.txt"), ["valid.txt"]),
         (("train/train.txt", "train/val.txt"), ["val.txt"]),
         (("training/a.py", "train.py", "models/b.py", "README.md"), None),
+        (("train.py", "eval.py", "training.md", "testing.md", "install.md", "model.py"), None),
         (("set/a.txt", "data/b.txt", "trains/c.txt"), None),
         (("poems/a.txt", "val/b.txt"), None),
         (("poems/a.txt", "wiki.test.txt"), None),
@@ -123,6 +124,14 @@ def test_no_text_is_left_out_in_silence(tmp_path: Path) -> None:
     for name in ("data.txt", "model.txt", "train.txt"):
         (tmp_path / name).write_text("text")
     with pytest.raises(DataError, match=r"train\.txt is named .* 2 others .*\(data\.txt, model\.txt\); ren"):
+        find_documents(str(tmp_path))
+
+
+def test_texts_beside_a_folder_with_the_word_train_are_told(tmp_path: Path) -> None:
+    for name in ("train-easy", "train-hard", "extrapolate"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "algebra.txt").write_text("text")
+    with pytest.raises(DataError, match=r"algebra\.txt is named .* 1 others .*\(extrapolate/algebra\.txt\)"):
         find_documents(str(tmp_path))
 
 

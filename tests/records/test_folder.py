@@ -145,7 +145,7 @@ def test_metrics_are_lines_of_strict_json_that_are_cut_back_to_a_checkpoint(fold
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"status": ["x"]}', '{"status": "x"}', "[" * 100_000,
                                     *(f'{{"status": "reached", "to_target": {{"steps": {cost}}}}}'
                                       for cost in ("-5", "true", "NaN", '"7"')),
-                                    '{"status": "reached", "steps": -1}',
+                                    '{"status": "reached", "steps": -1}', '{"status": "reached", "data": 7}',
                                     '{"status": "reached", "to_target": 3}'],
                          ids=lambda damage: damage[-20:])  # fmt: skip
 def test_a_summary_is_replaced_whole_and_one_of_no_status_is_damaged(folder, damage):
