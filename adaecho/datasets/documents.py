@@ -97,10 +97,11 @@ def find_documents(path: str | None, *, column: str = "text", lines: bool = Fals
 
     Args:
         path: a folder, searched through, or a file: parquet or JSON lines with a column of text, or text
-            files (.txt, .py, .md). Names with the word train, validation (val) or test are those parts, of
-            folders, where one for training lies beside another, or else of files; where none has train all
-            are training documents. Or a hub id, owner/name, with a /configuration where the data set has
-            several. None: the library of this Python.
+            files (.txt, .py, .md). Names with the word train(ing), val(id, idation), dev, eval(uation),
+            held-out or test(ing) are those parts: of folders, where one for training lies beside another, or
+            else of files; of pages and code, of which most are named otherwise, only folders'. Where none
+            has train all are training documents. Or a hub id, owner/name, with a /configuration where the
+            data set has several. None: the library of this Python.
         column: of parquet and JSON lines.
         lines: each line of a text file is a document.
 
