@@ -438,7 +438,12 @@ def _tar(shards: list[str], key: str) -> LabelledImages:
 
 
 def _from_hub(name: str, part: Part) -> LabelledImages | None:
-    stored = hub.load(name, split=part)
+    splits = hub.load(name)
+    stored = next((splits[one] for one in _NAMES[part] if one in splits), None)
+    if stored is None:
+        if part == "train":
+            raise DataError(f"data.path={name}: has no split train but {', '.join(splits)}")
+        return None
     from datasets import ClassLabel, Image
 
     label = stored.features.get("label")

@@ -12,7 +12,7 @@ Arrays = dict[str, NDArray[Any]]
 
 _WORDS = {  # of names in lower case
     "train": "train|training",
-    "validation": "validation|valid|val|dev|devel|eval|evaluation|held[-_ ]?out|hold[-_ ]?out",
+    "validation": "validation|valid|val|dev|devel|development|eval|evaluation|held[-_ ]?out|hold[-_ ]?out",
     "test": "test|testing",
 }
 _KINDS = "([-_ ]?(set|data|split))?"

@@ -255,10 +255,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     datasets = pytest.importorskip("datasets")
     stored: dict[str, Any] = {}
 
-    def load_dataset(name: str, _: None, *, split: str, **__: Any) -> Any:
-        assert name == "owner/name"
-        columns, features = stored[split]
-        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    def load_dataset(name: str, _: None, *, split: None, **__: Any) -> Any:
+        assert (name, split) == ("owner/name", None)
+        return {
+            part: datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+            for part, (columns, features) in stored.items()
+        }
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return stored
@@ -274,6 +276,12 @@ def test_a_hub_id_gives_bytes_labels_and_names(hub: Any) -> None:
     examples = [decode_labelled(found.source[row], 2) for row in range(3)]
     assert [int(example["label"]) for example in examples] == [0, 1, 1]
     assert all(example["image"].shape == picture(row).shape for row, example in enumerate(examples))
+    assert find_both("owner/name")[1] is None
+    hub["test"] = hub["train"]
+    assert len(find_both("owner/name")[1].source) == 3
+    del hub["train"]
+    with pytest.raises(DataError, match="owner/name: has no split train but test"):
+        find_both("owner/name")
 
 
 @pytest.mark.parametrize("columns", [{"image": ["a"], "label": [0]}, {"text": ["a"]}])
