@@ -19,6 +19,7 @@ class Gauges:
     _dataset: Any
     _sampler: Any
     _resumed: bool
+    _iterating: bool
     _next_iteration: int | None
     settings: Settings
 
@@ -29,13 +30,10 @@ class Gauges:
         After ``load_state_dict`` too, wherever in an epoch it was saved: ``for epoch in range(loader.epoch,
         epochs): for batch in loader: ...``
         """
-        position = self._position
-        if (
-            self._next_iteration is None
-            or self.settings.epochs is None
-            or (self._resumed and position.in_pass)
-        ):
-            return position.iteration - position.in_pass
+        position, is_endless = self._position, self.settings.epochs is None
+        if self._next_iteration is None or is_endless or (self._resumed and position.in_pass):
+            goes_on = position.in_pass and (self._iterating or self._resumed or is_endless)
+            return position.iteration - goes_on
         return self._next_iteration - 1
 
     @property

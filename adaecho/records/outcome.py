@@ -188,9 +188,9 @@ def best_trials(rows: list[Row]) -> dict[tuple[str, int], Row]:
 
     It is the counted trial with fewest fresh examples to the target; a search that never reached it has no
     entry. Without a target it is the one with the best value of the target's metric at any evaluation (paper,
-    Fig. 8); one without an evaluation comes last.
+    Fig. 8), of those that came to the end of their budgets; one without an evaluation comes last.
     """
-    merit = _distance if without_target(rows) else counted_cost
+    merit = _distance_at_end if without_target(rows) else counted_cost
     best = {}
     for key, search in searches(rows).items():
         known = [(value, row["index"], row) for row in search if (value := merit(row)) is not None]
@@ -216,6 +216,10 @@ def best_value(search: Iterable[Row]) -> float | None:
 def counted_cost(row: Row) -> int | None:
     """Fresh examples to the target of a trial that is among its search's; None if it missed, or is not."""
     return row["to_target_fresh_examples"] if row["counted"] else None
+
+
+def _distance_at_end(row: Row) -> float | None:
+    return _distance(row) if row["status"] == Status.BUDGET_SPENT else None
 
 
 def _distance(row: Row) -> float:
@@ -303,7 +307,7 @@ def _arm_at_its_end(rows: list[Row], finals: list[str]) -> Row:
     all_ended = [row for row in rows if row["status"] == Status.BUDGET_SPENT]
     ended = [
         row if (tau := row.get("scale_invariant_steps")) is None else {**row, "mean_gain": tau / row["steps"]}
-        for row in best_trials(all_ended).values()
+        for row in best_trials(rows).values()
     ]
     keys = (*COUNTS, *finals, "best_value", "mean_gain", *ADASCALE)
     return {

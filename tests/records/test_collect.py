@@ -13,7 +13,7 @@ from adaecho.errors import DataError, FolderError
 from adaecho.figures import committed
 from adaecho.records.collect import _write, best_curves, collect_runs, collect_sweep, main, trial_row
 from adaecho.records.folder import RunFolder
-from adaecho.records.outcome import outcome
+from adaecho.records.outcome import ends, outcome
 from adaecho.records.trials import digest, read_rows, rows_of, table_text
 
 
@@ -137,6 +137,14 @@ def test_a_search_of_one_trial_has_its_curve_where_that_missed(tmp_path):
     assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["alone", "reached"]
     rows[0]["counted"] = False
     assert [curve["arm"] for curve in best_curves(rows, tmp_path)] == ["reached"]
+
+
+def test_without_a_target_a_curve_is_of_a_trial_that_came_to_its_end(tmp_path):
+    rows = make_sweep(tmp_path, ("a", 0, {"status": "diverged"}), ("a", 1, {"status": "budget_spent"}))
+    for row, best in zip(rows, (0.99, 0.85), strict=True):
+        row |= {"target_value": None, "best_value": best, "target_direction": "max"}
+    assert [curve["index"] for curve in best_curves(rows, tmp_path)] == [1]
+    assert ends(rows)[0]["best_value"]["max"] == 0.85
 
 
 @pytest.mark.parametrize("kept", [0, 1])

@@ -134,6 +134,10 @@ def test_a_state_comes_before_what_set_epoch_said_before_and_epoch_tells_what_be
     loader.load_state_dict(state)
     assert loader.epoch == 3
     assert labels(loader) == passes[3]
+    for _ in loader:
+        assert loader.epoch == 4
+        break
+    assert loader.epoch == 5  # the rest of the fourth is given up
 
 
 def test_a_state_holds_plain_values_whatever_was_given() -> None:
