@@ -157,10 +157,9 @@ def _ending(file: Path) -> str:
     return file.suffix.lower()
 
 
-def _way(root: Path, file: Path, loose: str | None = None) -> tuple[str, ...]:
-    """Its folders below the root and its name to the first dot, or ``loose`` for a page's, in lower case."""
-    name = file.name.partition(".")[0] if loose is None or _ending(file) not in _LOOSE else loose
-    return tuple(map(str.lower, (*file.relative_to(root).parts[:-1], name)))
+def _way(root: Path, file: Path) -> tuple[str, ...]:
+    """Its folders below the root and its name to the first dot, in lower case."""
+    return tuple(map(str.lower, (*file.relative_to(root).parts[:-1], file.name.partition(".")[0])))
 
 
 def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
@@ -172,12 +171,13 @@ def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
     Args:
         ways: of each its folders and its name to the first dot, in lower case.
     """
-    for part_of, of_files in ((named_part, True), (part_in, False)):
+    for part_of, unasked in ((named_part, 0), (part_in, 1)):
         for depth in range(max(map(len, ways))):
-            found = [part_of(way[depth]) if depth < len(way) - (0 if of_files else 1) else "" for way in ways]
+            found = [part_of(way[depth]) if depth < len(way) - unasked else "" for way in ways]
+            parents = 0 if all(found) else depth
             beside: dict[tuple[str, ...], set[str]] = {}
             for way, part in zip(ways, found, strict=True):
-                beside.setdefault(() if all(found) else way[:depth], set()).add(part)
+                beside.setdefault(way[:parents], set()).add(part)
             if any("train" in parts and len(parts - {""}) > 1 for parts in beside.values()):
                 return found
     return []
@@ -186,9 +186,12 @@ def _by_place(ways: list[tuple[str, ...]]) -> list[str]:
 def _by_part(root: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Files by the part that a folder, or else their name, says; all for training if none does."""
     parts: dict[str, list[Path]] = {}
-    by_place = _by_place([_way(root, file, loose="") for file in files])
+    ways = [_way(root, file) for file in files]
+    by_place = _by_place(
+        [(*way[:-1], "") if _ending(file) in _LOOSE else way for file, way in zip(files, ways, strict=True)]
+    )
     for row, file in enumerate(files):
-        by_name, *folders = map(part_in, (file.name.lower(), *_way(root, file)[:-1]))
+        by_name, *folders = map(part_in, (file.name.lower(), *ways[row][:-1]))
         part = by_place[row] or by_name if by_place else by_name or next(filter(None, folders), "")
         parts.setdefault(part, []).append(file)
     # Of code and pages train.py and training.md are documents like the others.
