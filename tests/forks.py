@@ -9,13 +9,10 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
-from multiprocessing import reduction
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
-from adaecho.search import local
+from adaecho.search import launch
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
@@ -58,7 +55,7 @@ def _typed(
         os.dup2(os.open(f"{said}/{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     os.chdir(folder)
     if forks_workers:
-        local.subprocess = popen(multiprocessing.get_context("fork"))  # type: ignore[assignment]
+        launch.CONTEXT = multiprocessing.get_context("fork")
     _run(module, arguments, environment)
 
 
@@ -69,45 +66,3 @@ def _run(module: str, arguments: Sequence[str], environment: dict[str, str]) -> 
     sys.modules.pop(module, None)  # runpy warns of one that is imported
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def popen(context: Any = FORKS) -> SimpleNamespace:
-    """What ``LocalWorkers`` needs of ``subprocess``, forked: by this process itself or by the server."""
-    return SimpleNamespace(Popen=partial(_Popen, context), DEVNULL=None)
-
-
-class _Popen:
-    def __init__(
-        self, context: Any, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any
-    ) -> None:
-        self._process = context.Process(target=_in_a_session, args=(command[2:], env, _File(stdout.fileno())))
-        self._process.start()
-        self.pid, self.terminate = self._process.pid, self._process.terminate
-
-    def poll(self) -> Any:
-        return self._process.exitcode
-
-    def wait(self) -> None:
-        self._process.join()
-
-
-class _File(NamedTuple):
-    """A descriptor, which the fork gets a copy of."""
-
-    descriptor: int
-
-    def __reduce__(self) -> Any:
-        return _detached, (reduction.DupFd(self.descriptor),)
-
-
-def _detached(copy: Any) -> _File:
-    return _File(copy.detach())
-
-
-def _in_a_session(command: list[str], environment: dict[str, str], log: _File) -> None:
-    os.setsid()
-    for descriptor in (1, 2):
-        os.dup2(log.descriptor, descriptor)
-    module, *arguments = command
-    arguments[arguments.index("--launcher") + 1] = str(os.getppid())  # which a worker ends with
-    _run(module, arguments, environment)

@@ -1,10 +1,8 @@
-"""What a type can't say: ranges and choices, refused by name."""
+"""What a type can't say: ranges and choices, with the key in the message."""
 
 import math
 
 from adaecho.errors import ConfigError
-
-_MOST = 2**53  # whole numbers up to here survive JSON, and every library's integers
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -13,31 +11,20 @@ def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
 
 
+def within(key: str, value: float | None, interval: str) -> None:
+    """Raises ConfigError where a number lies outside an interval such as ``[0, 1)``; None passes."""
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    if value is None or low < value < high or (value == low and interval[0] == "["):
+        return
+    if value == high and interval[-1] == "]":
+        return
+    words = f"{'at least' if interval[0] == '[' else 'greater than'} {low:g}"
+    raise ConfigError(f"{key}={value}: must {f'be {words}' if math.isinf(high) else f'lie in {interval}'}")
+
+
 def at_least(key: str, value: float | None, least: float) -> None:
-    """Raises ConfigError where a number is too small or beyond 2^53; null, where the key may be, passes."""
-    if value is not None and value < least:
-        raise ConfigError(f"{key}={value}: must be at least {least}")
-    if value is not None and value > _MOST:
-        raise ConfigError(f"{key}={value}: must be at most 2^53, {_MOST}")
-
-
-def positive(key: str, value: float | None, null: str = "") -> None:
-    """Raises ConfigError where a number is not positive and finite; ``null`` says what null means."""
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{key}={value}: must be a positive number{'; null ' * bool(null)}{null}")
-
-
-def within(key: str, value: float, interval: str) -> None:
-    """Raises ConfigError where a number lies outside of an interval from 0 to 1, such as ``[0, 1)``."""
-    low = value >= 0 if interval[0] == "[" else value > 0
-    if not (low and (value <= 1 if interval[-1] == "]" else value < 1)):
-        raise ConfigError(f"{key}={value}: must lie in {interval}")
-
-
-def finite_at_least(key: str, value: float, least: float) -> None:
-    """Raises ConfigError where a number is too small, infinite or none."""
-    if not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{key}={value}: must be a finite number, at least {least}")
+    """Raises ConfigError where a number is too small; None passes."""
+    within(key, value, f"[{least}, inf)")
 
 
 def check_depth(depth: int) -> int:

@@ -1,6 +1,6 @@
-"""Is this the same run? What decides a run's trajectory, a name for it, and differences for people to read.
+"""Whether two configs are the same run: its identity, a name for it, and differences for people to read.
 
-Run folders, searches and their designs all ask here.
+Run folders and sweeps' designs all ask here.
 """
 
 import hashlib
@@ -13,78 +13,47 @@ from adaecho.masking import masked
 
 _ABSENT = object()
 
-# Keys that can't change what a run computes up to a given step: they may differ when a run is resumed.
-# Budgets are here too: a larger one continues the run.
 COUNTED_BUDGETS = ("max_steps", "max_fresh_examples")  # these can only grow: see ``changes``
 BUDGETS = (*COUNTED_BUDGETS, "max_train_time_s")
-_NOT_IDENTITY = (
-    "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s", *BUDGETS,
-)  # fmt: skip
-# Below a group: what only decides how fast or in how much memory the same batches are made.
-_NOT_IDENTITY_IN = {
-    "data": ("num_workers", "processes", "prefetch", "restore", "allow_changed"),
-    "echo": ("place",),
-}
-# Allowances, which an error may advise to raise: they can't change what a run computes before they are used
-# up. In the identity at one value, so that folders keep their names.
-_ALLOWANCES = {"data": {"max_bad_examples": 0}}
-# Keys that came after the first records, with the value that means what runs did before: at that value they
+# Keys that can't change what a run computes up to a given step: they may differ when a run is resumed.
+_NOT_IDENTITY = {
+    *BUDGETS, "tracking", "callbacks", "search", "fresh", "checkpoint_every_s", "rank_timeout_s",
+    "data.num_workers", "data.processes", "data.prefetch", "data.allow_changed", "echo.place",
+}  # fmt: skip
+# Keys that came after the first records, with the value that means what runs did before. At that value they
 # are no part of the identity, so that folders keep their names and searches their points.
-_ADDED_KEYS = {"compile": "off"}
-_ADDED: dict[str, dict[str, Any]] = {
-    "adascale": {"rule": "gain"},
-    "data": {"order": "permutation"},
-    "echo": {"split": False},
-    "optimizer": {
-        "name": "sgd",
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-8,
-        "decay_norms_and_biases": True,
-        "clip_norm": None,
-        "fused": False,
-        "zero_redundancy": False,
-        "ema_decay": None,
-    },
-    "schedule": {
-        "decay_epochs": None,
-        "warmup_epochs": None,
-        "first_drop_steps": None,
-        "first_drop_epochs": None,
-        "drop_gap_steps": None,
-        "drop_gap_epochs": None,
-        "drop_factor": 10.0,
-        "counts": "steps",
-    },
-    "evaluate": {"max_examples": None, "loss_by_echo_index": False},
-    "target": {"in_a_row": 1, "chance": None, "chance_share": 0.5},
-}
+_ADDED = {
+    "compile": "off", "adascale.rule": "gain", "data.order": "permutation", "echo.split": False,
+    "optimizer.name": "sgd", "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8,
+    "optimizer.decay_norms_and_biases": True, "optimizer.clip_norm": None, "optimizer.fused": False,
+    "optimizer.zero_redundancy": False, "optimizer.ema_decay": None, "schedule.decay_epochs": None,
+    "schedule.warmup_epochs": None, "schedule.first_drop_steps": None, "schedule.first_drop_epochs": None,
+    "schedule.drop_gap_steps": None, "schedule.drop_gap_epochs": None,
+    "schedule.drop_factor": 10.0, "schedule.counts": "steps", "evaluate.max_examples": None,
+    "target.in_a_row": 1, "target.chance": None, "target.chance_share": 0.5,
+}  # fmt: skip
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a plain config that decides a run's trajectory; resuming compares it."""
-    kept = {
-        key: value
-        for key, value in config.items()
-        if key not in _NOT_IDENTITY and (key not in _ADDED_KEYS or value != _ADDED_KEYS[key])
-    }
-    for group in kept.keys() & {"task", *_NOT_IDENTITY_IN, *_ADDED}:
-        dropped = _NOT_IDENTITY_IN.get(group, ())
-        added = added_options(config["task"].get("name")) if group == "task" else _ADDED.get(group, {})
-        allowances = _ALLOWANCES.get(group, {})
-        kept[group] = {
-            key: allowances.get(key, value)
-            for key, value in config[group].items()
-            if key not in dropped and (key not in added or value != added[key])
+    of_task = {f"task.{key}": value for key, value in added_options(config["task"].get("name")).items()}
+    added = _ADDED | of_task
+
+    def part(tree: dict[str, Any], group: str = "") -> dict[str, Any]:
+        return {
+            name: part(value, f"{key}.") if isinstance(value, dict) and not group else value
+            for name, value in tree.items()
+            if (key := group + name) not in _NOT_IDENTITY and added.get(key, _ABSENT) != value
         }
-    shown: dict[str, Any] = masked(kept)  # a url signed anew names the same data
-    return shown
+
+    kept: dict[str, Any] = masked(part(config))  # a url signed anew names the same data
+    kept["data"]["max_bad_examples"] = 0  # an allowance: until it is used up it changes nothing
+    return kept
 
 
 def run_id(config: dict[str, Any]) -> str:
     """Ten hex digits that name a run by its identity."""
-    canonical = json.dumps(identity(config), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changes(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -97,7 +66,7 @@ def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     old, new = dict(flat(recorded)), dict(flat(now))
     return [
         f"{key}: {_show(old.get(key, _ABSENT))} in the folder, {_show(new.get(key, _ABSENT))} now"
-        for key in [*old, *(key for key in new if key not in old)]
+        for key in old | new
         if old.get(key, _ABSENT) != new.get(key, _ABSENT)
     ]
 
@@ -116,10 +85,8 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted keys and their values."""
     items: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            items += flat(value, f"{prefix}{key}.")
-        else:
-            items.append((f"{prefix}{key}", value))
+        inner = isinstance(value, dict) and value
+        items += flat(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
     return items
 
 

@@ -4,29 +4,31 @@ Types catch typos and wrong kinds at composition, ``validate`` what a type can't
 """
 
 import functools
-import inspect
-import math
-import re
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from adaecho.config import scale
-from adaecho.config.bounds import at_least, finite_at_least, one_of, positive, within
-from adaecho.config.identity import BUDGETS, run_id
+from adaecho.config.bounds import one_of, within
+from adaecho.config.identity import run_id
 from adaecho.config.launched import launched_ranks
-from adaecho.config.optimization import OptimizerConfig, ScheduleConfig, check_optimizer, check_schedule
-from adaecho.config.tasks import callback_path, check_options, names_in
+from adaecho.config.optimization import (
+    COUNTS,
+    OPTIMIZERS,
+    SCHEDULES,
+    OptimizerConfig,
+    ScheduleConfig,
+    check_schedule,
+)
+from adaecho.config.tasks import callback_path, check_options
 from adaecho.echo.variants import ORDERS, PLACES, VARIANTS, check_factor
 from adaecho.errors import ConfigError
-from adaecho.masking import know, whole
 
 ADASCALE_RULES = ("gain", "sqrt_gain", "measure")
 DEVICES = ("auto", "cpu", "cuda")
-MAX_THREADS = 1024
 
 
 @dataclass
@@ -39,8 +41,8 @@ class DataConfig:
     validation_examples: int | None = None
     split_seed: int = 0  # of that permutation
     order: str = "permutation"  # permutation | shards | stored; what is only iterated has an order of its own
-    num_workers: int = 0  # threads that read, decode and augment; 0: in the training thread
-    processes: bool = False  # instead of threads: for Python that holds the interpreter's lock
+    num_workers: int = 0  # that read, decode and augment, as EchoLoader's; 0: in the training thread
+    processes: bool = False  # in any case: for Python that holds the interpreter's lock
     prefetch: int | None = None  # batches read ahead of the echo stage; null: two for each worker
     allow_changed: bool = False  # continue a run although the files of its data have changed since
     max_bad_examples: int = 0  # undecodable examples to skip (and list) before the run stops
@@ -118,9 +120,8 @@ class SearchConfig:
     max_diverged: int | None = None  # diverged trials per search before it gives up; null: 2 * trials
     workers: int = 2  # local processes
     # Stop a trial that has read more fresh examples than the best complete one of its search. It can
-    # change how many diverge or miss the target, so an experiment that compares these says needs_every_trial.
+    # change how many diverge or miss the target: not for an experiment that compares these.
     prune: bool = False
-    needs_every_trial: bool = False  # refuses prune=true
     # key: range in Hydra's sweep grammar, e.g. optimizer.learning_rate: tag(log, interval(0.01, 1)); the
     # task's are searched where trials > 1
     axes: dict[str, str] = field(default_factory=dict)
@@ -162,8 +163,38 @@ class Config:
     fresh: bool = False  # start anew and keep the old folder beside the new one
 
 
-# Keys that there were, which nothing reads any more: those of recorded configs are passed over.
-_GONE = {"search": ("allow_changed_code",), "data": ("restore",), "evaluate": ("loss_by_echo_index",)}
+_CHOICES = {
+    "echo.variant": tuple(VARIANTS),
+    "echo.place": PLACES,
+    "data.order": ORDERS,
+    "optimizer.name": OPTIMIZERS,
+    "schedule.shape": SCHEDULES,
+    "schedule.counts": COUNTS,
+    "adascale.rule": ADASCALE_RULES,
+    "precision": ("auto", "float32", "bfloat16"),
+    "device": DEVICES,
+    "compile": ("off", "default", "reduce-overhead"),
+    "tracking.kind": ("none", "wandb"),
+    "tracking.mode": ("offline", "online"),
+}
+_RANGES = {
+    "[1, 1024]": "threads",
+    "[1, inf)": """batch_size echo.shuffle_buffer target.in_a_row evaluate.every_fresh_examples
+        evaluate.batch_size evaluate.max_examples data.validation_examples search.trials search.repeats
+        search.workers adascale.num_gradients_to_accumulate rank_timeout_s schedule.decay_factor
+        schedule.drop_factor""",
+    "[0, 9e15]": "seed search.seed data.split_seed",
+    "[0, inf)": """echo.batch_shuffle_buffer data.num_workers data.prefetch data.max_bad_examples
+        search.max_diverged checkpoint_every_s optimizer.weight_decay
+        schedule.decay_steps schedule.warmup_steps schedule.first_drop_steps schedule.drop_gap_steps""",
+    "(0, inf)": """max_steps max_fresh_examples max_train_time_s optimizer.learning_rate optimizer.epsilon
+        optimizer.clip_norm adascale.total_steps schedule.decay_epochs schedule.warmup_epochs
+        schedule.first_drop_epochs schedule.drop_gap_epochs""",
+    "(0, inf]": "max_loss",
+    "[0, 1)": "optimizer.momentum optimizer.beta1 optimizer.beta2 optimizer.ema_decay",
+    "(0, 1]": "target.chance_share",
+    "(-inf, inf)": "target.value",
+}
 
 
 def to_plain(config: DictConfig | Config) -> dict[str, Any]:
@@ -178,71 +209,27 @@ def to_plain(config: DictConfig | Config) -> dict[str, Any]:
     if added:
         raise ConfigError(f"{', '.join(added)}: there is no such key; `--cfg job` prints those there are")
     node = OmegaConf.masked_copy(config, [*Config.__dataclass_fields__])
-    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    plain: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    return dict(plain)
 
 
-def from_plain(plain: dict[str, Any], typed: Collection[str] = ()) -> Config:
-    """A validated ``Config`` from plain values, e.g. a run folder's ``config.yaml``.
-
-    Args:
-        plain: values without interpolations; of urls what records keep is enough where this process has been
-            told the rest (see ``masking``).
-        typed: tasks and callbacks that the user has named: a module of theirs can be only one of them
-            (``find_task``, ``callback_path``).
+def from_plain(plain: dict[str, Any]) -> Config:
+    """A validated ``Config`` from plain values: what was composed, or a run folder's ``config.yaml``.
 
     Raises:
         ConfigError: a key is unknown, of the wrong type, or its value can't be.
     """
-    plain = _resolved(plain)
-    others: dict[Any, Any] = {**plain, "task": {"name": "checked below"}}
-    for group in (name for name in _GONE if isinstance(others.get(name), dict)):
-        others[group] = {key: value for key, value in others[group].items() if key not in _GONE[group]}
+    without_task: Any = {**plain, "task": {"name": ""}}
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(_schema(), others))
+        config: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), without_task))
     except Exception as error:
         raise ConfigError(f"config: {error}") from error
-    assert isinstance(config, Config)
-    config.task = check_options(plain.get("task", {}), typed)
+    task = plain.get("task", {})
+    config.task = check_options(task)
     for name in config.callbacks:
-        callback_path(name, typed)
+        callback_path(name)
     validate(config)
-    return config
-
-
-def from_typed(plain: dict[str, Any]) -> Config:
-    """Check what was composed from a command line: task and callbacks may be modules of the user's."""
-    return from_plain(plain, names_in(plain))
-
-
-_NO_URL = re.compile(r"://.*[\s\x00-\x1f]|^[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", re.DOTALL)
-
-
-def _resolved(value: Any, key: str = "") -> Any:
-    """Return plain values with urls in full, whose secrets are known from here on.
-
-    Raises:
-        ConfigError: an interpolation, which would put, say, a variable of the environment into a url; or of
-            a url only what a record keeps is known.
-    """
-    if isinstance(value, dict):
-        return {name: _resolved(item, f"{key}.{name}" if key else str(name)) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_resolved(item, key) for item in value]
-    if not isinstance(value, str):
-        return value
-    if "${" in value:
-        raise ConfigError(f"{key}: holds an interpolation ({value}), and records hold values alone")
-    if _NO_URL.search(value):  # what is no url is not masked, and may hold a secret all the same
-        raise ConfigError(
-            f"{key}: a url begins with scheme:// and holds no blank: write two slashes, and %20 for a blank"
-        )
-    know([value])
-    try:
-        return whole(value)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from None
+    return config  # type: ignore[no-any-return]
 
 
 @functools.cache  # building the node takes longer than filling it, and a sweep's worker fills one per trial
@@ -251,60 +238,30 @@ def _schema() -> DictConfig:
     return node
 
 
-def _resolve_run_id(*, _root_: DictConfig) -> str:
-    return run_id(to_plain(_root_))
-
-
 def register() -> None:
     """Make the schema and the resolvers of ``conf/config.yaml`` known to Hydra."""
     ConfigStore.instance().store(name="schema", node=Config)
-    # OmegaConf 2.4 deprecates register_new_resolver for a name that 2.3 has for an older one (no replace=).
-    register_resolver: Any = OmegaConf.register_resolver
-    if "replace" not in inspect.signature(register_resolver).parameters:
-        register_resolver = OmegaConf.register_new_resolver
-    register_resolver("adaecho.run_id", _resolve_run_id, replace=True)
-    register_resolver("adaecho.name_or", _name_or, replace=True)
-    register_resolver("adaecho.scaled", scale.scaled, replace=True)
-
-
-def _name_or(name: str | None, other: str) -> str:
-    return name or other
+    resolvers: dict[str, Callable[..., Any]] = {
+        "adaecho.run_id": lambda *, _root_: run_id(to_plain(_root_)),
+        "adaecho.name_or": lambda name, other: name or other,
+        "adaecho.scaled": scale.scaled,
+    }
+    for name, resolver in resolvers.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """What stands at a dotted key of a config or of plain dicts; None where a dict has no such key.
+    """What stands at a dotted key of a config or of plain dicts.
 
     Raises:
-        ConfigError: the config has no such key. Keys of a search may be out of a record, and by the names of
-            attributes any object of the process could be reached, and code run.
+        ConfigError: there is no such key.
     """
     for name in key.split("."):
-        if isinstance(tree, dict):
-            tree = tree.get(name)
-        elif is_dataclass(tree) and name in {field.name for field in fields(tree)}:
-            tree = getattr(tree, name)
-        else:
+        fields = tree if isinstance(tree, dict) else getattr(tree, "__dataclass_fields__", ())
+        if name not in fields:
             raise ConfigError(f"{key}: there is no such key")
+        tree = tree[name] if isinstance(tree, dict) else getattr(tree, name)
     return tree
-
-
-_ALLOWED = {
-    "echo.variant": tuple(VARIANTS),
-    "echo.place": PLACES,
-    "data.order": ORDERS,
-    "precision": ("auto", "float32", "bfloat16"),
-    "device": DEVICES,
-    "compile": ("off", "default", "reduce-overhead"),
-    "tracking.kind": ("none", "wandb"),
-    "tracking.mode": ("offline", "online"),
-}
-_LEAST = {
-    **dict.fromkeys(("batch_size", "threads", "echo.shuffle_buffer", "target.in_a_row"), 1),
-    **dict.fromkeys(("evaluate.every_fresh_examples", "evaluate.batch_size", "evaluate.max_examples"), 1),
-    **dict.fromkeys(("data.validation_examples", "search.trials", "search.repeats", "search.workers"), 1),
-    **dict.fromkeys(("seed", "echo.batch_shuffle_buffer", "data.num_workers", "data.prefetch"), 0),
-    **dict.fromkeys(("data.split_seed", "data.max_bad_examples", "search.max_diverged"), 0),
-}
 
 
 def validate(config: Config) -> None:
@@ -313,110 +270,73 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: naming key, value, reason and remedy.
     """
-    if config.data.path is not None and not config.data.path.strip():
+    if config.data.path == "":  # of a shell's variable that is not set
         raise ConfigError("data.path: is empty; give a path, a hub id or a url, or null for embedded data")
-    for key, allowed in _ALLOWED.items():
+    for key, allowed in _CHOICES.items():
         one_of(key, value_at(config, key), allowed)
-    for key, least in _LEAST.items():
-        at_least(key, value_at(config, key), least)
-    for key in BUDGETS:
-        positive(key, value_at(config, key), "means no limit")
+    for interval, keys in _RANGES.items():
+        for key in keys.split():
+            within(key, value_at(config, key), interval)
     for key in config.search.axes:
         value_at(config, key)
-    if config.threads > MAX_THREADS:
-        raise ConfigError(f"threads={config.threads}: more than {MAX_THREADS}, which no processor has")
-    if not config.max_loss > 0:
-        raise ConfigError(f"max_loss={config.max_loss}: must be positive; beyond it a run counts as diverged")
-    finite_at_least("checkpoint_every_s", config.checkpoint_every_s, 0)
-    finite_at_least("rank_timeout_s", config.rank_timeout_s, 1)
-    within("target.chance_share", config.target.chance_share, "(0, 1]")
-    _validate_factor(config.echo)
-    check_optimizer(config.optimizer)
-    check_schedule(config.schedule)
-    _validate_adascale(config)
-    _validate_target(config.target, config.max_fresh_examples)
-
-
-def _validate_target(target: TargetConfig, max_fresh_examples: int | None) -> None:
-    if target.value is not None and not math.isfinite(target.value):
-        raise ConfigError(f"target.value={target.value}: must be a finite number; null never stops")
-    if target.metric == "accuracy" and (target.value or 0.0) > 1:
-        raise ConfigError(
-            f"target.value={target.value:g}: accuracy is a fraction and can't exceed 1; 97 % is "
-            "target.value=0.97"
-        )
-    if target.chance is not None and max_fresh_examples is None:
-        raise ConfigError(
-            f"target.chance={target.chance:g}: is judged after a share of max_fresh_examples, which is null; "
-            "set it, or drop target.chance"
-        )
-
-
-def _validate_factor(echo: EchoConfig) -> None:
     try:
+        echo = config.echo
         check_factor(VARIANTS[echo.variant], echo.factor, echo.max_factor, echo.batch_shuffle_buffer)
     except ValueError as error:
         raise ConfigError(f"echo.{error}") from None
-    if echo.split and echo.variant != "example_before_augmentation":
+    if config.echo.split and config.echo.variant != "example_before_augmentation":
+        raise ConfigError("echo.split=true: needs echo=example_before_augmentation; choose it, or drop it")
+    optimizer = config.optimizer
+    if optimizer.name == "sgd" and optimizer.nesterov and optimizer.momentum == 0:
+        raise ConfigError("optimizer.nesterov=true: needs optimizer.momentum > 0")
+    check_schedule(config.schedule)
+    if config.target.metric == "accuracy" and (config.target.value or 0.0) > 1:
         raise ConfigError(
-            f"echo.split=true: echo={echo.variant} augments in one place; choose "
-            "echo=example_before_augmentation, or drop echo.split"
+            f"target.value={config.target.value:g}: accuracy is a fraction; 97 % is target.value=0.97"
         )
-
-
-def _validate_adascale_rule(config: Config) -> None:
-    """The rule against the optimizer, and against what a scaled rate rules out."""
-    rule, name = config.adascale.rule, config.optimizer.name
-    if rule == "measure":
-        if config.adascale.total_steps is not None:
-            raise ConfigError(
-                f"adascale.total_steps={config.adascale.total_steps}: adascale.rule=measure leaves the "
-                "schedule alone, so its scale-invariant steps end nothing; use max_steps"
-            )
-        return
-    if (rule == "gain") != (name == "sgd"):
-        remedy = "sqrt_gain" if rule == "gain" else "gain"
-        raise ConfigError(
-            f"optimizer.name={name}: adascale.rule={rule} is not made for it; choose adascale.rule={remedy}, "
-            "adascale=measure to read the gain alone, or adascale=off"
-        )
-    if config.optimizer.clip_norm is not None:
-        raise ConfigError(
-            f"optimizer.clip_norm={config.optimizer.clip_norm}: AdaScale's gain is of unclipped gradients, "
-            "and would multiply a step that clipping has shortened; choose null, adascale=measure or "
-            "adascale=off"
-        )
-    if config.schedule.counts != "steps":
-        raise ConfigError(
-            f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
-            "steps; choose schedule.counts=steps, adascale=measure or adascale=off"
-        )
+    if config.target.chance is not None and config.max_fresh_examples is None:
+        raise ConfigError("target.chance: is judged after a share of max_fresh_examples, which is null")
+    if config.adascale.enabled:
+        _validate_adascale(config)
 
 
 def _validate_adascale(config: Config) -> None:
-    adascale, count = config.adascale, config.adascale.num_gradients_to_accumulate
-    if not adascale.enabled:
-        return
-    one_of("adascale.rule", adascale.rule, ADASCALE_RULES)
-    at_least("adascale.num_gradients_to_accumulate", count, 1)
-    _validate_adascale_rule(config)
+    """What would make the gain, or the rate scaled by it, wrong."""
+    adascale, name = config.adascale, config.optimizer.name
+    count = adascale.num_gradients_to_accumulate
     if config.batch_size % count:
         raise ConfigError(
-            f"batch_size={config.batch_size}: can't be dealt evenly to adascale.num_gradients_to_accumulate="
-            f"{count} micro-batches; make it a multiple"
+            f"batch_size={config.batch_size}: must be a multiple of "
+            f"adascale.num_gradients_to_accumulate={count}"
         )
-    positive("adascale.total_steps", adascale.total_steps, "never stops")
-    shares_examples = config.echo.factor != 1 and (
-        VARIANTS[config.echo.variant].repeats != "batches" or config.echo.batch_shuffle_buffer > 0
-    )
-    if launched_ranks() > 1:  # the gain then comes from the differences between ranks
-        return
-    if count == 1 and shares_examples:
+    instead = "choose adascale=measure, which only reads the gain, or adascale=off"
+    if adascale.rule == "measure":
+        if adascale.total_steps is not None:
+            raise ConfigError("adascale.total_steps: nothing ends by it with adascale=measure; use max_steps")
+    elif (adascale.rule == "gain") != (name == "sgd"):
+        fitting = "gain" if name == "sgd" else "sqrt_gain"
         raise ConfigError(
-            "adascale.num_gradients_to_accumulate=1: the gain then comes from the difference between "
+            f"optimizer.name={name}: needs adascale.rule={fitting}, not {adascale.rule}; or {instead}"
+        )
+    elif config.optimizer.clip_norm is not None:
+        raise ConfigError(
+            f"optimizer.clip_norm={config.optimizer.clip_norm}: AdaScale would scale clipped steps by the "
+            f"gain of gradients that are not; {instead}"
+        )
+    elif config.schedule.counts != "steps":
+        raise ConfigError(
+            f"schedule.counts={config.schedule.counts}: AdaScale reads its schedule at the scale-invariant "
+            f"steps; choose schedule.counts=steps; or {instead}"
+        )
+    if count > 1 or launched_ranks() > 1:
+        return  # the gain comes from the differences between micro-batches, or ranks
+    repeats_examples = VARIANTS[config.echo.variant].repeats == "examples"
+    if config.echo.factor != 1 and (repeats_examples or config.echo.batch_shuffle_buffer > 0):
+        raise ConfigError(
+            "adascale.num_gradients_to_accumulate=1: the gain comes from the difference between "
             f"consecutive batches, which echo={config.echo.variant} makes share examples; use at least 2"
         )
-    if count == 1 and adascale.scale is None:
+    if adascale.scale is None:
         raise ConfigError(
             "adascale.num_gradients_to_accumulate=1: give adascale.scale, how many base batches a batch is "
             "worth, or use at least 2"

@@ -3,13 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from adaecho.config.bounds import at_least, positive
+from adaecho.config.bounds import within
 from adaecho.errors import ConfigError
+
+_RANGES = {
+    "[1, inf)": ("timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job",
+                 "array_parallelism"),
+    "[0, inf)": ("max_num_timeout", "signal_delay_s"),
+    "(0, inf)": ("mem_gb",),
+}  # fmt: skip
 
 
 @dataclass
 class SlurmSettings:
-    """How to ask for jobs, checked. The defaults are what any cluster takes: one CPU, no GPU or partition."""
+    """How to ask for jobs. The defaults are what any cluster takes: one CPU, no GPU or partition."""
 
     partition: str | None = None
     account: str | None = None
@@ -29,16 +36,12 @@ class SlurmSettings:
     wait: bool = True  # false submits and returns
 
     def __post_init__(self) -> None:
-        at_least_one = (
-            "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "trials_per_job", "array_parallelism",
-        )  # fmt: skip
-        least = {**dict.fromkeys(at_least_one, 1), "max_num_timeout": 0, "signal_delay_s": 0}
-        for name, value in least.items():
-            at_least(f"hydra.launcher.{name}", getattr(self, name), value)
-        positive("hydra.launcher.mem_gb", self.mem_gb)
+        for interval, keys in _RANGES.items():
+            for key in keys:
+                within(f"hydra.launcher.{key}", getattr(self, key), interval)
         if self.gpus_per_node and self.tasks_per_node > self.gpus_per_node:
             raise ConfigError(
-                f"hydra.launcher.tasks_per_node={self.tasks_per_node}: every rank takes a GPU of its own, "
+                f"hydra.launcher.tasks_per_node={self.tasks_per_node}: each rank takes a GPU of its own, "
                 f"and gpus_per_node={self.gpus_per_node}; ask for as many of both"
             )
 

@@ -1,14 +1,10 @@
 """Tasks and callbacks are found by name: ours, an installed entry point's, or the path of a module.
 
-A module's path counts only where the user has typed it: importing runs its code, and records may be
-anyone's.
-
 A task's module has a function ``build(config, options)`` and, where the task has options, a dataclass
 ``Options`` that extends ``TaskConfig``: its fields are the keys ``task.*``.
 """
 
 import importlib
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
@@ -56,7 +52,7 @@ ENTRY_POINTS = "adaecho.tasks"
 
 @dataclass
 class TaskConfig:
-    """Which workload, and in subclasses its own options; the keys ``task.*``."""
+    """Base class for the options ``task.*`` of a task."""
 
     name: str = MISSING  # of a module in adaecho/tasks/, an entry point of adaecho.tasks, or a module's path
 
@@ -83,33 +79,28 @@ class TaskConfig:
         )
 
 
-def find_task(name: str, typed: Collection[str] = ()) -> ModuleType:
+def find_task(name: str) -> ModuleType:
     """The module of a task.
 
     Args:
-        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or one of
-            ``typed``.
-        typed: the names that the user has typed: any of them may be the dotted path of a module that Python
-            can import.
+        name: of a module in ``adaecho/tasks/``, of an entry point in the group ``adaecho.tasks``, or the
+            dotted path of a module that Python can import.
 
     Raises:
-        ConfigError: there is none, it was not typed, or it has no ``build``.
+        ConfigError: there is none, or it has no ``build``.
     """
-    module = _import(name, typed)
-    if module is None:
-        neither = f"is none of {', '.join(task_names())}, no entry point of the group {ENTRY_POINTS}"
-        flag = f"--task {name} (of adaecho.evaluate: task.name={name})"
-        raise _not_found(f"task.name={name}: {neither}", name in typed, flag)
+    if name in our_options():
+        return importlib.import_module(f"{ENTRY_POINTS}.{our_options()[name].module or name}")
+    path = module_path(name, ENTRY_POINTS)
+    if path is None:
+        raise ConfigError(
+            f"task.name={name}: is none of {', '.join(task_names())}, no entry point of the group "
+            f"{ENTRY_POINTS}, and no module that can be imported from here"
+        )
+    module = importlib.import_module(path)
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"task.name={name}: {module.__file__} has no function build(config, options)")
     return module
-
-
-def _import(name: str, typed: Collection[str]) -> ModuleType | None:
-    if name in our_options():
-        return importlib.import_module(f"{ENTRY_POINTS}.{our_options()[name].module or name}")
-    path = module_path(name, ENTRY_POINTS, typed)
-    return None if path is None else importlib.import_module(path)
 
 
 def task_names() -> list[str]:
@@ -117,7 +108,7 @@ def task_names() -> list[str]:
     return sorted({*our_options(), *metadata.entry_points(group=ENTRY_POINTS).names})
 
 
-def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
+def options_class(name: str) -> type[TaskConfig]:
     """The dataclass of a task's options; those of this package's tasks without importing torch.
 
     Raises:
@@ -125,7 +116,7 @@ def options_class(name: str, typed: Collection[str] = ()) -> type[TaskConfig]:
     """
     if name in our_options():
         return our_options()[name]
-    options = getattr(find_task(name, typed), "Options", TaskConfig)
+    options = getattr(find_task(name), "Options", TaskConfig)
     if not (isinstance(options, type) and issubclass(options, TaskConfig)):
         raise ConfigError(f"task.name={name}: its Options must extend adaecho.config.tasks.TaskConfig")
     if get_annotations(options) and "__dataclass_fields__" not in vars(options):
@@ -145,8 +136,8 @@ def our_options() -> dict[str, type[TaskConfig]]:
     return options
 
 
-def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskConfig:
-    """A task's options from plain values, each of its own type; see ``find_task`` for ``typed``.
+def check_options(plain: dict[str, Any]) -> TaskConfig:
+    """A task's options from plain values, each of its own type.
 
     Raises:
         ConfigError: no such task, an option that it doesn't have, of another type or out of range.
@@ -154,7 +145,7 @@ def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskCon
     name = plain.get("name") if isinstance(plain, dict) else None
     if not isinstance(name, str) or name == "???":
         raise ConfigError("task.name: is missing; choose a workload with task=")
-    options = options_class(name, typed)
+    options = options_class(name)
     known = [field.name for field in fields(options) if field.name != "name"]
     for key in plain:
         if key not in ("name", *known):
@@ -173,52 +164,29 @@ def check_options(plain: dict[str, Any], typed: Collection[str] = ()) -> TaskCon
 _CALLBACKS = "adaecho.callbacks"  # the group of entry points
 
 
-def module_path(name: str, group: str, typed: Collection[str]) -> str | None:
-    """The dotted path of the module that a name means; None where there is none, or a record may not name it.
-
-    Args:
-        name: of an entry point, or one of ``typed``.
-        group: of entry points.
-        typed: the names that the user has typed: any of them may be a module's own path.
-    """
+def module_path(name: str, group: str) -> str | None:
+    """The dotted path of the module that a name means: an entry point's, or its own; None for none."""
     for point in metadata.entry_points(group=group, name=name):
         return point.value
-    if name not in typed:
-        return None
     try:
-        found = find_spec(name)
+        return name if find_spec(name) is not None else None
     except (ImportError, ValueError):  # a parent that is absent or no package; an empty name
         return None
-    return None if found is None else name
 
 
-def callback_path(name: str, typed: Collection[str] = ()) -> str:
+def callback_path(name: str) -> str:
     """The dotted path of a callback's module, which is not imported.
 
     Args:
-        name: of an entry point in the group ``adaecho.callbacks``, or one of ``typed``.
-        typed: see ``module_path``.
+        name: of an entry point in the group ``adaecho.callbacks``, or the module's own path.
 
     Raises:
-        ConfigError: there is none, or it was not typed.
+        ConfigError: there is none.
     """
-    path = module_path(name, _CALLBACKS, typed)
+    path = module_path(name, _CALLBACKS)
     if path is None:
-        what = f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}"
-        raise _not_found(what, name in typed, f"--callback {name}")
+        raise ConfigError(
+            f"callbacks=[{name}]: is no entry point of the group {_CALLBACKS}, and no module that can be "
+            "imported from here"
+        )
     return path
-
-
-def _not_found(what: str, is_typed: bool, flag: str) -> ConfigError:
-    if is_typed:
-        return ConfigError(f"{what}, and no module that can be imported from here")
-    return ConfigError(
-        f"{what}; a record can name no other, as the code of whoever wrote it would run. If that module is "
-        f"yours, name it in the command: {flag}"
-    )
-
-
-def names_in(config: dict[str, Any]) -> list[str]:
-    """What a plain config names that may be a module of somebody's own: its task and its callbacks."""
-    task = config.get("task")
-    return [*([str(task.get("name"))] if isinstance(task, dict) else []), *config.get("callbacks", ())]

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,33 +10,23 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from adaecho.config import scale
-from adaecho.config.identity import BUDGETS, identity
-from adaecho.config.schema import to_plain
+from adaecho.config.schema import SearchConfig, to_plain
 from adaecho.config.slurm import SlurmSettings
-from adaecho.errors import ConfigError, warn
-from adaecho.masking import VARIABLE, masked, secret_urls
+from adaecho.errors import ConfigError
+from adaecho.records.environment import code_digest
 from adaecho.records.folder import move_aside
 from adaecho.records.lock import FolderLock
-from adaecho.records.terminal import Terminal
 from adaecho.records.tracking import exported
-from adaecho.search.arms import Typed, build_arms, composer, parse_typed
-from adaecho.search.design import (
-    MAX_TRIALS,
-    Design,
-    OtherDesignError,
-    check_design,
-    record_design,
-    stable_hash,
-)
-from adaecho.search.local import LocalWorkers, affordable
-from adaecho.search.progress import SweepProgress
-from adaecho.search.report import remarks, unfinished, write_outcome
-from adaecho.search.slurm import SlurmWorkers, job_name
-from adaecho.search.state import SweepState, has_finished
+from adaecho.search import launch
+from adaecho.search.arms import build_arms, composer, parse_typed
+from adaecho.search.design import Design, record_design, stable_hash
+from adaecho.search.report import Progress, counted, headline, remarks, unfinished, write_outcome
+from adaecho.search.state import SweepState
+from adaecho.search.worker import ATTEMPTS, Worker
 
 
 def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]) -> None:
@@ -53,32 +42,29 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
         SystemExit: a search could not be completed; code 1.
     """
     HydraConfig.instance().set_config(config)  # for what is named through ${hydra:...}
-    launcher, typed, plain = _launcher(config), parse_typed(arguments, config_loader), to_plain(config)
-    folder = sweep_folder(config, plain, typed)
+    launcher = str(config.hydra.runtime.choices["hydra/launcher"])
+    if launcher not in ("basic", "slurm"):
+        raise ConfigError(f"hydra/launcher={launcher}: hydra/sweeper=quasirandom runs with basic or slurm")
+    console = Console(markup=False)
+    design, notes = build_design(config, config_loader, arguments)
+    folder = sweep_folder(config, design)
     with ExitStack() as stack:
         lock = FolderLock(folder)
         lock.acquire()
         stack.callback(lock.release)
-
-        is_new = {path.name for path in folder.iterdir()} <= {"lock", "workers"}
-        design = build_design(config, plain, typed, config_loader)
-        if (config.fresh and not is_new) or _is_superseded(design, folder):
+        if config.fresh and (folder / "design.json").exists():
             move_aside(folder)
             lock.release()
             lock.acquire()
-        state = SweepState(design, folder)
         record_design(design, folder)
-        urls = secret_urls([arm.config for arm in design.arms])
+        state = SweepState(design, folder)
+        for trial in state.missing():  # the command tries again what had failed
+            (state.trial_folder(trial) / ATTEMPTS).unlink(missing_ok=True)
         stack.enter_context(exported(config.tracking, folder))
-        console = Terminal(markup=False)
-        console.print(headline(state), highlight=False, soft_wrap=True)
-        if launcher == "slurm" and state.missing():
-            if urls:  # which hands the environment of sbatch to its jobs
-                os.environ[VARIABLE] = " ".join(urls)
-            if not run_on_slurm(state, config, console):
-                return
-        elif launcher == "basic":
-            run_here(state, config, console, urls)
+        for line in [*notes, *headline(state)]:
+            console.print(line, highlight=False, soft_wrap=True)
+        if state.missing() and not run(state, config, console):
+            return
         write_outcome(state, console)
         for line in next_steps(config, folder, arguments):
             console.print(line, highlight=False, soft_wrap=True)
@@ -86,118 +72,49 @@ def sweep(config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[s
             sys.exit(1)
 
 
-def _is_superseded(design: Design, folder: Path) -> bool:
-    """Whether the folder holds another design, none of whose trials has finished: a first try, mended.
-
-    Raises:
-        FolderError: it holds another one, and results of it.
-    """
-    try:
-        check_design(design, folder)
-    except OtherDesignError:
-        if has_finished(folder):
-            raise
-        warn(f"{folder}: held another design, none of whose trials had finished; it is kept beside")
+def run(state: SweepState, config: DictConfig, console: Console) -> bool:
+    """Run what is missing, here or on Slurm; whether it was waited for."""
+    missing, look = len(state.missing()), Progress(state, console)
+    worker = Worker(str(state.folder.resolve()))
+    if config.hydra.runtime.choices["hydra/launcher"] == "basic":
+        launch.run_here(worker, min(config.search.workers, missing), config.threads, look)
         return True
+    asked: Any = OmegaConf.to_container(config.hydra.launcher)
+    settings = SlurmSettings(**{key: asked[key] for key in SlurmSettings.__dataclass_fields__})
+    worker.code, worker.ranks = code_digest(), settings.ranks
+    jobs = launch.submit(state.folder, worker, settings, missing)
+    told = f"{counted(jobs, 'worker')} submitted as {launch.job_name(state.folder)}"
+    console.print(told, highlight=False)
+    if settings.wait:
+        launch.watch(state.folder, look)
+        return True
+    for command in ("status", "collect"):
+        told = f"  python -m adaecho.search {command} {state.folder}"
+        console.print(told, highlight=False, soft_wrap=True)
     return False
 
 
-def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
-    """What a user may want to do with the sweep's folder."""
-    of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # that is -m
-    command = ["python", "-m", "adaecho.run", *_config_dir(config), "-m"]
-    typed = shlex.join([*command, *masked([*arguments, *of_hydra])])
-    collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
-    lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
-    if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
-        lines.append(f"to upload {os.environ.get('WANDB_DIR', '.')}/wandb to W&B: wandb sync")
-    return lines
-
-
-def _config_dir(config: DictConfig) -> list[str]:
-    """The flag of that name as it was typed, without which one's own configs aren't found again."""
-    sources = config.hydra.runtime.config_sources
-    typed = [source.path for source in sources if source.provider == "command-line"]
-    return ["--config-dir", os.path.relpath(typed[0])] if typed else []
-
-
-def run_here(state: SweepState, config: DictConfig, console: Console, urls: Sequence[str]) -> None:
-    """Run what is missing with workers on this machine."""
-    missing = len(state.missing())
-    workers, too_many = affordable(config.search.workers)
-    wanted = min(workers, missing)
-    if too_many and missing > workers:
-        console.print(too_many, highlight=False, soft_wrap=True)
-    of_all = {"threads": config.threads, "typed": state.design.named(), "urls": urls}
-    with (
-        SweepProgress(state, console) as progress,
-        LocalWorkers(state.folder, wanted, **of_all) as local,
-    ):
-        local.watch(progress)
-
-
-def run_on_slurm(state: SweepState, config: DictConfig, console: Console) -> bool:
-    """Submit what is missing and, if asked to, watch it to its end; whether it was watched."""
-    settings = SlurmSettings(
-        **{key: config.hydra.launcher[key] for key in SlurmSettings.__dataclass_fields__}
-    )
-    slurm = SlurmWorkers(state, settings)
-    jobs = slurm.submit()
-    console.print(f"{_count(jobs, 'worker')} submitted as {job_name(state.folder)}", highlight=False)
-    if not settings.wait:
-        for command in ("status", "collect"):
-            console.print(
-                f"  python -m adaecho.search {command} {state.folder}", highlight=False, soft_wrap=True
-            )
-        return False
-    with SweepProgress(state, console) as progress:
-        slurm.watch(progress)
-    return True
-
-
-def _launcher(config: DictConfig) -> str:
-    launcher = str(config.hydra.runtime.choices["hydra/launcher"])
-    if launcher not in ("basic", "slurm"):
-        raise ConfigError(f"hydra/launcher={launcher}: hydra/sweeper=quasirandom runs with basic or slurm")
-    return launcher
-
-
-def sweep_folder(config: DictConfig, plain: dict[str, Any], typed: Typed) -> Path:
-    """The folder of a sweep: an experiment's, the one that was typed, or for an ad-hoc sweep one per design.
-
-    An ad-hoc sweep's name depends on all that may not change when it is continued.
-    """
+def sweep_folder(config: DictConfig, design: Design) -> Path:
+    """The folder of a sweep: an experiment's, the one that was typed, else one per design."""
     folder = Path(config.hydra.sweep.dir)
-    chosen = any(str(typed).startswith("hydra.sweep.dir=") for typed in config.hydra.overrides.hydra)
-    if chosen or config.hydra.runtime.choices.get("experiment"):
+    chosen = any(str(one).startswith("hydra.sweep.dir=") for one in config.hydra.overrides.hydra)
+    if chosen or design.experiment:
         return folder
-    search = [plain["search"][key] for key in ("seed", "prune", "arms")]
-    of_task = plain["search"]["axes"] if plain["search"]["trials"] > 1 else {}
-    search.append({key: axis for key, axis in of_task.items() if key not in typed.intervals})
-    intervals = {key: str(interval) for key, interval in typed.intervals.items()}
-    budgets = [plain[key] for key in BUDGETS]
-    digest = stable_hash(identity(plain), budgets, search, sorted(masked(typed.choices)), intervals)
-    return folder / f"{digest:016x}"[:10]
+    arms = {arm.name: arm.to_dict() for arm in design.arms}
+    return folder / f"{stable_hash(arms, design.seed, design.prune):016x}"[:10]
 
 
 def build_design(
-    config: DictConfig, plain: dict[str, Any], typed: Typed, config_loader: ConfigLoader
-) -> Design:
-    """The design that these overrides describe; see ``build_arms`` for what can be wrong."""
-    arms, search, left_out = build_arms(typed, composer(config_loader, config, plain, typed.fixed))
+    config: DictConfig, config_loader: ConfigLoader, arguments: Sequence[str]
+) -> tuple[Design, list[str]]:
+    """The design that these overrides describe, and what to say of it; see ``build_arms``."""
+    plain, typed = to_plain(config), parse_typed(arguments, config_loader)
+    search = SearchConfig(**plain["search"])
+    arms, notes = build_arms(typed, search.arms, composer(config_loader, config))
     if config.hydra.runtime.choices.get("scale"):
-        print(scale.told(config, plain))
-    for line in left_out:
-        print(line)
-    total = search.trials * search.repeats * len(arms)
-    if total > MAX_TRIALS:
-        raise ConfigError(
-            f"search.trials={search.trials}: with {_count(len(arms), 'arm')} and search.repeats="
-            f"{search.repeats} that is {total:,} trials, each with a folder; at most {MAX_TRIALS:,} in a "
-            "sweep: lower search.trials (the paper takes 100)"
-        )
-    return Design(
-        arms=arms,
+        notes.insert(0, scale.told(config, plain))
+    design = Design(
+        arms=tuple(arms),
         seed=search.seed,
         trials=search.trials,
         repeats=search.repeats,
@@ -205,27 +122,17 @@ def build_design(
         prune=search.prune,
         experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
     )
+    return design, notes
 
 
-def headline(state: SweepState) -> str:
-    """What the sweep consists of, in one line; in a second one which keys each arm searches, if any does."""
-    searches = list(state.searches.values())
-    left = len(state.missing())
-    total = sum(search.num_wanted() for search in searches)
-    text = f"{state.folder}: {_count(len(state.design.arms), 'arm')}"
-    if state.design.repeats > 1:
-        text += f" x {state.design.repeats} searches"
-    text += f", {_count(total, 'trial')}, {left} to run"
-    if not left:
-        text += " (data and code are not looked at again; fresh=true starts anew)"
-    # What an experiment sets for all arms is drawn all the same where its task searches it.
-    searched = Counter(axis.key for arm in state.design.arms for axis in arm.axes)
-    keys = [
-        key if number == len(state.design.arms) else f"{key} (in {_count(number, 'arm')})"
-        for key, number in searched.items()
-    ]
-    return f"{text}\nsearched: {', '.join(keys)}" if keys else text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def next_steps(config: DictConfig, folder: Path, arguments: Sequence[str]) -> list[str]:
+    """What a user may want to do with the sweep's folder."""
+    of_hydra = [one for one in config.hydra.overrides.hydra if one != "hydra.mode=MULTIRUN"]  # that is -m
+    sources = [one.path for one in config.hydra.runtime.config_sources if one.provider == "command-line"]
+    config_dir = ["--config-dir", os.path.relpath(sources[0])] if sources else []
+    typed = shlex.join(["python", "-m", "adaecho.run", *config_dir, "-m", *arguments, *of_hydra])
+    collect = shlex.join(["python", "-m", "adaecho.records.collect", str(folder), "--command", typed])
+    lines = [f"to keep these numbers as small tables in results/, which `make figures` draws: {collect}"]
+    if config.tracking.kind == "wandb" and config.tracking.mode == "offline":
+        lines.append(f"to upload {os.environ.get('WANDB_DIR', '.')}/wandb to W&B: wandb sync")
+    return lines

@@ -1,4 +1,4 @@
-"""``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``: the entries that Hydra finds; and a callback.
+"""``hydra/sweeper=quasirandom`` and ``hydra/launcher=slurm``: the entries that Hydra finds.
 
 Every Hydra app on the machine imports them, so they import nothing heavy. No ``from __future__ import
 annotations`` here: Hydra 1.3 executes a plugin before it is in ``sys.modules``, and dataclasses with such
@@ -7,16 +7,14 @@ annotations then fail.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
-from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from adaecho.config.slurm import SlurmSettings
 
@@ -38,7 +36,6 @@ class SlurmConf(SlurmSettings):
 for _group, _name, _node in (
     ("hydra/sweeper", "quasirandom", QuasirandomConf),
     ("hydra/launcher", "slurm", SlurmConf),
-    ("hydra/callbacks", "check_sweep", {"check_sweep": {"_target_": f"{__name__}.CheckSweep"}}),
 ):
     ConfigStore.instance().store(group=_group, name=_name, node=_node, provider="adaecho")
 
@@ -81,25 +78,3 @@ class SlurmLauncher(Launcher):
         from adaecho.errors import ConfigError
 
         raise ConfigError("hydra/launcher=slurm: needs hydra/sweeper=quasirandom")
-
-
-class CheckSweep(Callback):
-    """Refuses what sweepers of Hydra's do unasked: to write secrets of a command, and through links."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002 (more of Hydra's)
-        """Ends the command before anything is written; an exception would be no more than a warning."""
-        from adaecho.errors import fail
-        from adaecho.masking import VARIABLE, masked, secret_urls
-
-        sweeper = config.hydra.runtime.choices["hydra/sweeper"]
-        if sweeper == "quasirandom":  # which does neither
-            return
-        for path in Path(config.hydra.sweep.dir).glob("*"):
-            if path.is_symlink():
-                fail(f"{path}: is a link, through which hydra/sweeper={sweeper} would write; remove it")
-        found = secret_urls(OmegaConf.to_container(config))
-        if found:
-            fail(
-                f"hydra/sweeper={sweeper} would write the secrets of {masked(found[0])} into multirun.yaml; "
-                f"put the whole url into the environment as {VARIABLE}, and type what is shown here"
-            )

@@ -1,8 +1,6 @@
 """Every composed config is valid, and a run's name depends on what it should."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,16 +33,9 @@ def test_no_config_names_a_class_to_build() -> None:
     assert not [path for path in Path(CONF).rglob("*.yaml") if "_target_" in path.read_text()]
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["optimizer.rate", "seed.real", "__class__.__name__", "__init__.__globals__.inspect.sys.modules.ctypes"],
-)
-def test_a_searched_key_is_no_attributes_name(compose_config: Compose, key: str) -> None:
-    """Of a design from others: attributes lead to any object, and some run code when asked for."""
-    plain = schema.to_plain(compose_config("task=digits"))
-    plain["search"]["axes"] = {key: "interval(0, 1)"}
-    with pytest.raises(ConfigError, match=f"{re.escape(key)}: there is no such key"):
-        schema.from_plain(plain)
+def test_a_searched_key_is_one_of_the_config(compose_config: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.rate: there is no such key"):
+        compose_config("+search.axes={optimizer.rate: 'interval(0, 1)'}")
 
 
 KEEPS = (
@@ -82,13 +73,6 @@ def test_keys_that_were_added_leave_the_names_of_earlier_runs(compose_config: Co
     assert run_id(schema.to_plain(compose_config(f"task={task}"))) == NAMES[task]
 
 
-def test_a_recorded_key_that_is_gone_is_passed_over(compose_config: Compose) -> None:
-    config = compose_config()
-    plain = schema.to_plain(config)
-    plain["search"]["allow_changed_code"] = True
-    assert schema.from_plain(plain) == config
-
-
 TEXT = "task=small_text"
 
 
@@ -96,20 +80,20 @@ TEXT = "task=small_text"
     ("overrides", "message"),
     [
         (("optimizer.name=lion",), "optimizer.name=lion: must be one of sgd, adam, adamw"),
-        (("optimizer.clip_norm=0",), r"optimizer\.clip_norm=0.0: must be a positive number"),
+        (("optimizer.clip_norm=0",), r"optimizer\.clip_norm=0.0: must be greater than 0"),
         (("schedule.shape=drops",), r"schedule\.first_drop_steps=None: .*first_drop_epochs"),
-        (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "say it in one of the two"),
+        (("schedule.warmup_steps=3", "schedule.warmup_epochs=2"), "give one of the two"),
         (("schedule.drop_gap_epochs=-1",), r"schedule\.drop_gap_epochs=-1.0"),
         (("schedule.counts=tokens",), r"schedule\.counts=tokens"),
         (("echo.place=gpu",), r"echo\.place=gpu: must be one of auto, decoded, encoded"),
         (
             ("echo=batch", "echo.split=true"),
-            r"echo\.split=true: echo=batch augments in one place; choose echo=",
+            r"echo\.split=true: needs echo=example_before_augmentation",
         ),
         (("data.order=random",), r"data\.order=random"),
         (
             ("adascale=on", "optimizer.name=adam"),
-            r"optimizer\.name=adam: adascale\.rule=gain is not made for it",
+            r"optimizer\.name=adam: needs adascale\.rule=sqrt_gain, not gain",
         ),
         (("adascale=on", "optimizer.clip_norm=1"), r"optimizer\.clip_norm=1.0: AdaScale"),
         (("adascale=on", "schedule.counts=fresh_examples"), r"schedule\.counts=fresh_examples: AdaScale"),
@@ -141,27 +125,3 @@ def test_a_config_read_back_with_an_unknown_key_is_refused(compose_config: Compo
     plain["echo"]["faktor"] = 2
     with pytest.raises(ConfigError, match="faktor"):
         schema.from_plain(plain)
-
-
-@pytest.mark.parametrize("group", ["task", "data", "evaluate", "search"])
-@pytest.mark.parametrize("value", [None, 1, [], "x"])
-def test_a_config_read_back_whose_group_is_none_is_refused(
-    compose_config: Compose, group: str, value: Any
-) -> None:
-    with pytest.raises(ConfigError):
-        schema.from_plain({**schema.to_plain(compose_config()), group: value})
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "http://bob:my s3cretpw@host/train.tar",
-        "https://host/train.tar?sig=S1 s3cretpw",
-        "https:/bob:s3cretpw@host/train.tar",
-        "https://host/a\ts3cretpw",
-    ],
-)
-def test_what_is_no_url_is_refused_without_being_repeated(compose_config: Compose, path: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.path: a url begins with scheme://") as caught:
-        compose_config("task=imagenet", f"data.path='{path}'")
-    assert "s3cret" not in str(caught.value)

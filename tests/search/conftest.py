@@ -11,13 +11,15 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from adaecho.config.schema import to_plain
 from adaecho.run import CONF
-from adaecho.search import local, report, sweeper
-from adaecho.search.arms import parse_typed
+from adaecho.search import launch as workers
+from adaecho.search import report, sweeper
+from adaecho.search.arms import build_arms, composer, parse_typed
 from adaecho.search.design import Arm, Design
-from adaecho.search.local import LocalWorkers
+from adaecho.search.worker import Worker
 from tests import forks
-from tests.search.stub import RUNNER, TASK
+from tests.search.stub import TASK, run_trial
 
 Command = Callable[..., Path]
 BuildArms = Callable[..., tuple[Arm, ...]]
@@ -45,12 +47,13 @@ def _composed(overrides: Sequence[str], use: Callable[[Any, Any, list[str]], Any
 
 @functools.cache  # composing takes a third of a second
 def _arms(*overrides: str, only: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> tuple[Arm, ...]:
-    def design(config: Any, loader: Any, arguments: list[str]) -> Design:
-        plain = sweeper.to_plain(config)
-        plain["search"]["arms"] = only(plain["search"]["arms"])
-        return sweeper.build_design(config, plain, parse_typed(arguments, loader), loader)
+    def design(config: Any, loader: Any, arguments: list[str]) -> tuple[Arm, ...]:
+        named = only(to_plain(config)["search"]["arms"])
+        arms, left_out = build_arms(parse_typed(arguments, loader), named, composer(loader, config))
+        print(*left_out, sep="\n")
+        return tuple(arms)
 
-    return _composed(overrides, design).arms
+    return tuple(_composed(overrides, design))
 
 
 @pytest.fixture
@@ -59,15 +62,9 @@ def arms_of() -> BuildArms:
     return _arms
 
 
-def _as_many_as_asked_for(workers: int) -> tuple[int, None]:
-    """Whatever the cores and the memory of the machine that runs the tests."""
-    return workers, None
-
-
 def launch(overrides: Sequence[str]) -> None:
     """Run a sweep with stub trials in ``./sweep``."""
-    sweeper.LocalWorkers = functools.partial(LocalWorkers, runner=RUNNER)  # type: ignore[assignment,misc]
-    sweeper.affordable = _as_many_as_asked_for
+    sweeper.Worker = functools.partial(Worker, runner=run_trial)  # type: ignore[assignment,misc]
     _composed([*_of_stub(overrides), "hydra.sweep.dir=sweep"], sweeper.sweep)
 
 
@@ -78,9 +75,8 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch) -> Command:
     Its workers are forked; those of ``launch`` are interpreters, as a user's. Nothing is drawn unless it is
     ``drawn``, which takes as long as all else.
     """
-    monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=RUNNER))
-    monkeypatch.setattr(sweeper, "affordable", _as_many_as_asked_for)
-    monkeypatch.setattr(local, "subprocess", forks.popen())
+    monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=run_trial))
+    monkeypatch.setattr(workers, "CONTEXT", forks.FORKS)
 
     def run(*overrides: str, folder: str | None = "sweep", drawn: bool = False) -> Path:
         if not drawn:

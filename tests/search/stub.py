@@ -23,7 +23,6 @@ from adaecho.records.status import FINISHED
 from adaecho.training.interrupt import WaitEndedError
 
 TASK = "tests.search.stub"
-RUNNER = f"{TASK}:run_trial"
 DIVERGES_ABOVE = 0.3
 
 
@@ -42,7 +41,7 @@ def build(config: Config, options: Options) -> None:  # noqa: ARG001
 
 
 def run_trial(
-    config: Config, folder: Path, overrides: Sequence[str] = (), *, prune: Any = None  # noqa: ARG001
+    config: Config, folder: Path, overrides: Sequence[str] = (), *, begun: Any, prune: Any = None  # noqa: ARG001
 ) -> dict[str, Any]:  # fmt: skip
     """Leaves the summary of a trial that needed 100 / learning_rate fresh examples, or diverged above 0.3."""
     run = RunFolder(folder)
@@ -51,6 +50,7 @@ def run_trial(
         summary = run.read_summary()
         if summary is not None and summary["status"] in FINISHED:
             return summary
+        begun()
         control = _control(folder)  # before a test can see that the trial has begun, and change it
         with (folder / "begun.log").open("a") as log:
             log.write(f"{os.getpid()}\n")

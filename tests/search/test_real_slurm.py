@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from adaecho.config.schema import from_typed
+from adaecho.config.schema import from_plain
 from adaecho.records.files import read_json
 from adaecho.records.lock import is_held
 from adaecho.search import sweeper
-from adaecho.search.design import read_design
-from adaecho.search.slurm import SlurmWorkers, job_name, live_jobs
+from adaecho.search.design import TrialId, read_design
+from adaecho.search.launch import job_name, live_jobs
+from adaecho.search.worker import Worker
 from tests import paced
 from tests.helpers import metrics, summary
 from tests.needs import needs
 from tests.search.conftest import Command
-from tests.search.stub import RUNNER
+from tests.search.stub import run_trial
 from tests.training.several_ranks import run_on
 
 STATE = Path("/var/lib/adaecho-slurm")  # of scripts/local_slurm.sh
@@ -195,7 +196,7 @@ def test_a_disturbed_sweep_computes_the_same(
     launcher = begin(gate=gate)
 
     # submitit gives jobs their work a moment after Slurm has them: killed before, the launcher leaves none.
-    _wait_until(lambda: len(_submitted(folder)) == live_jobs(job_name(folder)) == 3, folder)
+    _wait_until(lambda: len(_submitted(folder)) == live_jobs(folder) == 3, folder)
     launcher.kill()
     launcher.communicate()
     requeued = _wait_until(lambda: _at_work(folder), folder)
@@ -289,7 +290,10 @@ def test_the_tasks_of_a_job_train_each_trial_together(on_two_ranks: Path, tmp_pa
         folder = on_two_ranks / arm.name / "0" / str(index)
         assert summary(folder)["ranks"] == 2
         here = tmp_path / str(index)
-        assert run_on(2, from_typed(design.trial_config(arm, 0, index)), here) == [(0, "budget_spent")] * 2
+        assert (
+            run_on(2, from_plain(design.trial(TrialId(arm.name, 0, index))[0]), here)
+            == [(0, "budget_spent")] * 2
+        )
         assert metrics(folder) == metrics(here)
 
 
@@ -318,7 +322,9 @@ def test_a_job_of_two_ranks_is_requeued_at_its_time_out_and_its_trial_survives_a
     _wait_until(lambda: not _state_of(job), folder)
     assert list(folder.glob("*/*/*/attempts.log"))
     gate.touch()
-    _finish(launcher)
+    launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == 1, "its only job is gone"
+    _finish(begin(ON_TWO_RANKS))
     ended = _outcomes(folder)
     assert {trial["summary"]["status"] for trial in ended.values()} == {"budget_spent"}
     assert _metrics(ended) == _metrics(_outcomes(on_two_ranks))
@@ -340,7 +346,7 @@ def _process_of(job: str, rank: int) -> int:
 @on_slurm
 @pytest.mark.timeout(TIMEOUT_S)
 def test_16_jobs_at_once_on_one_study(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "SlurmWorkers", functools.partial(SlurmWorkers, runner=RUNNER))
+    monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=run_trial))
     try:
         folder = run_sweep(*ON_SLURM, "search.trials=16")
     finally:

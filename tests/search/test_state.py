@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from adaecho.errors import ChangedDataError, FolderError
 from adaecho.records.files import write_json
 from adaecho.search.design import Design, TrialId
-from adaecho.search.state import DataSeen, Pruner, Search, SweepState
+from adaecho.search.state import Pruner, Search, SweepState
 
 
 def _search(design: Design, *statuses: str | None, max_diverged: int = 6) -> Search:
@@ -36,15 +35,7 @@ def test_which_trials_of_a_search_are_missing_and_counted(
     search = _search(design, *statuses, max_diverged=max_diverged)
     assert list(search.missing()) == missing
     assert search.counted() == (counted or set())
-    assert search.is_complete() == (len(counted or ()) == 3)
-    assert search.num_wanted() == 3 + min(statuses.count("diverged"), max_diverged)
-
-
-def test_the_best_is_of_those_counted(design: Design) -> None:
-    search = _search(design, *["reached"] * 5)
-    for index, summary in search.summaries.items():
-        summary["to_target"] = {"fresh_examples": 100 - index}
-    assert search.best() == 98
+    assert len(search.wanted()) == 3 + min(statuses.count("diverged"), max_diverged)
 
 
 def test_the_points_of_a_search_do_not_depend_on_the_order_in_which_trials_end(design: Design) -> None:
@@ -79,38 +70,6 @@ def test_missing_trials_come_repeat_by_repeat_and_index_by_index(design: Design,
     assert len(missing) == len(set(missing)) == 12
 
 
-@pytest.mark.parametrize("depth", range(8))
-def test_nothing_in_a_sweep_is_reached_through_a_link(design: Design, tmp_path: Path, depth: int) -> None:
-    """One that was received may have them lead to any folder of one's own."""
-    (tmp_path / "mine").mkdir()
-    sweep, arm = tmp_path / "sweep", design.arms[0].name
-    names = (
-        "workers",
-        "wandb",
-        "data.json",
-        "design.json",
-        arm,
-        f"{arm}/0",
-        f"{arm}/0/1",
-        f"{arm}/0/1/summary.json",
-    )
-    link = sweep / names[depth]
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / "mine")
-    with pytest.raises(FolderError, match=f"{link.name}: leads elsewhere by a symbolic link"):
-        SweepState(design, sweep)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["\N{SUPERSCRIPT TWO}", "536870911", "9" * 200])
-def test_a_folder_whose_number_is_no_index_is_no_trial(design: Design, tmp_path: Path, name: str) -> None:
-    """Of one the points up to it would be drawn."""
-    folder = tmp_path / design.arms[0].name / "0" / name
-    folder.mkdir(parents=True)
-    write_json(folder / "summary.json", {"status": "reached", "seed": 0})
-    assert SweepState(design, tmp_path).search(TrialId(design.arms[0].name, 0, 0)).summaries == {}
-
-
 def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_seen(
     design: Design, tmp_path: Path
 ) -> None:
@@ -125,7 +84,7 @@ def test_one_look_sees_a_replacement_that_ended_before_its_diverged_trial_was_se
             write_json(folder / "summary.json", {"status": status, "to_target": {"fresh_examples": 1}})
     state.refresh()
     assert state.missing() == []
-    assert all(search.is_complete() for search in state.searches.values())
+    assert all(len(search.counted()) == 3 for search in state.searches.values())
 
 
 def _write_summary(folder: Path, index: int, status: str, fresh_examples: int | None) -> None:
@@ -143,39 +102,5 @@ def test_a_trial_is_pruned_beyond_the_best_complete_one_of_its_search(tmp_path: 
     _write_summary(tmp_path, 2, "running", None)
     _write_summary(tmp_path, 3, "reached", 800)
     assert (prune(800), prune(801)) == (False, True)
-    (tmp_path / "2" / "summary.json").write_text("")  # as a power cut may leave it
-    assert (prune(800), prune(801)) == (False, True)
     _write_summary(tmp_path, 2, "reached", 400)
     assert (prune(400), prune(401)) == (False, True)
-
-
-def test_the_data_of_a_sweep_is_that_of_its_first_trials(tmp_path: Path) -> None:
-    def seen(
-        arm: str, digests: dict[str, str], task: str = "a", *, hidden: float = 1, allow_changed: bool = False
-    ) -> None:
-        task_config = {"name": task, "hidden": hidden}
-        config = {"task": task_config, "data": {"path": "b", "allow_changed": allow_changed}}
-        DataSeen(tmp_path / arm / "0" / "0", config)(digests)
-
-    first = {"cat/0.jpg": "one", "cat/1.jpg": "two"}
-    seen("one", {**first, "cat/1.jpg": "damaged"})
-    seen("one", first)  # mended, before anything came of it
-    (tmp_path / "one" / "0" / "0").mkdir(parents=True)
-    (tmp_path / "one" / "0" / "0" / "summary.json").write_text('{"status": "reached"}')
-    seen("two", dict(reversed(first.items())))
-    seen("other", {"text": "three"}, task="text")
-    seen("searched", first, hidden=0.25)
-    for changed, name in (({**first, "cat/1.jpg": "new"}, "cat/1.jpg"), ({**first, "more": "x"}, "more"),
-                          ({"cat/0.jpg": "one"}, "cat/1.jpg")):  # fmt: skip
-        with pytest.raises(
-            ChangedDataError, match=rf"trials before this one had {name} .*data\.allow_changed"
-        ):
-            seen("two", changed, hidden=0.5)
-    with pytest.raises(ChangedDataError, match=r"had cat/1\.jpg"):
-        seen("three", {"cat/1.jpg": "new"}, task="text of the same files")
-    seen("two", first)
-    (tmp_path / "data.json").rename(tmp_path / "elsewhere")
-    with pytest.raises(ChangedDataError, match=r"data\.json: is gone"):
-        seen("two", first)
-    seen("two", {}, allow_changed=True)
-    seen("three", {})

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ import pytest
 
 from adaecho.errors import FolderError, UserError
 from adaecho.records.files import write_json
-from adaecho.search import local, sweeper
-from adaecho.search.design import Design, read_design, record_design
-from adaecho.search.local import LocalWorkers, WorkerError, affordable
-from adaecho.search.state import SweepState
+from adaecho.search import sweeper
+from adaecho.search.launch import WorkerError
 from adaecho.search.worker import Worker
 from tests.forks import typed
 from tests.search.conftest import ONE_ARM, Command
-from tests.search.stub import DIVERGES_ABOVE, RUNNER, TASK
+from tests.search.stub import DIVERGES_ABOVE, TASK, run_trial
 
 
 def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -124,25 +122,10 @@ def test_another_design_in_the_folder_is_refused_with_a_diff(
     assert "fresh=true" in str(refusal.value)
 
 
-def test_fresh_keeps_the_old_sweep_beside_the_new_one_also_trials_without_a_design(
-    run_sweep: Command, finished: Path
-) -> None:
+def test_fresh_keeps_the_old_sweep_beside_the_new_one(run_sweep: Command, finished: Path) -> None:
     run_sweep(*ONE_ARM, "search.seed=1", "fresh=true")
     assert json.loads((finished / "design.json").read_text())["search"]["seed"] == 1
-    (finished / "design.json").unlink()
-    with pytest.raises(FolderError, match=r"no design\.json, so it can't be told of which"):
-        run_sweep(*ONE_ARM)
-    run_sweep(*ONE_ARM, "fresh=true")
-    assert all(len(_summaries(Path(f"sweep.old-{number}"))) >= 4 for number in (1, 2))
-
-
-def test_a_table_that_is_there_is_not_written_over(run_sweep: Command) -> None:
-    table = Path("sweep/trials.json")
-    table.parent.mkdir()
-    table.write_text("[]")
-    with pytest.raises(FolderError, match=r"sweep: holds trials but no design\.json"):
-        run_sweep(*ONE_ARM)
-    assert table.read_text() == "[]"
+    assert len(_summaries(Path("sweep.old-1"))) >= 4
 
 
 def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
@@ -159,10 +142,10 @@ def test_failed_trials_are_tried_three_times_then_the_search_is_incomplete(
     more_than_once = {name: times for name, times in begun.items() if times > 1}
     assert more_than_once == {"none/0/0": 3, "none/0/1": 3, "none/0/2": 2, "none/0/3": 3}
     shown, warned = capsys.readouterr()
-    killed = "a worker ended in mid-trial (killed by signal 9, often for want of memory); another goes on"
+    killed = "a worker died (killed by signal 9, often for want of memory); see"
     assert warned.count(killed) == 4  # once of one trial, three times of another
     assert "search none/0 is incomplete: 2 of its trials failed" in shown
-    assert "its process died (often for want of memory)" in found["none/0/3"]["error"]
+    assert "its process died, often for want of memory" in found["none/0/3"]["error"]
     control.unlink()
     run_sweep(*ONE_ARM)
     assert "failed" not in {summary["status"] for summary in _summaries(folder).values()}
@@ -186,57 +169,33 @@ def test_what_only_the_user_can_mend_stops_the_sweep_and_loses_nothing(
     assert {"none/0/2", "none/0/3"} <= after.keys()
 
 
-@pytest.fixture
-def run_by(run_sweep: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``run_by("module:function")`` is the sweep of one arm with another runner."""
+class Early:
+    """A runner that kills its process as it arrives there: so often as ``early.json`` says."""
 
-    def run(runner: str) -> Path:
-        monkeypatch.setattr(sweeper, "LocalWorkers", functools.partial(LocalWorkers, runner=runner))
-        return run_sweep(*ONE_ARM)
-
-    return run
+    def __reduce__(self) -> Any:
+        return _run_trial_or_die, ()
 
 
-def test_a_worker_that_cannot_start_is_an_error_with_its_reason(run_by: Command) -> None:
-    with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
-        run_by("no_such_module:run")
+def _run_trial_or_die() -> Any:
+    for number in range(json.loads(Path("early.json").read_text())["deaths"]):
+        with suppress(FileExistsError):
+            Path(f"death-{number}").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return run_trial
 
 
 def test_a_worker_that_dies_before_its_first_trial_is_replaced_but_not_for_ever(
-    run_by: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """So that memory that was short for a moment ends no sweep."""
-    write_json(Path("early.json"), {"deaths": 100})
-    message = r"ended 3 times before its first trial \(killed by signal 9, often for want of memory\)"
-    with pytest.raises(WorkerError, match=message):
-        run_by("tests.search.early:run_trial")
-    assert len(list(Path().glob("death-*"))) == 6  # of two workers
-    warned = capsys.readouterr().err
-    assert re.search(r"often for want of memory\)\nthe others go on without it", warned), (
-        "nothing was printed"
-    )
-    write_json(Path("early.json"), {"deaths": 8})  # two more
-    assert len(_summaries(run_by("tests.search.early:run_trial"))) >= 4
-
-
-def test_workers_beyond_trials_cores_or_memory_are_capped_with_a_message(
     run_sweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_sweep("search.trials=1", "optimizer.learning_rate=interval(0.05,0.25)", "search.workers=1000")
-    assert [path.name for path in Path("sweep/workers").iterdir()] == ["worker-0.log"]
-    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(local, "free_bytes", lambda: 3 << 30)
-    assert affordable(4) == (4, None)
-    workers, message = affordable(1000)
-    told = "search.workers=1000: this machine has 4 cores and 3.0 GiB of free memory; 4 run"
-    assert (workers, (message or "")[: len(told)]) == (4, told)
-    monkeypatch.setattr(local, "free_bytes", lambda: 1 << 30)
-    assert affordable(4)[0] == 2
-    monkeypatch.setattr(local, "free_bytes", lambda: 0)
-    monkeypatch.setattr(sweeper, "affordable", affordable)
-    run_sweep("search.trials=2", "search.workers=1000", folder="another")
-    assert "search.workers=1000: this machine has 4 cores" in capsys.readouterr().out
-    assert [path.name for path in Path("another/workers").iterdir()] == ["worker-0.log"]
+    """So that memory that was short for a moment ends no sweep."""
+    monkeypatch.setattr(sweeper, "Worker", functools.partial(Worker, runner=Early()))
+    write_json(Path("early.json"), {"deaths": 100})
+    with pytest.raises(WorkerError, match=r"a worker died \(killed by signal 9, often for want of memory\)"):
+        run_sweep(*ONE_ARM)
+    assert len(list(Path().glob("death-*"))) <= 8  # of two workers
+    assert "warning: search.workers: a worker died" in capsys.readouterr().err
+    write_json(Path("early.json"), {"deaths": 10})
+    assert len(_summaries(run_sweep(*ONE_ARM))) >= 4
 
 
 @pytest.fixture
@@ -304,8 +263,8 @@ def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and
     control.unlink()
     with pytest.raises(FolderError, match=f"process {launcher.pid}"):
         run_sweep(*one_worker)
-    options = ("--number", "1", "--runner", RUNNER, "--task", TASK)
-    by_hand = subprocess.Popen([sys.executable, "-m", "adaecho.search.worker", "sweep", *options])
+    code = "from tests.search.stub import run_trial as run\nfrom adaecho.search.worker import Worker\n"
+    by_hand = subprocess.Popen([sys.executable, "-c", f"{code}Worker('sweep', 2, runner=run)(1)"])
     _wait(lambda: len(_summaries(folder)) >= len(expected) - 1)
     assert "none/0/0" not in _summaries(folder)
     os.kill(worker, signal.SIGKILL)  # the trial it was at is continued by the other, or by its successor
@@ -314,65 +273,6 @@ def test_a_second_launcher_is_refused_and_a_worker_started_by_hand_helps_out_and
     assert by_hand.wait(240) == 0
     assert _summaries(folder) == expected
     assert _begun(folder) == dict.fromkeys(expected, 1) | {"none/0/0": 2}
-
-
-def test_many_workers_begin_at_different_trials(design: Design, tmp_path: Path) -> None:
-    state = SweepState(replace(design, trials=4), tmp_path)
-    orders = [Worker(str(tmp_path), number, 16)._in_my_order(state) for number in range(16)]
-    assert len({order[0] for order in orders}) == 16
-    assert all(sorted(order, key=str) == sorted(state.missing(), key=str) for order in orders)
-    assert Worker(str(tmp_path))._in_my_order(state) == state.missing()
-
-
-def test_an_empty_config_of_a_trial_does_not_stop_the_sweep(run_sweep: Command, finished: Path) -> None:
-    """A power cut may leave one; of a trial without a summary the run goes on where it is."""
-    expected = _summaries(finished)
-    (finished / "none/0/1/summary.json").write_text("")
-    (finished / "none/0/2/summary.json").unlink()
-    (finished / "none/0/2/config.yaml").write_text("")
-    run_sweep(*ONE_ARM)
-    after = _summaries(finished)
-    assert {name: after[name] for name in expected} == expected
-    assert not (finished / "none/0/1.old-1").exists()
-    assert (finished / "none/0/2.old-1/begun.log").exists()
-
-
-@pytest.mark.parametrize(
-    ("key", "other", "message"),
-    [
-        ("seed", 12345, "its seed is 12345"),
-        ("echo", {"variant": "batch", "factor": 2}, "a trial of another sweep or arm"),
-        ("hyperparameters", {"optimizer.momentum": 0.5}, "a trial of another sweep or arm"),
-        ("hyperparameters", {"seed.real": 1}, "a trial of another sweep: seed.real: there is no such key"),
-    ],
-)
-def test_a_trial_of_another_sweep_or_arm_is_refused(
-    run_sweep: Command, finished: Path, key: str, other: object, message: str
-) -> None:
-    path = finished / "none/0/0/summary.json"
-    write_json(path, {**json.loads(path.read_text()), key: other})
-    with pytest.raises(FolderError, match=message):
-        run_sweep(*ONE_ARM)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [("batch_size", "batch_size: 16 in the folder"), ("max_steps", "its max_steps is 7")],
-)
-def test_a_trial_whose_config_is_of_another_sweep_is_refused(
-    run_sweep: Command, finished: Path, changed: str, message: str
-) -> None:
-    """What its summary tells is the same."""
-    trial = finished / "none/0/0"
-    if changed == "max_steps":
-        summary = json.loads((trial / "summary.json").read_text())
-        write_json(trial / "summary.json", {**summary, "budgets": {"max_steps": 7}})
-    else:
-        text = (trial / "config.yaml").read_text()
-        assert "\nbatch_size: 32\n" in text
-        (trial / "config.yaml").write_text(text.replace("\nbatch_size: 32\n", "\nbatch_size: 16\n"))
-    with pytest.raises(FolderError, match=message):
-        run_sweep(*ONE_ARM)
 
 
 def test_workers_end_with_their_launcher_and_log_what_trials_print(finished: Path) -> None:
@@ -404,61 +304,3 @@ def test_a_plain_sweep_runs_each_config_in_its_own_folder() -> None:
     assert typed("adaecho.run", "device=cpu", *plain, "seed=1,2", "max_fresh_examples=320").code == 0
     summaries = Path("runs/sweep/digits").glob("*/summary.json")
     assert sorted(json.loads(path.read_text())["seed"] for path in summaries) == [1, 2]
-
-
-@pytest.mark.parametrize("name", ["multirun.yaml", "0"])
-def test_a_plain_sweep_writes_through_no_link(name: str) -> None:
-    """Hydra would, in a folder that was received from others."""
-    Path("sweep").mkdir()
-    Path("sweep", name).symlink_to(Path("mine").absolute())
-    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "hydra.sweep.dir=sweep", "max_fresh_examples=320")
-    told = typed("adaecho.run", *plain)
-    assert (told.code, Path("mine").exists()) == (2, False)
-    assert f"{name}: is a link, through which hydra/sweeper=basic would write" in told.err
-
-
-def test_a_plain_sweep_gives_no_secret_to_hydras_own_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which writes the words of the command, and prints them."""
-    plain = ("-m", "hydra/sweeper=basic", "tracking=none", "device=cpu", "seed=1,2", "max_fresh_examples=320")
-    told = typed("adaecho.run", *plain, 'data.path="https://me:swordfish@host/a.tar"')
-    assert told.code == 2
-    assert "multirun.yaml; put the whole url into the environment as ADAECHO_URLS" in told.err
-    assert "swordfish" not in told.err + told.out
-    assert not Path("runs").exists()
-    monkeypatch.setenv("ADAECHO_URLS", "https://me:swordfish@host/a.tar")
-    told = typed("adaecho.run", *plain, 'data.path="https://***@host/a.tar"')
-    assert "task digits carries its images in itself" in told.err  # a run has begun
-    assert list(Path("runs").rglob("multirun.yaml"))
-    assert not any(b"swordfish" in path.read_bytes() for path in Path("runs").rglob("*") if path.is_file())
-
-
-def test_the_tables_of_a_sweep_go_as_it_is_extended(finished: Path) -> None:
-    """Killed then, it would be collected as the smaller one that it was."""
-    design = read_design(finished)
-    record_design(design, finished)
-    assert (finished / "trials.json").exists()
-    record_design(replace(design, trials=design.trials + 1), finished)
-    assert not (finished / "trials.json").exists()
-
-
-def test_a_refusal_tells_what_differs_in_every_arm_once(run_sweep: Command) -> None:
-    run_sweep("search.trials=1", "echo=none,batch")
-    with pytest.raises(FolderError) as refusal:
-        run_sweep("search.trials=1", "echo=none,batch", "batch_size=16")
-    assert str(refusal.value).splitlines()[1:-1] == [
-        "  every arm's config.batch_size: 32 in the folder, 16 now"
-    ]
-
-
-def test_a_design_none_of_whose_trials_has_finished_gives_way_to_a_mended_one(
-    run_sweep: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its error said what to mend, and where the data has changed, so may what follows from its size."""
-    _misbehaving(disk_full=[f"none/0/{index}" for index in range(4)])
-    with pytest.raises(UserError, match="the disk is full"):
-        run_sweep(*ONE_ARM, "batch_size=16")
-    assert run_sweep(*ONE_ARM, "batch_size=8") == Path("sweep")
-    assert "held another design, none of whose trials had finished" in capsys.readouterr().err
-    assert Path("sweep.old-1/design.json").exists()
-    with pytest.raises(FolderError, match="holds another design"):
-        run_sweep(*ONE_ARM, "batch_size=16")

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from adaecho.config.schema import from_plain
-from adaecho.errors import ConfigError, RankError, UserError
+from adaecho.errors import RankError
 from adaecho.records.folder import RunFolder
-from adaecho.search import team, worker
-from adaecho.search.design import Design, record_design
-from adaecho.search.state import read_refusal
-from adaecho.search.worker import Attempts, Worker
+from adaecho.search import worker
+from adaecho.search.design import Design, TrialId, record_design
+from adaecho.search.worker import ATTEMPTS, Worker
 from adaecho.training import trainer
 from tests.forks import FORKS
 from tests.helpers import metrics, summary
@@ -46,11 +45,9 @@ def _task(folder: str, variables: dict[str, str], before: Before | None) -> None
     if before is not None:
         before(int(variables["SLURM_PROCID"]))
     try:
-        Worker(folder, launch="this", ranks=2)()
+        sys.exit(Worker(folder, ranks=2)())
     except RankError:
         sys.exit(3)
-    except UserError:
-        sys.exit(2)
 
 
 def _work(folder: Path, before: Before | None = None) -> list[int | None]:
@@ -88,7 +85,9 @@ def _dies(rank: int, *, victim: int) -> None:
 
 def _another_is_faster(_: int) -> None:
     """It takes the trial after this worker has seen that it is free."""
-    worker.is_held = lambda _: False  # type: ignore[assignment]
+    worker._claim = lambda state, trial, given_up, real=worker._claim: (
+        real(state, trial, given_up) or (trial.index == 0 and not given_up.add(trial))
+    )
     worker._PATIENCE_S = 0.05
 
 
@@ -96,7 +95,7 @@ def test_ranks_train_each_trial_as_torchrun_would(sweep: tuple[Design, Path]) ->
     assert _work(sweep[1]) == [0, 0]
     for folder in (_trial(sweep, 0), _trial(sweep, 1)):
         assert (summary(folder)["status"], summary(folder)["ranks"]) == ("budget_spent", 2)
-    config = from_plain(sweep[0].trial_config(sweep[0].arms[0], 0, 1))
+    config = from_plain(sweep[0].trial(TrialId(sweep[0].arms[0].name, 0, 1))[0])
     assert run_on(2, config, "alone") == [(0, "budget_spent")] * 2
     assert metrics(_trial(sweep, 1)) == metrics("alone"), "it knows nothing of the trial before"
 
@@ -107,8 +106,7 @@ def test_a_rank_that_dies_ends_the_worker_and_the_next_one_goes_on(
 ) -> None:
     codes = _work(sweep[1], functools.partial(_dies, victim=victim))
     assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, 3)
-    assert Attempts(_trial(sweep, 0), "this").count() == 1
-    assert read_refusal(sweep[1], "this") is None
+    assert (_trial(sweep, 0) / ATTEMPTS).read_text() == "begun\n"
     assert _work(sweep[1]) == [0, 0]
     assert [summary(_trial(sweep, index))["status"] for index in (0, 1)] == ["budget_spent"] * 2
 
@@ -117,22 +115,4 @@ def test_a_trial_that_another_worker_takes_first_is_left_by_all_ranks(sweep: tup
     with RunFolder(_trial(sweep, 0)).lock():
         assert _work(sweep[1], _another_is_faster) == [0, 0]
     assert not (_trial(sweep, 0) / "summary.json").exists()
-    assert Attempts(_trial(sweep, 0), "this").count() == 0
     assert summary(_trial(sweep, 1))["status"] == "budget_spent"
-
-
-def test_jobs_of_one_array_meet_at_different_ports_and_have_the_tasks_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "environ", os.environ.copy())  # put back at the end
-    ports = set()
-    for job in (41_999, 42_000, 42_001):
-        os.environ |= slurm_sets(1, 2, job) | {"MASTER_PORT": "1", "WORLD_SIZE": "7", "RANK": "5"}
-        team._export_ranks(2)
-        ports.add(int(os.environ["MASTER_PORT"]))
-        assert [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["1", "1", "2"]
-    assert len(ports) == 3
-    assert 20_000 <= min(ports) <= max(ports) < 32_768
-    os.environ |= slurm_sets(0, 3, 1)
-    with pytest.raises(ConfigError, match="is 2, and the job has 3 tasks"):
-        team._export_ranks(2)

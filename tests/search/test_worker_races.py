@@ -4,7 +4,6 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,46 +11,12 @@ from typing import Any
 import pytest
 
 from adaecho.config.schema import Config
-from adaecho.errors import FolderError
-from adaecho.records.folder import RunFolder
-from adaecho.records.lock import FolderInUseError
 from adaecho.search import worker
 from adaecho.search.design import Design, read_design, record_design
-from adaecho.search.state import read_refusal
-from adaecho.search.worker import Attempts, Worker
+from adaecho.search.worker import ATTEMPTS, Worker
 from tests.echo.sources import soon
 from tests.search import stub
-from tests.search.conftest import Command
-from tests.search.stub import RUNNER, TASK
-
-
-def test_attempts_that_are_forgotten_while_they_are_counted_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = Attempts(tmp_path, "launch")
-    attempts.begin()
-    assert attempts.count() == 1
-    Attempts(tmp_path, "launch").forget()  # by the worker that has just ended the trial,
-    monkeypatch.setattr(Path, "exists", lambda _: True)  # after this one has seen that there are some
-    assert attempts.count() == 0
-
-
-def test_a_damaged_folder_is_set_aside_once_and_never_under_the_worker_that_is_at_it(
-    run_sweep: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = run_sweep("echo=none", "search.trials=1")
-    folder = sweep / "none" / "0" / "0"
-    (folder / "summary.json").write_text("{")
-    with RunFolder(folder).lock(), pytest.raises(FolderInUseError):
-        worker._set_damaged_aside(folder)
-    assert folder.exists()
-    found = iter([worker._damage(RunFolder(folder)), None])
-    with monkeypatch.context() as patch:  # another worker has seen to it between two looks
-        patch.setattr(worker, "_damage", lambda _: next(found))
-        worker._set_damaged_aside(folder)
-    assert not folder.with_name("0.old-1").exists()
-    worker._set_damaged_aside(folder)
-    assert (folder.with_name("0.old-1") / "summary.json").read_text() == "{"
+from tests.search.stub import run_trial as stub_trial
 
 
 def _search_of_three(design: Design, folder: Path, **misbehaviour: Any) -> Path:
@@ -68,14 +33,13 @@ def test_no_trial_begins_after_a_signal(design: Design, tmp_path: Path, when: st
     """One that comes in a trial's last evaluation, or while it waits for data, is heard by the worker."""
     search = _search_of_three(design, tmp_path, **{when: "SIGTERM"})
     with pytest.raises(SystemExit) as end:
-        Worker(str(tmp_path), runner=RUNNER, typed=(TASK,))()
+        Worker(str(tmp_path), runner=stub_trial)()
     assert end.value.code == 143
     assert sorted(path.parent.name for path in search.glob("*/begun.log")) == ["0", "1"]
     assert (search / "1" / "summary.json").exists() == (when == "signalled")
-    launch = Worker(str(tmp_path), runner=RUNNER, typed=(TASK,))
-    assert Attempts(search / "1", launch.launch).count() == 0
+    assert not (search / "1" / ATTEMPTS).exists()
     (tmp_path / "control.json").unlink()
-    launch()
+    assert Worker(str(tmp_path), runner=stub_trial)() is None
     assert len(list(search.glob("*/summary.json"))) >= 3
 
 
@@ -84,34 +48,25 @@ def test_a_trial_that_was_taken_over_while_its_host_slept_does_not_stop_the_work
 ) -> None:
     monkeypatch.setattr(worker, "_PATIENCE_S", 0.05)
     search = _search_of_three(design, tmp_path, loses_its_lock=True)
-    Worker(str(tmp_path), launch="this", runner=RUNNER, typed=(TASK,))()
-    assert read_refusal(tmp_path, "this") is None
+    assert Worker(str(tmp_path), runner=stub_trial)() is None
     assert not (search / "1" / "summary.json").exists()
-    assert Attempts(search / "1", "this").count() == 0
     assert all((search / index / "summary.json").exists() for index in ("0", "2"))
 
 
-def run_and_exchange_the_design(
+def run_and_extend(
     config: Config, folder: Path, overrides: Sequence[str] = (), **more: Any
 ) -> dict[str, Any]:
     sweep = folder.parents[2]
     summary = stub.run_trial(config, folder, overrides, **more)
-    change = json.loads((sweep / "change.json").read_text())
-    record_design(replace(read_design(sweep), _cache={}, **change), sweep)
+    record_design(replace(read_design(sweep), _cache={}, trials=4), sweep)
     return summary
 
 
-@pytest.mark.parametrize(("change", "trials"), [({"seed": 1}, 1), ({"trials": 4}, 4)], ids=str)
-def test_a_worker_whose_folder_has_another_design_by_now_runs_nothing_of_its_own_there(
-    design: Design, tmp_path: Path, change: dict[str, int], trials: int
-) -> None:
-    """More trials of the same sweep are no other one."""
+def test_a_worker_goes_on_with_the_design_that_is_there_now(design: Design, tmp_path: Path) -> None:
     search = _search_of_three(design, tmp_path)
-    (tmp_path / "change.json").write_text(json.dumps(change))
-    old = Worker(str(tmp_path), runner=f"{__name__}:run_and_exchange_the_design", typed=(TASK,))
-    with pytest.raises(FolderError, match="another sweep has begun there") if trials == 1 else nullcontext():
-        old()
-    assert len(list(search.glob("*/summary.json"))) == trials, "of the first three one diverges"
+    assert Worker(str(tmp_path), runner=run_and_extend)() is None
+    statuses = [json.loads(path.read_text())["status"] for path in search.glob("*/summary.json")]
+    assert len([status for status in statuses if status == "reached"]) == 4
 
 
 _left: list["weakref.ref[_DataSet]"] = []
@@ -144,7 +99,7 @@ def test_data_of_a_trial_is_gone_from_memory_when_the_next_begins(design: Design
         _collects
     )  # a thread that an earlier test left may be at it, and then another call does nothing
     try:
-        Worker(str(tmp_path), runner=f"{__name__}:run_trial", typed=(TASK,))()
+        Worker(str(tmp_path), runner=run_trial)()
     finally:
         gc.enable()
     assert len(_alive) >= 3
